@@ -1,0 +1,20 @@
+"""The one exception for a user's mistake, and the hint that goes with it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user, told in one line: file, field, value, and what would be right.
+
+    The command line prints it on standard error without a traceback and exits with code 2.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint that names the known spelling nearest to `word`, or an empty string."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

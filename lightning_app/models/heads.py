@@ -1,0 +1,175 @@
+"""The kinds of model: encoder-decoder, and encoder with a head for masked tokens."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block import LayerCache, Sizes
+from lightning_app.blocks.feed_forward import Activation
+from lightning_app.blocks.kernels import Mask, causal_mask, full_mask, padding_mask
+from lightning_app.blocks.norm import build_norm
+from lightning_app.blocks.presets import Stack, StackSpec
+from lightning_app.models.embedding import Embedding
+from lightning_app.models.initialization import initialize
+from lightning_app.models.transformer import Decoder, Encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureConfig:
+    """The sizes of a model. What stands inside a block is said by the block alone."""
+
+    kind: Literal["encoder_decoder", "encoder"] = "encoder_decoder"
+    """encoder_decoder for translation, encoder for masked language modelling."""
+    encoder_depth: int = 6
+    """Blocks in the encoder."""
+    decoder_depth: int = 6
+    """Blocks in the decoder; not read where there is none."""
+    model_dim: int = 512
+    """Width of the stream."""
+    ff_dim: int = 1024
+    """Inner width of the feed-forward."""
+    num_heads: int = 4
+    """Attention heads; divides model_dim."""
+    dropout: float = 0.3
+    """Share of entries dropped from embeddings and from every branch."""
+    attention_dropout: float = 0.0
+    """Share of entries dropped from the softmax map, before shaping."""
+    activation: Activation = "relu"
+    """Between the two feed-forward matrices."""
+    positions: Literal["sinusoidal"] = "sinusoidal"
+    """How positions enter."""
+
+    def __post_init__(self) -> None:
+        for name in ("model_dim", "ff_dim", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: at least 1")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")
+        if self.model_dim % 2:
+            raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")
+
+    def sizes(self) -> Sizes:
+        """Return the numbers that blocks share."""
+        return Sizes(
+            model_dim=self.model_dim,
+            ff_dim=self.ff_dim,
+            num_heads=self.num_heads,
+            activation=self.activation,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+    def stacks(self, block: BlockConfig) -> dict[str, StackSpec]:
+        """Return the resolved specification of each stack.
+
+        Raises:
+            ValueError: if the block has no meaning here; the message names the field.
+        """
+        decoder_depth = self.decoder_depth if self.kind == "encoder_decoder" else 0
+        encoder = Stack(side="encoder", depth=self.encoder_depth, peer_depth=decoder_depth)
+        stacks = {"encoder": block.resolve(encoder)}
+        if self.kind == "encoder_decoder":
+            decoder = Stack(side="decoder", depth=decoder_depth, peer_depth=self.encoder_depth)
+            stacks["decoder"] = block.resolve(decoder)
+        return stacks
+
+
+class DecodingState(NamedTuple):
+    """What cached decoding keeps between steps, one row a hypothesis."""
+
+    source_allowed: Bool[Tensor, "batch 1 1 source"]
+    caches: list[LayerCache]
+    length: int
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "DecodingState":
+        """Return the state of `rows`, which may repeat."""
+        caches = [LayerCache(*(part.index_select(0, rows) for part in c)) for c in self.caches]
+        return DecodingState(self.source_allowed.index_select(0, rows), caches, self.length)
+
+
+@final
+class EncoderDecoder(nn.Module):
+    """Source tokens to a distribution over the next target token (Vaswani et al. 2017).
+
+    One embedding serves source, target and output: the vocabulary is joint.
+    """
+
+    def __init__(
+        self, encoder: StackSpec, decoder: StackSpec, sizes: Sizes, vocab_size: int, pad: int
+    ) -> None:
+        super().__init__()
+        self.pad = pad
+        self.embedding = Embedding(vocab_size, sizes.model_dim, pad, sizes.dropout)
+        self.encoder = Encoder(encoder, sizes)
+        self.decoder = Decoder(decoder, sizes)
+        initialize(self)
+
+    def forward(
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+    ) -> Float[Tensor, "batch target vocabulary"]:
+        """Return the logits of the token after each of `target` (teacher forcing)."""
+        source_mask = padding_mask(source != self.pad)
+        memory = self.encoder(self.embedding(source), source_mask)
+        mask = causal_mask(target.shape[1], target.device)
+        caches = self.decoder.start(memory)
+        states, _ = self.decoder(self.embedding(target), mask, source_mask, caches)
+        return self.embedding.logits(states)
+
+    def start(self, source: Int[Tensor, "batch source"]) -> DecodingState:
+        """Encode `source` and return the state before the first target token."""
+        mask = padding_mask(source != self.pad)
+        memory = self.encoder(self.embedding(source), mask)
+        return DecodingState(mask.allowed, self.decoder.start(memory), 0)
+
+    def step(
+        self, tokens: Int[Tensor, "batch 1"], state: DecodingState
+    ) -> tuple[Float[Tensor, "batch vocabulary"], DecodingState]:
+        """Append one token to each hypothesis and return the logits of the next."""
+        mask = full_mask(state.length + 1, tokens.device)
+        x = self.embedding(tokens, start=state.length)
+        states, caches = self.decoder(x, mask, Mask(state.source_allowed), state.caches)
+        grown = DecodingState(state.source_allowed, caches, state.length + 1)
+        return self.embedding.logits(states[:, 0]), grown
+
+
+@final
+class MaskedLanguageModel(nn.Module):
+    """An encoder that predicts masked tokens (Devlin et al. 2019, 1810.04805).
+
+    The head is ``E N(gelu(W h + b)) + c`` at the predicted positions alone; E is the embedding.
+    """
+
+    def __init__(self, encoder: StackSpec, sizes: Sizes, vocab_size: int, pad: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocab_size, sizes.model_dim, pad, sizes.dropout)
+        self.encoder = Encoder(encoder, sizes)
+        self.transform = nn.Linear(sizes.model_dim, sizes.model_dim)
+        self.norm = build_norm("layer_norm", sizes.model_dim)
+        self.output_bias = nn.Parameter(torch.zeros(vocab_size))
+        initialize(self)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
+    ) -> Float[Tensor, "predicted vocabulary"]:
+        """Return logits at `positions`, flat indices into batch * token. Windows are full."""
+        mask = Mask(torch.ones(1, 1, 1, tokens.shape[1], dtype=torch.bool, device=tokens.device))
+        states = self.encoder(self.embedding(tokens), mask)
+        states = states.flatten(0, 1).index_select(0, positions)
+        states = self.norm(F.gelu(self.transform(states)))
+        return self.embedding.logits(states) + self.output_bias
+
+
+def build_model(
+    architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int, pad: int
+) -> EncoderDecoder | MaskedLanguageModel:
+    """Return the model with its initial values."""
+    stacks, sizes = architecture.stacks(block), architecture.sizes()
+    if architecture.kind == "encoder":
+        return MaskedLanguageModel(stacks["encoder"], sizes, vocab_size, pad)
+    return EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, vocab_size, pad)
