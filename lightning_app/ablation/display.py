@@ -1,0 +1,84 @@
+"""Progress over a whole grid: a live table on a terminal, else one line for each finished cell."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lightning_app.ablation.runs import fraction
+
+_REFRESH = 1.0  # seconds
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class Display:
+    """Counts cells of this run, `total` to go, and says how long the rest takes.
+
+    Time left assumes that cells to come take as long as those that this run has seen.
+    """
+
+    def __init__(self, name: str, total: int, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._started = self._shown = time.monotonic()
+        self._total = total
+        self._over = 0
+        bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(*bar, TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+        self._task = self._progress.add_task(name, total=total, left="")
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        if self._console.is_terminal:
+            self._live.start()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def finished(self, name: str, status: str, detail: str, seconds: float) -> None:
+        self._over += 1
+        left = self._left(float(self._over))
+        self._progress.update(self._task, completed=self._over, left=left)
+        self.say(f"[{self._over}/{self._total}] {name}: {status} {detail} {seconds:.1f} s, {left}")
+
+    def update(self, running: Sequence[tuple[str, Mapping[str, Any] | None]]) -> None:
+        """Redraw with (name, progress) of every running cell, at most once a second."""
+        now = time.monotonic()
+        if not self._console.is_terminal or now - self._shown < _REFRESH:
+            return
+        self._shown = now
+        left = self._left(self._over + sum(fraction(progress) for _, progress in running))
+        self._progress.update(self._task, left=left)
+        self._live.update(Group(self._progress, running_table(running)), refresh=True)
+
+    def _left(self, over: float) -> str:
+        if over <= 0:
+            return "time left unknown"
+        elapsed = time.monotonic() - self._started
+        return f"{clock(max(0.0, self._total - over) * elapsed / over)} left"
+
+
+def running_table(running: Sequence[tuple[str, Mapping[str, Any] | None]]) -> Table:
+    """One row for each running cell: name, step, steps per second, loss."""
+    table = Table("running", "step", "steps/s", "loss", box=None, pad_edge=False)
+    for name, progress in running:
+        if progress is None:
+            table.add_row(name, "starts", "", "")
+        else:
+            rate, loss = progress.get("rate"), progress.get("loss")
+            table.add_row(
+                name,
+                f"{progress['step']}/{progress['max_steps']}",
+                "" if rate is None else f"{rate:.1f}",
+                "" if loss is None else f"{loss:.3f}",
+            )
+    return table

@@ -1,0 +1,289 @@
+"""The grid file: where it lies, strict reading, and every check that needs no resolved config."""
+
+import json
+import math
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_app.errors import UserError, nearest
+
+SEED = "seed_everything"
+WARMUP = "model.schedule.warmup_steps"
+BLOCK = "model.block."
+PRESET = "model.block.preset"
+
+METRICS = (
+    "val/nll val/perplexity val/accuracy val/bleu test/nll test/bleu test/sacrebleu "
+    "train/tokens_per_second"
+).split()
+
+_KEYS = "name question base base_config axes exclude metric sensitivity".split()
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A grid file with its base inlined.
+
+    `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
+    entry of `exclude` is left out. `source` is the file as messages name it.
+    """
+
+    source: str
+    name: str
+    question: str
+    base_config: Mapping[str, Any]
+    axes: Mapping[str, list[Any]]
+    exclude: tuple[Mapping[str, Any], ...]
+    metric: str
+    mode: str
+    sensitivity: Mapping[str, Any]
+
+    def tree(self) -> dict[str, Any]:
+        """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
+        return {
+            "name": self.name,
+            "question": self.question,
+            "base_config": self.base_config,
+            "axes": self.axes,
+            "exclude": list(self.exclude),
+            "metric": {"name": self.metric, "mode": self.mode},
+            "sensitivity": self.sensitivity,
+        }
+
+
+def find_grid(grid: str | Path) -> Path:
+    """Return the path of a grid file: `grid` is a path, or the name of an ablation that ships.
+
+    Raises `UserError` listing the names where there is neither.
+    """
+    path = Path(grid)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
+        if not path.is_file():
+            raise UserError(f"{path}: no such grid file")
+        return path
+    shipped = _shipped()
+    if path.name not in shipped:
+        known = ", ".join(sorted(shipped)) or "none"
+        hint = nearest(path.name, shipped)
+        raise UserError(f"{grid}: neither a YAML file nor an ablation that ships ({known}){hint}")
+    return shipped[path.name]
+
+
+def _shipped() -> dict[str, Path]:
+    package = Path(str(files("lightning_app")))
+    for folder in (package / "shipped", package.parent / "ablations"):
+        if folder.is_dir():
+            return {path.stem: path for path in folder.glob("*.yaml")}
+    return {}
+
+
+def read_grid(grid: str | Path) -> Grid:
+    """Read and check a grid file. Raises `UserError` naming file, field and value."""
+    path = find_grid(grid)
+    text = _text(path)
+    tree = _mapping(_load(path, text), str(path), "the file")
+    for key in tree:
+        if key not in _KEYS:
+            raise UserError(f"{path}: unknown key '{key}'{nearest(str(key), _KEYS)}")
+    name = tree.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(
+            f"{path}: name: expected letters, digits, '_', '-' and '.' (at most 64, a letter or "
+            f"digit first), found {name!r}"
+        )
+    axes = _axes(path, tree.get("axes"))
+    metric, mode = _metric(path, tree.get("metric"))
+    return Grid(
+        source=str(path),
+        name=name,
+        question=_question(path, tree.get("question"), text),
+        base_config=_base(path, tree),
+        axes=axes,
+        exclude=_exclude(path, tree.get("exclude"), axes),
+        metric=metric,
+        mode=mode,
+        sensitivity=_sensitivity(path, tree.get("sensitivity"), axes),
+    )
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two values of an axis mean the same setting: 400 and 400.0 do, 1 and true do not."""
+    return _key(left) == _key(right)
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: invalid UTF-8 at byte {error.start}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML without duplicate keys and dates, where 5e-4 is a number as in YAML 1.2."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                problem = f"key '{key.value}' stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:timestamp"]
+    for letter, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _load(path: Path, text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" line {mark.line + 1}:" if mark else ""
+        raise UserError(f"{path}:{line} {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path}: no valid YAML: {error}") from error
+
+
+def _mapping(value: Any, source: str, field: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{source}: {field}: expected a mapping with text keys, found {value!r}")
+    return value
+
+
+def _base(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
+    if ("base" in tree) == ("base_config" in tree):
+        raise UserError(f"{path}: expected one of 'base' (a file) and 'base_config' (a mapping)")
+    if "base_config" in tree:
+        return _mapping(tree["base_config"], str(path), "base_config")
+    if not isinstance(tree["base"], str):
+        raise UserError(f"{path}: base: expected the path of a YAML file, found {tree['base']!r}")
+    base = path.parent / tree["base"]
+    if not base.is_file():
+        raise UserError(f"{path}: base: no such file: {base}")
+    return _mapping(_load(base, _text(base)), str(base), "the file")
+
+
+def _axes(path: Path, axes: Any) -> dict[str, list[Any]]:
+    axes = _mapping(axes, str(path), "axes")
+    if not axes:
+        raise UserError(f"{path}: axes: at least one axis is needed")
+    for axis, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{path}: axes: {axis}: expected a list of values, found {values!r}")
+        for value in values:
+            _check_value(path, axis, value)
+        keys = [_key(value) for value in values]
+        twice = next((value for value in values if keys.count(_key(value)) > 1), _check_value)
+        if twice is not _check_value:
+            raise UserError(f"{path}: axes: {axis}: value {twice!r} stands twice")
+        inner = next((other for other in axes if other.startswith(f"{axis}.")), None)
+        if inner:
+            raise UserError(f"{path}: axes: {inner} lies inside of another axis, {axis}")
+    return axes
+
+
+def _check_value(path: Path, axis: str, value: Any) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _check_value(path, axis, item)
+    elif isinstance(value, dict):
+        for item in _mapping(value, str(path), f"axes: {axis}").values():
+            _check_value(path, axis, item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{path}: axes: {axis}: {value} is not a finite number")
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise UserError(f"{path}: axes: {axis}: unexpected {type(value).__name__} {value!r}")
+
+
+def _exclude(path: Path, exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str, Any], ...]:
+    if exclude is None:
+        return ()
+    if not isinstance(exclude, list):
+        raise UserError(f"{path}: exclude: expected a list of mappings, found {exclude!r}")
+    for entry in exclude:
+        if not _mapping(entry, str(path), "exclude"):
+            raise UserError(f"{path}: exclude: an empty entry would exclude every cell")
+        for axis, value in entry.items():
+            if axis not in axes:
+                raise UserError(f"{path}: exclude: no axis '{axis}'{nearest(axis, axes)}")
+            if not any(same(value, known) for known in axes[axis]):
+                hint = nearest(str(value), [str(known) for known in axes[axis]])
+                raise UserError(f"{path}: exclude: {axis}: no value {value!r} on the axis{hint}")
+    return tuple(exclude)
+
+
+def _question(path: Path, question: Any, text: str) -> str:
+    """The opening comment block, unless the file says it in a field."""
+    if question is not None:
+        if not isinstance(question, str):
+            raise UserError(f"{path}: question: expected text, found {question!r}")
+        return question
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("#").strip())
+    return "\n".join(lines).strip()
+
+
+def _metric(path: Path, metric: Any) -> tuple[str, str]:
+    if metric is None:
+        return "val/nll", "min"
+    metric = _fields(path, "metric", metric, ("name", "mode"))
+    name, mode = metric.get("name", "val/nll"), metric.get("mode", "min")
+    if name not in METRICS:
+        hint = nearest(str(name), METRICS)
+        raise UserError(f"{path}: metric.name: no metric {name!r}{hint}")
+    if mode not in ("min", "max"):
+        raise UserError(f"{path}: metric.mode: expected 'min' or 'max', found {mode!r}")
+    return name, mode
+
+
+def _sensitivity(path: Path, sensitivity: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
+    if sensitivity is None:
+        return {}
+    sensitivity = _fields(path, "sensitivity", sensitivity, ("reference_warmup", "baseline"))
+    for field, axis in (("reference_warmup", WARMUP), ("baseline", PRESET)):
+        if field not in sensitivity:
+            continue
+        value, kind = sensitivity[field], int if field == "reference_warmup" else str
+        if not isinstance(value, kind) or isinstance(value, bool):
+            what = "a whole number" if kind is int else "text"
+            raise UserError(f"{path}: sensitivity.{field}: expected {what}, found {value!r}")
+        if axis in axes and not any(same(value, known) for known in axes[axis]):
+            known = [str(value) for value in axes[axis]]
+            raise UserError(
+                f"{path}: sensitivity.{field}: {value!r} is not on the axis {axis} "
+                f"({', '.join(known)}){nearest(str(value), known)}"
+            )
+    return sensitivity
+
+
+def _fields(path: Path, field: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
+    for key in _mapping(value, str(path), field):
+        if key not in known:
+            raise UserError(f"{path}: {field}: unknown key '{key}'{nearest(key, known)}")
+    return value

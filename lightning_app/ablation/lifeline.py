@@ -1,0 +1,38 @@
+"""No process outlives the supervisor that it works for."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import wait
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that made it ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def bind_to_supervisor() -> None:
+    """End this child of the fork server when the fork server or the supervisor ends.
+
+    The kernel watches the fork server, which `fork_server` binds to the supervisor; where there is
+    no such kernel, a thread watches the supervisor.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="lifeline").start()
+    die_with_parent()
+    server = sys.modules.get("lightning_app.ablation.fork_server")
+    if server is not None and os.getppid() != server.PID:  # it ended before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,303 @@
+"""The cells of a grid: every combination of the axes, checked, identified and named."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import reduce
+from importlib.metadata import version
+from importlib.resources import files
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_app.ablation.files import write_whole
+from lightning_app.ablation.grid import BLOCK, PRESET, SEED, WARMUP, Grid, same
+from lightning_app.errors import UserError, nearest
+
+Tree = Mapping[str, Any]
+Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
+Identify = Callable[[dict[str, Any]], str]
+
+_LONGEST = 120  # characters of a run's name before its id; file systems allow 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order."""
+
+    id: str
+    name: str
+    axes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a grid file comes to.
+
+    `hash` identifies the axes, the cells and the metric, hence the study. `made_from` identifies
+    the grid's content and the code that resolved it: where it is unchanged, the plan still holds.
+    `data` lists the distinct data configs of the cells.
+    """
+
+    name: str
+    hash: str
+    made_from: str
+    metric: str
+    mode: str
+    axes: Mapping[str, list[Any]]
+    excluded: int
+    data: tuple[Mapping[str, Any], ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def study(self) -> str:
+        return f"{self.name}-{self.hash}"
+
+
+def combinations(grid: Grid) -> Iterator[dict[str, Any]]:
+    """Yield the axes' values of every cell that is not excluded: seeds slowest, then file order."""
+    order = sorted(grid.axes, key=lambda axis: axis != SEED)
+    for values in product(*(grid.axes[axis] for axis in order)):
+        chosen = dict(zip(order, values, strict=True))
+        axes = {axis: chosen[axis] for axis in grid.axes}
+        if not any(all(same(axes[key], entry[key]) for key in entry) for entry in grid.exclude):
+            yield axes
+
+
+def expand(grid: Grid, resolve: Resolve, identify: Identify) -> tuple[Plan, list[dict[str, Any]]]:
+    """Return the plan of a grid and the resolved config of every cell, in the same order.
+
+    Every distinct combination is resolved, hence validated, under the first seed. A seed can take
+    part in no check, so for the others only the fields that a seed reaches are exchanged.
+    Raises `UserError` naming file, field and value.
+    """
+    _check_axes(grid, resolve(dict(grid.base_config), grid.source))
+    cells, configs = [], []
+    for axes, config in _resolved(grid, resolve):
+        identity = identify(config)
+        cells.append(Cell(id=identity, name=_cell_name(grid, axes, identity), axes=axes))
+        configs.append(config)
+    if not cells:
+        raise UserError(f"{grid.source}: exclude: no cell is left")
+    _check_identities(grid, cells)
+    _check_reference(grid, configs)
+    _check_baseline(grid, cells)
+    identifying = [grid.name, grid.metric, grid.mode, grid.axes, [cell.id for cell in cells]]
+    data = {_canonical(config["data"]): config["data"] for config in configs}
+    plan = Plan(
+        name=grid.name,
+        hash=_digest(_canonical(identifying)),
+        made_from=made_from(grid),
+        metric=grid.metric,
+        mode=grid.mode,
+        axes=grid.axes,
+        excluded=prod(map(len, grid.axes.values())) - len(cells),
+        data=tuple(data.values()),
+        cells=tuple(cells),
+    )
+    return plan, configs
+
+
+def cell_tree(base_config: Tree, axes: Mapping[str, Any]) -> dict[str, Any]:
+    """The unresolved config of a cell: the grid's base with the values of the axes set."""
+    return reduce(lambda tree, key: _replaced(tree, key, axes[key]), axes, dict(base_config))
+
+
+def variant(axes: Mapping[str, Any], base_config: Tree) -> str:
+    """The values of the block's axes joined by "+": the preset alone, others as `key=value`."""
+    others = [key for key in axes if key.startswith(BLOCK) and key != PRESET]
+    parts = [_label(axes[PRESET])] if PRESET in axes else []
+    parts += [f"{key.removeprefix(BLOCK)}={_label(axes[key])}" for key in others]
+    return "+".join(parts) or _label(_field(base_config, PRESET) or "base")
+
+
+def made_from(grid: Grid) -> str:
+    """Identify what a plan is made from: the grid with its base, this package, its libraries."""
+    digest = hashlib.sha256(_canonical(grid.tree()).encode())
+    for library in ("torch", "lightning", "jsonargparse"):
+        digest.update(f"{library} {version(library)}".encode())
+    package = Path(str(files("lightning_app")))
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def load_plan(directory: Path) -> Plan | None:
+    """Read `plan.json` of a grid's folder, or None where there is none of this form."""
+    path = directory / "plan.json"
+    if not path.is_file():
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: no valid JSON; remove the file to plan anew") from error
+    if tree.pop("schema", None) != 1:
+        return None
+    cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
+    return Plan(**{**tree, "data": tuple(tree["data"]), "cells": cells})
+
+
+def save_plan(directory: Path, grid: Grid, plan: Plan) -> None:
+    """Write `grid.yaml` and `plan.json`, the plan last."""
+    question = yaml.safe_dump(grid.tree(), sort_keys=False, allow_unicode=True, width=100)
+    write_whole(directory / "grid.yaml", question)
+    write_whole(directory / "plan.json", json.dumps({"schema": 1, **asdict(plan)}, indent=1))
+
+
+def check_folder(directory: Path, grid: Grid, plan: Plan) -> None:
+    """Refuse a folder that holds runs of another grid of the same name.
+
+    A grid that only grew finds its old cells again.
+    """
+    if not (directory / "runs").is_dir():
+        return
+    planned = {cell.name for cell in plan.cells}
+    foreign = sorted(run.name for run in (directory / "runs").iterdir() if run.name not in planned)
+    if foreign:
+        raise UserError(
+            f"{directory}: holds {len(foreign)} runs of another grid (such as {foreign[0]}) that "
+            f"{grid.source} (plan {plan.hash}) does not plan; give this grid another 'name' or "
+            f"move the folder away"
+        )
+
+
+def _resolved(grid: Grid, resolve: Resolve) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield axes and resolved config of every cell."""
+    known: dict[str, dict[str, Any]] = {}
+    changes: dict[str, list[tuple[str, Any]]] = {}
+    for axes in combinations(grid):
+        rest = {key: axes[key] for key in axes if key != SEED}
+        key, seed = _canonical(rest), _canonical(axes.get(SEED))
+        if key in known and seed in changes:
+            config = known[key]
+            for path, value in changes[seed]:
+                config = _replaced(config, path, value)
+        else:
+            where = ", ".join(f"{name}={_label(value)}" for name, value in axes.items())
+            config = resolve(cell_tree(grid.base_config, axes), f"{grid.source} (cell {where})")
+            if key in known:
+                changes[seed] = _changes(known[key], config)
+            known.setdefault(key, config)
+        yield axes, config
+
+
+def _check_axes(grid: Grid, base: Tree) -> None:
+    """Every axis names a field of the resolved base, or lies inside of one that the base leaves."""
+    fields = list(_fields(base))
+    for axis in grid.axes:
+        parent = _field(base, axis.rpartition(".")[0])
+        inside = axis.rpartition(".")[0] in fields and (parent is None or parent == {})
+        if axis not in fields and not inside:
+            raise UserError(f"{grid.source}: axes: no field '{axis}'{nearest(axis, fields)}")
+
+
+def _check_identities(grid: Grid, cells: list[Cell]) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        other = seen.setdefault(cell.id, cell)
+        if other is not cell:
+            axes = [key for key in cell.axes if not same(cell.axes[key], other.axes[key])]
+            values = [f"{key}={_label(each.axes[key])}" for each in (other, cell) for key in axes]
+            raise UserError(f"{grid.source}: axes: the same experiment twice: {', '.join(values)}")
+
+
+def _check_reference(grid: Grid, configs: list[dict[str, Any]]) -> None:
+    schedules = [config["model"]["schedule"] for config in configs]
+    schedules = [each for each in schedules if each["kind"] == "inverse_sqrt"]
+    schedules = [each for each in schedules if each["coupling"] == "decoupled"]
+    longest = max((each["warmup_steps"] for each in schedules), default=0)
+    for each in schedules:
+        if each["reference_steps"] is None or each["reference_steps"] < longest:
+            raise UserError(
+                f"{grid.source}: model.schedule.reference_steps: {each['reference_steps']} is "
+                f"below the largest warm-up of the grid; a decoupled schedule needs {longest} or "
+                f"more, the same for every cell"
+            )
+
+
+def _check_baseline(grid: Grid, cells: list[Cell]) -> None:
+    baseline = grid.sensitivity.get("baseline")
+    if baseline is None or PRESET in grid.axes:
+        return
+    known = list(dict.fromkeys(variant(cell.axes, grid.base_config) for cell in cells))
+    if baseline not in known:
+        raise UserError(
+            f"{grid.source}: sensitivity.baseline: no variant '{baseline}' "
+            f"({', '.join(known)}){nearest(baseline, known)}"
+        )
+
+
+def _cell_name(grid: Grid, axes: Mapping[str, Any], identity: str) -> str:
+    """`<variant>-<short axes>-<id8>` of letters that are safe in a file's name."""
+    shown = [key for key in axes if not key.startswith(BLOCK)]
+    parts = [variant(axes, grid.base_config)]
+    parts += [f"{_short(key, shown)}{_label(axes[key])}" for key in shown]
+    name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join(parts)).lstrip(".-")
+    return f"{name[:_LONGEST]}-{identity[:8]}"
+
+
+def _short(key: str, keys: list[str]) -> str:
+    """The last word of a dotted key, or as many as tell it from the other keys."""
+    if key in (SEED, WARMUP):
+        return "seed" if key == SEED else "warmup"
+    words = key.split(".")
+    for count in range(1, len(words)):
+        short = ".".join(words[-count:])
+        if sum(other.endswith(f".{short}") for other in keys) == 1:
+            return short
+    return key
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def _changes(old: Tree, new: Tree, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted key and new value of every field in which two resolved configs differ."""
+    found = []
+    for key in new:
+        if isinstance(new[key], dict) and isinstance(old.get(key), dict):
+            found += _changes(old[key], new[key], f"{prefix}{key}.")
+        elif key not in old or old[key] != new[key]:
+            found.append((f"{prefix}{key}", new[key]))
+    return found
+
+
+def _replaced(tree: Tree, dotted: str, value: Any) -> dict[str, Any]:
+    """A tree with one field exchanged, sharing the rest."""
+    key, _, rest = dotted.partition(".")
+    inner = tree.get(key)
+    if rest:
+        value = _replaced(inner if isinstance(inner, Mapping) else {}, rest, value)
+    return {**tree, key: value}
+
+
+def _fields(tree: Tree, prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{prefix}{key}.")
+
+
+def _field(tree: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,239 @@
+"""One run: train what a config says, and leave a run folder behind."""
+
+import csv
+import json
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from lightning_app.ablation.files import write_whole
+from lightning_app.callbacks.divergence import DivergenceMonitor
+from lightning_app.callbacks.probes import GainLogger
+from lightning_app.callbacks.throughput import Progress, Throughput
+from lightning_app.config import RunCLI, cell_id
+from lightning_app.errors import UserError
+
+SCHEMA = 1
+PACKAGES = ("torch", "lightning", "torchmetrics", "sentencepiece", "sacrebleu", "datasets", "optuna")
+
+
+def run_cell(run_dir: Path, attempt: int) -> None:
+    """Train the config in `run_dir` from its first step and leave `result.json`, last.
+
+    Runs in a process of its own. Raises whatever made the run crash.
+    """
+    tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    run = Run(tree, folder=run_dir, attempt=attempt, run=False)
+    run.fit(run.model, run.datamodule)
+
+
+class Run(RunCLI):
+    """LightningCLI with a run folder: loggers, checkpoints and callbacks point into it.
+
+    Args:
+        args: Command-line arguments, or a config tree where `run` is False.
+        folder: The run folder; None takes ``trainer.default_root_dir``, or names one after the
+            config under ``experiments/fit/runs``.
+        attempt: The number of this attempt; None counts on from those in the folder.
+    """
+
+    def __init__(
+        self, args: Any, *, folder: Path | None = None, attempt: int | None = None, **kwargs: Any
+    ) -> None:
+        self._folder = folder
+        self._attempt = attempt
+        super().__init__(args, **kwargs)
+
+    def before_instantiate_classes(self) -> None:
+        self._dump_config()
+        self.tree: dict[str, Any] = self.config_dump
+        root = self.tree["trainer"]["default_root_dir"]
+        named = Path("experiments/fit/runs") / run_name(self.tree)
+        self.folder: Path = self._folder or (Path(root) if root else named)
+        taken = [int(p.name) for p in (self.folder / "attempts").glob("*") if p.name.isdigit()]
+        self.attempt: int = self._attempt or max(taken, default=0) + 1
+        self.attempt_folder = self.folder / "attempts" / str(self.attempt)
+        if self.subcommand in (None, "fit"):
+            self._prepare_folder()
+
+    @rank_zero_only
+    def _prepare_folder(self) -> None:
+        """Make the folder this run's own; a run that starts anew leaves no old curve in it."""
+        config = self.folder / "config.yaml"
+        identity = cell_id(self.tree)
+        if config.exists():
+            other = cell_id(yaml.safe_load(config.read_text(encoding="utf-8")))
+            if other != identity:
+                raise UserError(
+                    f"{self.folder}: holds another run (config {other}, this one is {identity}); "
+                    "give trainer.default_root_dir another folder"
+                )
+            (self.folder / "result.json").unlink(missing_ok=True)
+            if self._get(self.config, "ckpt_path") is None:
+                for old in self.folder.glob("events.out.tfevents.*"):
+                    old.unlink()
+                shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        self.attempt_folder.mkdir(parents=True, exist_ok=True)
+        write_whole(config, yaml.safe_dump(self.tree, sort_keys=False))
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        self.divergence = DivergenceMonitor()
+        self.throughput = Throughput()
+        callbacks: list[pl.Callback] = []
+        settings = dict(self._get(self.config_init, "trainer"))
+        if self.subcommand in (None, "fit"):
+            progress = Progress(self.attempt_folder / "progress.json")
+            callbacks += [self.divergence, self.throughput, GainLogger(), progress]
+            if settings["enable_checkpointing"] is not False:
+                callbacks.append(checkpoints(self.folder))
+            if settings["logger"] is None:
+                settings["logger"] = [
+                    TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False),
+                    CSVLogger(self.attempt_folder, name="", version=""),
+                ]
+        elif settings["logger"] is None:
+            settings["logger"] = False
+        settings |= {**kwargs, "default_root_dir": str(self.folder)}
+        return self._instantiate_trainer(settings, callbacks)
+
+    def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Train, judge, evaluate the test split, and write what the run leaves."""
+        trainer = self.trainer
+        started = datetime.now(UTC)
+        clock = time.perf_counter()
+        trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+        metrics = dict(trainer.callback_metrics)
+        finite = self.divergence.divergence is None
+        if finite and int(metrics.get("step", -1)) != trainer.global_step:
+            metrics |= trainer.validate(model, datamodule=datamodule, verbose=False)[0]
+        nll = float(metrics["val/nll"]) if finite else None
+        divergence = self.divergence.judge(nll, datamodule.unigram_entropy, trainer.global_step)
+        if finite and model.objective.config.evaluate_test:
+            metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
+        metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
+        metrics["train/tokens_per_second"] = self.throughput.rate
+        result = {
+            "schema": SCHEMA,
+            "id": cell_id(self.tree),
+            "name": self.folder.name,
+            "status": "ok" if divergence is None else "diverged",
+            "diverged": None if divergence is None else asdict(divergence),
+            "metrics": {k: v if math.isfinite(v) else None for k, v in sorted(metrics.items())},
+            "unigram_entropy": datamodule.unigram_entropy,
+            "steps": trainer.global_step,
+            "tokens": self.throughput.tokens,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "seconds": time.perf_counter() - clock,
+            "device": device_name(trainer),
+            "precision": str(trainer.precision),
+            "versions": {name: version(name) for name in PACKAGES},
+            "data": datamodule.description,
+            "sacrebleu_signature": model.objective.sacrebleu_signature,
+            "attempt": self.attempt,
+            "started": started.isoformat(),
+            "finished": datetime.now(UTC).isoformat(),
+        }
+        self._leave(result, model, datamodule, resumed=ckpt_path is not None)
+
+    @rank_zero_only
+    def _leave(self, result: dict[str, Any], model: Any, datamodule: Any, resumed: bool) -> None:
+        folder = self.folder
+        shutil.copyfile(datamodule.tokenizer.path, folder / "tokenizer.model")
+        stacks = model.architecture.stacks(model.block)
+        resolved = {side: asdict(spec) for side, spec in stacks.items()}
+        write_whole(folder / "block.json", json.dumps(resolved, indent=1))
+        environment = {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "device": result["device"],
+            "versions": result["versions"],
+        }
+        write_whole(folder / "env.json", json.dumps(environment, indent=1))
+        hypotheses = model.objective.hypotheses
+        if hypotheses:
+            write_whole(folder / "hypotheses.txt", "".join(f"{line}\n" for line in hypotheses))
+        logs = [self.attempt_folder]
+        if resumed:
+            logs = [folder / "attempts" / str(k) for k in range(1, self.attempt + 1)]
+        write_whole(folder / "metrics.csv", join_metrics([p / "metrics.csv" for p in logs]))
+        write_whole(folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
+
+    def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
+        """Print one prediction a line, in the order of the split."""
+        batches = self.trainer.predict(model, datamodule=datamodule, **kwargs) or []
+        for _, text in sorted(pair for batch in batches for pair in batch):
+            print(text)
+
+
+def checkpoints(folder: Path) -> ModelCheckpoint:
+    """Keep ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt``, the latter by val/nll."""
+    return ModelCheckpoint(
+        dirpath=folder / "checkpoints",
+        filename="best",
+        monitor="val/nll",
+        save_last=True,
+        enable_version_counter=False,
+        auto_insert_metric_name=False,
+    )
+
+
+def run_name(tree: Mapping[str, Any]) -> str:
+    """Return the folder name of a run outside a grid: preset, warm-up, seed, short id."""
+    model = tree["model"]
+    preset = model["block"]["preset"]
+    warmup = model["schedule"]["warmup_steps"]
+    return f"{preset}-w{warmup}-s{tree['seed_everything']}-{cell_id(dict(tree))[:8]}"
+
+
+def device_name(trainer: pl.Trainer) -> str:
+    """Say what the run ran on, and on how many of it."""
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
+
+
+def join_metrics(logs: list[Path]) -> str:
+    """Return one CSV table, a row per step, of the logs of successive attempts.
+
+    Where a later attempt logged a step again, its values stand.
+    """
+    rows: dict[int, dict[str, str]] = {}
+    columns: dict[str, None] = {"epoch": None, "step": None}
+    for log in logs:
+        if not log.exists():
+            continue
+        with log.open(newline="", encoding="utf-8") as file:
+            seen: dict[int, dict[str, str]] = {}
+            for row in csv.DictReader(file):
+                step = int(float(row["step"]))
+                given = {key: value for key, value in row.items() if value}
+                seen.setdefault(step, {}).update(given)
+                columns |= dict.fromkeys(given)
+        first = min(seen, default=0)
+        rows = {step: row for step, row in rows.items() if step < first} | seen
+    lines = [",".join(columns)]
+    lines += [",".join(rows[step].get(c, "") for c in columns) for step in sorted(rows)]
+    return "\n".join(lines) + "\n"

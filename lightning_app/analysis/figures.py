@@ -1,0 +1,335 @@
+"""The figures of a report, as SVG files that are the same for the same runs.
+
+Colours tell variants apart, line styles warm-ups. Nothing here touches matplotlib's global state.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.analysis.files import write_whole
+from lightning_app.analysis.runs import LOSS, Cell, Grid, curve
+from lightning_app.analysis.sensitivity import mean, t_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), told apart with every common colour blindness and in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES: tuple[Any, ...] = ((0, (1, 1.4)), (0, (4, 1.6)), (0, (6, 1.5, 1, 1.5)), (0, (9, 1.5)))
+INK, MUTED = "#222222", "#707070"
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "lightning_app",
+    "svg.fonttype": "path",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+}
+PANELS = 4  # in one row
+POINTS = 300  # of one curve, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One figure: the file, what it shows, and the runs in it."""
+
+    path: Path
+    kind: str  # loss | train/nll | val/nll
+    group: str
+    lr: float | None
+    cells: tuple[Cell, ...]
+
+
+def write_figures(grid: Grid, folder: Path) -> list[Drawing]:
+    """Write every figure that the finished runs allow, one set for each group and rate."""
+    drawings = []
+    slices = _slices(grid)
+    colours = _colours(grid)
+    for number, ((group, lr), cells) in enumerate(slices.items(), start=1):
+        suffix = f"-{number}" if len(slices) > 1 else ""
+        with _style():
+            made = {
+                "loss": ("loss_by_warmup", _loss_by_warmup(cells, colours)),
+                "train/nll": ("training_train", _training(cells, colours, "train/nll")),
+                "val/nll": ("training_valid", _training(cells, colours, LOSS)),
+            }
+            for kind, (name, figure) in made.items():
+                if figure is not None:
+                    path = folder / f"{name}{suffix}.svg"
+                    _save(figure, path)
+                    drawings.append(
+                        Drawing(path=path, kind=kind, group=group, lr=lr, cells=tuple(cells))
+                    )
+    return drawings
+
+
+def _slices(grid: Grid) -> dict[tuple[str, float | None], list[Cell]]:
+    slices: dict[tuple[str, float | None], list[Cell]] = {}
+    for cell in grid.finished:
+        slices.setdefault((cell.group, cell.lr), []).append(cell)
+    return dict(sorted(slices.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)))
+
+
+def _colours(grid: Grid) -> dict[str, str]:
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(grid.variants)}
+
+
+def _loss_by_warmup(cells: Sequence[Cell], colours: Mapping[str, str]) -> "Figure | None":
+    """Final loss against warm-up, a panel a variant: seeds as lines, mean with its t interval."""
+    from matplotlib.lines import Line2D
+
+    cells = [cell for cell in cells if math.isfinite(cell.loss)]
+    if not cells:
+        return None
+    warmups = sorted({cell.warmup or 0 for cell in cells})
+    variants = [name for name in colours if any(cell.variant == name for cell in cells)]
+    figure, panels = _panels(len(variants), width=1.5 + 0.4 * len(warmups), height=2.8)
+    entropy = mean([cell.entropy for cell in cells])
+    place = {warmup: x for x, warmup in enumerate(warmups)}
+    for axes, variant in zip(panels, variants, strict=True):
+        runs = [cell for cell in cells if cell.variant == variant]
+        axes.axhline(entropy, color=MUTED, linewidth=1.1, linestyle=(0, (5, 2.5)), zorder=1)
+        _seeds(axes, runs, place, colours[variant])
+        _means(axes, runs, place, colours[variant])
+        axes.set_title(_wrapped(variant), color=colours[variant])
+        axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
+        axes.set_xlim(-0.45, len(warmups) - 0.4)
+    _labels(figure, panels, "warm-up (updates)", "final validation loss (nats per token)")
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    handles = [
+        Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one seed", **dot),
+        Line2D([], [], marker="X", markersize=7, label="stalled or diverged", **dot),
+        Line2D([], [], marker="D", markersize=5.5, label="mean, 95 % t interval", **dot),
+        Line2D([], [], color=MUTED, linestyle=(0, (5, 2.5)), label="unigram entropy"),
+    ]
+    _legend(figure, handles)
+    return figure
+
+
+def _seeds(axes: "Axes", runs: Sequence[Cell], place: Mapping[int, int], colour: str) -> None:
+    """The runs of a seed joined by a thin line; a small shift keeps equal values apart."""
+    seeds = sorted({cell.seed or 0 for cell in runs})
+    for index, seed in enumerate(seeds):
+        shift = -0.22 + 0.22 * (index / max(1, len(seeds) - 1))
+        own = sorted((cell for cell in runs if (cell.seed or 0) == seed), key=_warmup)
+        x = [place[cell.warmup or 0] + shift for cell in own]
+        y = [cell.loss for cell in own]
+        axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.9, zorder=2)
+        for at, cell in zip(x, own, strict=True):
+            failed = cell.state == "diverged"
+            axes.plot(
+                at,
+                cell.loss,
+                marker="X" if failed else "o",
+                markersize=7 if failed else 4.5,
+                markeredgecolor="white",
+                markeredgewidth=0.5,
+                color=colour,
+                alpha=0.95 if failed else 0.6,
+                zorder=3,
+            )
+
+
+def _means(axes: "Axes", runs: Sequence[Cell], place: Mapping[int, int], colour: str) -> None:
+    for warmup, x in place.items():
+        losses = [cell.loss for cell in runs if (cell.warmup or 0) == warmup]
+        if not losses:
+            continue
+        centre = mean(losses)
+        low, high, _ = t_interval(losses)
+        if math.isfinite(low):
+            axes.errorbar(
+                x + 0.18,
+                centre,
+                yerr=[[centre - low], [high - centre]],
+                color=INK,
+                capsize=3,
+                linewidth=1.2,
+                zorder=4,
+            )
+        axes.plot(
+            x + 0.18,
+            centre,
+            marker="D",
+            markersize=5.5,
+            color=colour,
+            markeredgecolor=INK,
+            markeredgewidth=0.8,
+            zorder=5,
+        )
+
+
+def _training(cells: Sequence[Cell], colours: Mapping[str, str], tag: str) -> "Figure | None":
+    """Loss against the step, a panel a variant: every seed thin, the mean over seeds heavy."""
+    from matplotlib.lines import Line2D
+
+    curves = [(cell, *_finite(*curve(cell, tag))) for cell in cells]
+    curves = [(cell, steps, values) for cell, steps, values in curves if len(steps) > 1]
+    if not curves:
+        return None
+    warmups = sorted({cell.warmup or 0 for cell, _, _ in curves})
+    variants = [name for name in colours if any(cell.variant == name for cell, _, _ in curves)]
+    entropy = mean([cell.entropy for cell, _, _ in curves])
+    first = min(steps[0] for _, steps, _ in curves)
+    last = max(steps[-1] for _, steps, _ in curves)
+    figure, panels = _panels(len(variants), width=2.7, height=2.8)
+    for axes, variant in zip(panels, variants, strict=True):
+        axes.axhline(entropy, color=MUTED, linewidth=1.0, linestyle=(0, (5, 2.5)), zorder=1)
+        for warmup in warmups:
+            own = [
+                dict(zip(steps, values, strict=True))
+                for cell, steps, values in curves
+                if cell.variant == variant and (cell.warmup or 0) == warmup
+            ]
+            for points in own:
+                kept = _thinned(sorted(points))
+                y = [points[step] for step in kept]
+                axes.plot(kept, y, color=colours[variant], alpha=0.2, linewidth=0.7, zorder=2)
+            common = _thinned(sorted(set.intersection(*map(set, own)))) if own else []
+            axes.plot(
+                common,
+                [mean([points[step] for points in own]) for step in common],
+                color=colours[variant],
+                linewidth=1.9,
+                linestyle=_dash(warmup, warmups),
+                zorder=3,
+            )
+        axes.set_title(_wrapped(variant), color=colours[variant])
+        axes.set_xscale("log")
+        _plain_steps(axes, cramped=last < 30 * first)
+    panels[0].set_xlim(first / 1.08, last * 1.08)
+    what = "training" if tag.startswith("train") else "validation"
+    _labels(figure, panels, "optimizer step (log scale)", f"{what} loss (nats per token)")
+    handles = [
+        Line2D(
+            [], [], color=INK, linewidth=1.9, linestyle=_dash(w, warmups), label=f"warm-up {w:,}"
+        )
+        for w in warmups
+    ]
+    handles.append(
+        Line2D([], [], color=MUTED, linestyle=(0, (5, 2.5)), linewidth=1, label="unigram entropy")
+    )
+    _legend(figure, handles)
+    return figure
+
+
+def _finite(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    kept = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v) and s > 0]
+    return [step for step, _ in kept], [value for _, value in kept]
+
+
+def _thinned(steps: Sequence[int]) -> list[int]:
+    """At most `POINTS` of the steps, even on a log scale, the first and the last kept."""
+    if len(steps) <= POINTS:
+        return list(steps)
+    ratio = (steps[-1] / steps[0]) ** (1 / (POINTS - 1))
+    kept, wanted = [], float(steps[0])
+    for step in steps:
+        if step >= wanted * (1 - 1e-9):
+            kept.append(step)
+            while wanted <= step:
+                wanted *= ratio
+    return kept if kept[-1] == steps[-1] else [*kept, steps[-1]]
+
+
+def _dash(warmup: int, warmups: Sequence[int]) -> Any:
+    """The longest warm-up is solid, the shortest dotted."""
+    if warmup == warmups[-1]:
+        return "solid"
+    return DASHES[warmups.index(warmup) % len(DASHES)]
+
+
+def _warmup(cell: Cell) -> int:
+    return cell.warmup or 0
+
+
+def _wrapped(variant: str) -> str:
+    """A long name broken where its parts meet, so that no panel cuts its title."""
+    lines = [""]
+    for part in variant.replace("+", "+\0").split("\0"):
+        pieces = [part[i : i + 24] for i in range(0, len(part), 24)]
+        for piece in pieces:
+            if len(lines[-1]) + len(piece) > 24:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(line for line in lines if line).replace("$", r"\$")
+
+
+def _panels(count: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+    from matplotlib.figure import Figure
+
+    columns = min(PANELS, count)
+    rows = math.ceil(count / columns)
+    size = (max(4.4, width * columns + 0.7), height * rows + 0.75)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels = list(grid.flat)
+    for unused in panels[count:]:
+        unused.remove()
+    for index, axes in enumerate(panels[:count]):
+        axes.grid(axis="y")
+        axes.tick_params(length=3, labelbottom=index + columns >= count)
+    return figure, panels[:count]
+
+
+def _plain_steps(axes: "Axes", cramped: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if cramped else (1,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _labels(figure: "Figure", panels: Sequence["Axes"], x: str, y: str) -> None:
+    figure.supxlabel(x, fontsize=9.5)
+    figure.supylabel(y, fontsize=9.5)
+    panels[0].margins(y=0.07)
+
+
+def _legend(figure: "Figure", handles: Sequence[Any]) -> None:
+    columns = max(1, int(figure.get_figwidth() // 1.75))
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=min(columns, len(handles)),
+        handlelength=2.8,
+    )
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    buffer = io.BytesIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
+    write_whole(path, buffer.getvalue())

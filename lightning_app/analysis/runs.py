@@ -1,0 +1,312 @@
+"""Read a grid folder: the plan, and what every planned cell has left on disk so far."""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from lightning_app.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEED = "seed_everything"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+BLOCK = "model.block."
+PRESET = "model.block.preset"
+LOSS = "val/nll"
+
+State = Literal["ok", "diverged", "failed", "unfinished", "waiting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One planned run.
+
+    `state`: `ok` or `diverged` (a result exists), `failed` (the last attempt crashed), `unfinished`
+    (an attempt runs or was cut short; files alone cannot tell), `waiting` (never started).
+    `group` names the values of the axes that are no block, warm-up, rate or seed. `baseline` is the
+    variant to compare with: the grid's baseline preset with this cell's other block axes.
+    """
+
+    id: str
+    name: str
+    folder: Path
+    axes: Mapping[str, Any]
+    variant: str
+    baseline: str | None
+    group: str
+    warmup: int | None
+    lr: float | None
+    seed: int | None
+    state: State
+    result: Mapping[str, Any] | None
+    error: str | None
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Final metrics by tag, None where not finite; empty before the run has finished."""
+        return self.result["metrics"] if self.result else {}
+
+    @property
+    def entropy(self) -> float:
+        """`H_uni` in nats per token, of the run's own validation targets; NaN if not finished."""
+        return float(self.result["unigram_entropy"]) if self.result else math.nan
+
+    @property
+    def loss(self) -> float:
+        """The `l` of every score, nats per token: `H_uni` if diverged, else `min(val/nll, H_uni)`.
+
+        A stall counts as `H_uni` exactly, also where it ended a little below, so that every failure
+        costs the same. NaN if not finished.
+        """
+        if self.state == "diverged":
+            return self.entropy
+        return min(_number(self.metrics.get(LOSS)), self.entropy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A grid folder. `cells` holds every planned cell, finished or not, in the order of the plan.
+
+    `config` is the grid's base over the resolved config of one run, which knows every default.
+    """
+
+    folder: Path
+    name: str
+    question: str
+    config: Mapping[str, Any]
+    axes: Mapping[str, list[Any]]
+    metric: str
+    reference_warmup: int | None
+    baseline: str | None
+    cells: tuple[Cell, ...]
+
+    @cached_property
+    def finished(self) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.cells if cell.finished)
+
+    @cached_property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.variant for cell in self.cells))
+
+    @cached_property
+    def warmups(self) -> tuple[int, ...]:
+        return tuple(sorted({cell.warmup for cell in self.cells if cell.warmup is not None}))
+
+    @cached_property
+    def rates(self) -> tuple[float, ...]:
+        return tuple(sorted({cell.lr for cell in self.cells if cell.lr is not None}))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({cell.seed for cell in self.cells if cell.seed is not None}))
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted field that no axis varies, or None where nothing says it."""
+        return None if key in self.axes else lookup(self.config, key)
+
+
+def lookup(tree: Any, key: str) -> Any:
+    """The value at a dotted key, or None."""
+    for part in key.split("."):
+        if not isinstance(tree, Mapping) or part not in tree:
+            return None
+        tree = tree[part]
+    return tree
+
+
+def label(value: Any) -> str:
+    """A short text for the value of an axis: strings as they are, the rest as compact JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def read_grid(folder: Path) -> Grid:
+    """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
+
+    Raises `UserError` for a folder that is no grid, and for a file that cannot be understood.
+    """
+    folder = Path(folder)
+    for needed in ("grid.yaml", "plan.json"):
+        if not (folder / needed).is_file():
+            raise UserError(f"{folder}: holds no {needed}, so it is not the folder of a grid")
+    plan, grid = read_mapping(folder / "plan.json"), read_mapping(folder / "grid.yaml")
+    scores = grid.get("sensitivity") or {}
+    try:
+        config = _config(folder, plan, grid)
+        return Grid(
+            folder=folder,
+            name=str(plan["name"]),
+            question=str(grid.get("question") or "").strip(),
+            config=config,
+            axes=plan["axes"],
+            metric=str((grid.get("metric") or {}).get("name", LOSS)),
+            reference_warmup=scores.get("reference_warmup"),
+            baseline=scores.get("baseline"),
+            cells=tuple(_cell(folder, entry, config, scores) for entry in plan["cells"]),
+        )
+    except KeyError as error:
+        raise UserError(f"{folder / 'plan.json'}: field {error} is missing") from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A JSON or YAML file that holds a mapping. Raises `UserError` naming the file otherwise."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        tree = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping, found {type(tree).__name__}")
+    return tree
+
+
+def results_frame(grid: Grid) -> "pd.DataFrame":
+    """One row per finished cell: identity, axes, metrics, divergence, budget, device, data sizes.
+
+    A metric that a run does not have, or that was not finite, is NaN.
+    """
+    import pandas as pd
+
+    axes = [key for key in grid.axes if key not in (SEED, WARMUP, RATE)]
+    text = _columns_as_text(grid.axes, axes)
+    measured = [cell.metrics for cell in grid.finished]
+    metrics = list(dict.fromkeys(name for each in measured for name in each)) or [grid.metric]
+    rows = []
+    for cell in grid.finished:
+        result = cell.result or {}
+        diverged, data = result.get("diverged") or {}, result.get("data") or {}
+        sizes = data.get("sizes") or {}
+        values = {key: cell.axes.get(key) for key in axes}
+        rows.append(
+            {"id": cell.id, "name": cell.name, "status": cell.state, "variant": cell.variant}
+            | {"warmup": cell.warmup, "lr": cell.lr, "seed": cell.seed}
+            | {key: label(values[key]) if key in text else values[key] for key in axes}
+            | {name: _number(cell.metrics.get(name)) for name in metrics}
+            | {"unigram_entropy": cell.entropy}
+            | {"diverged_step": diverged.get("step"), "diverged_rule": diverged.get("rule")}
+            | {key: result.get(key) for key in _BUDGET}
+            | {"data": data.get("name"), "protocol": data.get("protocol")}
+            | {f"data_{split}": sizes.get(split) for split in ("train", "valid", "test")}
+        )
+    columns = [*_IDENTITY, *axes, *metrics, "unigram_entropy", "diverged_step", "diverged_rule"]
+    columns += [*_BUDGET, "data", "protocol", "data_train", "data_valid", "data_test"]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_WHOLE, "Int64"))
+
+
+_IDENTITY = ("id", "name", "status", "variant", "warmup", "lr", "seed")
+_BUDGET = ("steps", "tokens", "seconds", "parameters", "device", "precision", "attempt")
+_WHOLE = ("warmup", "seed", "diverged_step", "steps", "tokens", "parameters", "attempt")
+_WHOLE += ("data_train", "data_valid", "data_test")
+
+
+def curve(cell: Cell, tag: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one column of the run's `metrics.csv`, both empty where it has none.
+
+    Steps are optimizer steps, from 1.
+    """
+    path = cell.folder / "metrics.csv"
+    if not path.is_file():
+        return [], []
+    points: dict[int, float] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row.get(tag):
+                points[int(float(row["step"]))] = float(row[tag])
+    steps = sorted(points)
+    return steps, [points[step] for step in steps]
+
+
+def _config(folder: Path, plan: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
+    resolved = (folder / "runs" / entry["name"] / "config.yaml" for entry in plan["cells"])
+    first = next((path for path in resolved if path.is_file()), None)
+    base = grid.get("base_config") or {}
+    return _merge(read_mapping(first), base) if first else dict(base)
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{key: _merge(under.get(key), value) for key, value in over.items()}}
+
+
+def _cell(
+    folder: Path, entry: Mapping[str, Any], config: Mapping[str, Any], scores: Mapping[str, Any]
+) -> Cell:
+    axes, run = entry["axes"], folder / "runs" / entry["name"]
+
+    def value(key: str) -> Any:
+        return axes[key] if key in axes else lookup(config, key)
+
+    result, state, error = _outcome(run)
+    if result and result["id"] != entry["id"]:
+        raise UserError(f"{run / 'result.json'}: id {result['id']} is not the plan's {entry['id']}")
+    others = [key for key in axes if key not in (SEED, WARMUP, RATE) and not key.startswith(BLOCK)]
+    baseline = scores.get("baseline")
+    if baseline is not None and PRESET in axes:
+        baseline = _variant({**axes, PRESET: baseline}, config)
+    return Cell(
+        id=entry["id"],
+        name=entry["name"],
+        folder=run,
+        axes=axes,
+        variant=_variant(axes, config),
+        baseline=baseline,
+        group=", ".join(f"{key}={label(axes[key])}" for key in others) or "all",
+        warmup=None if value(WARMUP) is None else int(value(WARMUP)),
+        lr=None if value(RATE) is None else float(value(RATE)),
+        seed=None if value(SEED) is None else int(value(SEED)),
+        state=state,
+        result=result,
+        error=error,
+    )
+
+
+def _variant(axes: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    block = [key for key in axes if key.startswith(BLOCK) and key != PRESET]
+    parts = [label(axes[PRESET])] if PRESET in axes else []
+    parts += [f"{key.removeprefix(BLOCK)}={label(axes[key])}" for key in block]
+    return "+".join(parts) or label(lookup(config, PRESET) or "base")
+
+
+def _outcome(run: Path) -> tuple[dict[str, Any] | None, State, str | None]:
+    """Result, state, and the last line of the error of one run folder."""
+    if (run / "result.json").is_file():
+        result = read_mapping(run / "result.json")
+        for field in ("id", "status", "metrics", "unigram_entropy"):
+            if field not in result:
+                raise UserError(f"{run / 'result.json'}: field '{field}' is missing")
+        return result, result["status"], None
+    attempts = [path for path in (run / "attempts").glob("*") if path.name.isdigit()]
+    if not attempts:
+        return None, "waiting", None
+    error = max(attempts, key=lambda path: int(path.name)) / "error.txt"
+    if not error.is_file():
+        return None, "unfinished", None
+    lines = error.read_text(encoding="utf-8", errors="replace").split("\n")
+    return None, "failed", next((line for line in reversed(lines) if line.strip()), "no message")
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _columns_as_text(axes: Mapping[str, list[Any]], keys: Iterable[str]) -> set[str]:
+    """Axes whose values do not share one primitive type, which no column of a table could hold."""
+    kinds = {key: {type(value) for value in axes[key] if value is not None} for key in keys}
+    return {key for key in kinds if len(kinds[key]) > 1 or kinds[key] & {dict, list}}

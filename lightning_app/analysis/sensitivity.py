@@ -1,0 +1,493 @@
+"""How much each variant needs learning-rate warm-up.
+
+Symbols: `l(w, lr, s)` is the loss of one run in nats per token, a failure counted as `H_uni`
+(`Cell.loss`); `w` the warm-up in updates, `ref` the grid's reference warm-up, `s` the seed, `H_uni`
+the unigram entropy of the validation targets. A bar is the mean over seeds. Runs are compared seed
+by seed: a seed that has not finished every run that a score needs is left out of it, and the note
+says so. Intervals are two-sided at 95 %. What is not defined is NaN with the reason in the note.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.analysis.runs import Cell, Grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVEL = 0.95
+LEARNED = 0.1  # nats under `H_uni` that a mean loss must reach to count as having learned anything
+FEW_SEEDS = 5
+
+Key = tuple[int, float, int]  # warm-up, rate, seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates."""
+
+    group: str
+    lr: float
+    variant: str
+    score: str
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    p_holm: float = math.nan
+    seeds: int = 0
+    cells: int = 0
+    diverged: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """The planned cells of one variant within one group of the other axes."""
+
+    group: str
+    variant: str
+    baseline: str | None
+    planned: frozenset[Key]
+    cells: Mapping[Key, Cell] = field(repr=False)
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({lr for _, lr, _ in self.planned})
+
+    @property
+    def warmups(self) -> list[int]:
+        return sorted({warmup for warmup, _, _ in self.planned})
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for _, _, seed in self.planned})
+
+    def at(self, points: Iterable[tuple[int, float]]) -> "Paired":
+        """The seeds that finished at every one of the (warm-up, rate) points."""
+        points = sorted(set(points))
+        planned = [s for s in self.seeds if all((*point, s) in self.planned for point in points)]
+        seeds = [s for s in planned if all((*point, s) in self.cells for point in points)]
+        return Paired(self.cells, points, seeds, len(planned))
+
+
+class Paired:
+    """Losses of the same seeds at several (warm-up, rate) points."""
+
+    def __init__(
+        self,
+        cells: Mapping[Key, Cell],
+        points: Sequence[tuple[int, float]],
+        seeds: Sequence[int],
+        planned: int,
+    ) -> None:
+        self.points, self.seeds, self.planned = points, seeds, planned
+        self.runs = {(point, s): cells[(*point, s)] for point in points for s in seeds}
+
+    def losses(self, point: tuple[int, float]) -> list[float]:
+        return [self.runs[point, seed].loss for seed in self.seeds]
+
+    def mean(self, point: tuple[int, float]) -> float:
+        return mean(self.losses(point))
+
+    @property
+    def entropy(self) -> float:
+        return mean([cell.entropy for cell in self.runs.values()])
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        diverged = sum(cell.state == "diverged" for cell in self.runs.values())
+        return {"seeds": len(self.seeds), "cells": len(self.runs), "diverged": diverged}
+
+    @property
+    def missing(self) -> str:
+        absent = self.planned - len(self.seeds)
+        return f"{absent} of {self.planned} seeds not finished" if absent else ""
+
+
+def sensitivity_frame(grid: Grid) -> "pd.DataFrame":
+    """`scores` as a table, one row per group, rate, variant and score."""
+    import pandas as pd
+
+    columns = [each.name for each in fields(Score)]
+    rows = [asdict(each) for each in scores(grid)]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def scores(grid: Grid) -> list[Score]:
+    """Every score of every variant, in the order of the plan."""
+    found = arms(grid)
+    several_rates = len(grid.rates) > 1
+    rows: list[Score] = []
+    for group in dict.fromkeys(arm.group for arm in found):
+        members = {arm.variant: arm for arm in found if arm.group == group}
+        for lr in sorted({lr for arm in members.values() for lr in arm.rates}):
+            present = [arm for arm in members.values() if lr in arm.rates]
+            compared = holm(
+                [interaction(a, members.get(a.baseline or ""), lr, grid) for a in present]
+            )
+            for arm, versus in zip(present, compared, strict=True):
+                rows += [delta(arm, lr, grid), relative_delta(arm, lr, grid), versus]
+                rows += [stalls(arm, lr, warmup) for warmup in arm.warmups]
+                rows += [flatness(arm, lr), wortsman(arm, lr)]
+        if several_rates:
+            for arm in members.values():
+                rows += [retuned(arm), *(largest_rate(arm, warmup) for warmup in arm.warmups)]
+    return rows
+
+
+def arms(grid: Grid) -> list[Arm]:
+    """The cells by group and variant. A finished run without a finite loss counts as absent."""
+    planned: dict[tuple[str, str], dict[Key, Cell]] = {}
+    for cell in grid.cells:
+        key = (cell.warmup or 0, cell.lr or 0.0, cell.seed or 0)
+        planned.setdefault((cell.group, cell.variant), {})[key] = cell
+    return [
+        Arm(
+            group=group,
+            variant=variant,
+            baseline=next(iter(cells.values())).baseline,
+            planned=frozenset(cells),
+            cells={key: cell for key, cell in cells.items() if math.isfinite(cell.loss)},
+        )
+        for (group, variant), cells in planned.items()
+    ]
+
+
+def delta(arm: Arm, lr: float, grid: Grid) -> Score:
+    """`Delta = mean_s [l(0, s) - l(ref, s)]`, nats per token; Student's t interval over seeds."""
+    reason, pairs, ref = _against_reference(arm, lr, grid)
+    if reason:
+        return _undefined(arm, lr, "delta", reason, pairs)
+    differences = _differences(pairs, (0, lr), (ref, lr))
+    low, high, _ = t_interval(differences)
+    return Score(
+        **_who(arm, lr, "delta"),
+        estimate=mean(differences),
+        low=low,
+        high=high,
+        **pairs.counts,
+        note=_notes(_never(pairs, (ref, lr)), pairs.missing, _each(pairs.seeds, differences, low)),
+    )
+
+
+def relative_delta(arm: Arm, lr: float, grid: Grid) -> Score:
+    """`Delta / (H_uni - l_bar(ref))`: the share of what is learned that is lost without warm-up.
+
+    A ratio of two means over the same seeds; the interval is Fieller's (1954). Undefined where the
+    denominator is under 0.1 nats: the variant never learned, with warm-up either.
+    """
+    reason, pairs, ref = _against_reference(arm, lr, grid)
+    reason = reason or _never(pairs, (ref, lr))
+    if reason:
+        return _undefined(arm, lr, "relative_delta", reason, pairs)
+    lost = _differences(pairs, (0, lr), (ref, lr))
+    learned = [
+        pairs.runs[(ref, lr), s].entropy - pairs.runs[(ref, lr), s].loss for s in pairs.seeds
+    ]
+    low, high = fieller_interval(lost, learned)
+    ratios = [a / b if b else math.nan for a, b in zip(lost, learned, strict=True)]
+    return Score(
+        **_who(arm, lr, "relative_delta"),
+        estimate=mean(lost) / mean(learned),
+        low=low,
+        high=high,
+        **pairs.counts,
+        note=_notes(pairs.missing, _each(pairs.seeds, ratios, low)),
+    )
+
+
+def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: Grid) -> Score:
+    """`Delta_v - Delta_baseline` over the same seeds: does it need warm-up more than the baseline?
+
+    `mean_s [(l_v(0, s) - l_v(ref, s)) - (l_b(0, s) - l_b(ref, s))]`, nats per token; t interval,
+    and the p value of the two-sided t test of zero (`holm` corrects it over the variants).
+    """
+    reason, own, ref = _against_reference(arm, lr, grid)
+    if arm.baseline is None:
+        reason = "the grid file names no baseline"
+    elif arm.baseline == arm.variant:
+        reason = "is the baseline"
+    elif baseline is None or lr not in baseline.rates:
+        reason = f"no arm of the baseline {arm.baseline}"
+    if reason or baseline is None:
+        return _undefined(arm, lr, "interaction", reason, own)
+    reason, other, _ = _against_reference(baseline, lr, grid)
+    seeds = [seed for seed in own.seeds if seed in other.seeds]
+    if reason or not seeds:
+        reason = f"baseline: {reason}" if reason else "no seed finished here and in the baseline"
+        return _undefined(arm, lr, "interaction", reason, own)
+    points = [(0, lr), (ref, lr)]
+    own = Paired(arm.cells, points, seeds, own.planned)
+    other = Paired(baseline.cells, points, seeds, own.planned)
+    differences = [
+        ours - theirs
+        for ours, theirs in zip(
+            _differences(own, *points), _differences(other, *points), strict=True
+        )
+    ]
+    low, high, p = t_interval(differences)
+    never = _never(own, (ref, lr)), _never(other, (ref, lr))
+    return Score(
+        **_who(arm, lr, "interaction"),
+        estimate=mean(differences),
+        low=low,
+        high=high,
+        p=p,
+        seeds=len(seeds),
+        cells=own.counts["cells"] + other.counts["cells"],
+        diverged=own.counts["diverged"] + other.counts["diverged"],
+        note=_notes(
+            never[0],
+            never[1] and f"baseline {never[1]}",
+            own.missing,
+            _each(seeds, differences, low),
+        ),
+    )
+
+
+def stalls(arm: Arm, lr: float, warmup: int) -> Score:
+    """`stalls w=...`: failed runs / all finished runs at one warm-up; Wilson's interval."""
+    name = f"stalls w={warmup}"
+    runs = [
+        arm.cells[key]
+        for key in sorted(arm.planned)
+        if key in arm.cells and key[:2] == (warmup, lr)
+    ]
+    planned = sum(key[:2] == (warmup, lr) for key in arm.planned)
+    if not planned:
+        return _undefined(arm, lr, name, "not in the grid")
+    if not runs:
+        return _undefined(arm, lr, name, "no finished run")
+    failed = sum(cell.state == "diverged" for cell in runs)
+    low, high = wilson_interval(failed, len(runs))
+    absent = planned - len(runs)
+    return Score(
+        **_who(arm, lr, name),
+        estimate=failed / len(runs),
+        low=low,
+        high=high,
+        seeds=len(runs),
+        cells=len(runs),
+        diverged=failed,
+        note=f"{absent} of {planned} runs not finished" if absent else "",
+    )
+
+
+def flatness(arm: Arm, lr: float) -> Score:
+    """`R_w = (mean_w l_bar - min_w l_bar) / (H_uni - min_w l_bar)`: 0 is flat over the warm-ups.
+
+    Undefined ("never learned") where the denominator is under 0.1 nats. No interval: the minimum of
+    noisy means is biased, and no seed alone has it.
+    """
+    reason, pairs = _over_warmups(arm, lr)
+    if not reason:
+        best = min(pairs.points, key=pairs.mean)
+        reason = _never(pairs, best)
+    if reason:
+        return _undefined(arm, lr, "R_w", reason, pairs)
+    means = [pairs.mean(point) for point in pairs.points]
+    ratio = (mean(means) - min(means)) / (pairs.entropy - min(means))
+    return Score(**_who(arm, lr, "R_w"), estimate=ratio, **pairs.counts, note=pairs.missing)
+
+
+def wortsman(arm: Arm, lr: float) -> Score:
+    """`S_w = mean_w l_bar - min_w l_bar`, nats per token (Wortsman et al. 2023, over warm-ups).
+
+    Only for comparison with that paper: a variant that stalls everywhere comes out as insensitive.
+    """
+    reason, pairs = _over_warmups(arm, lr)
+    if reason:
+        return _undefined(arm, lr, "S_w", reason, pairs)
+    means = [pairs.mean(point) for point in pairs.points]
+    never = _never(pairs, min(pairs.points, key=pairs.mean))
+    return Score(
+        **_who(arm, lr, "S_w"),
+        estimate=mean(means) - min(means),
+        **pairs.counts,
+        note=_notes(never, pairs.missing),
+    )
+
+
+def retuned(arm: Arm) -> Score:
+    """`D = min_lr l_bar(0, lr) - min_{lr, w} l_bar(w, lr)`, nats per token.
+
+    What no warm-up costs when the rate is tuned again without it.
+    """
+    pairs = arm.at((warmup, lr) for warmup, lr, _ in arm.planned)
+    bare = [point for point in pairs.points if point[0] == 0]
+    reason = "" if bare else "no arm without warm-up"
+    reason = reason or _nothing(pairs)
+    if reason:
+        return _undefined(arm, math.nan, "D", reason, pairs)
+    best = min(pairs.points, key=pairs.mean)
+    cost = min(pairs.mean(point) for point in bare) - pairs.mean(best)
+    note = _notes(_never(pairs, best), pairs.missing)
+    return Score(**_who(arm, math.nan, "D"), estimate=cost, **pairs.counts, note=note)
+
+
+def largest_rate(arm: Arm, warmup: int) -> Score:
+    """`eta_max w=...`: the largest rate of the grid at which no finished run failed."""
+    name = f"eta_max w={warmup}"
+    runs: dict[float, list[Cell]] = {}
+    for key in sorted(arm.planned):
+        if key[0] == warmup and key in arm.cells:
+            runs.setdefault(key[1], []).append(arm.cells[key])
+    finished = [cell for cells in runs.values() for cell in cells]
+    failed = {lr: sum(cell.state == "diverged" for cell in cells) for lr, cells in runs.items()}
+    sound = [lr for lr, count in failed.items() if count == 0]
+    counts: dict[str, Any] = {
+        "seeds": len({key[2] for key in arm.planned if key[0] == warmup and key in arm.cells}),
+        "cells": len(finished),
+        "diverged": sum(failed.values()),
+    }
+    planned = sum(key[0] == warmup for key in arm.planned)
+    if not sound:
+        reason = "stalled at every rate" if runs else "no finished run"
+        return Score(**_who(arm, math.nan, name), **counts, note=reason)
+    best = max(sound)
+    absent = planned - len(finished)
+    note = _notes(
+        "the largest rate of the grid: a lower bound" if best == max(arm.rates) else "",
+        "a smaller rate stalled" if any(failed[lr] for lr in failed if lr < best) else "",
+        f"{absent} of {planned} runs not finished" if absent else "",
+    )
+    return Score(**_who(arm, math.nan, name), estimate=best, **counts, note=note)
+
+
+def holm(rows: Sequence[Score]) -> list[Score]:
+    """Holm's step-down correction of the p values of `rows` (NaN takes no part).
+
+    With `p_(1) <= ... <= p_(m)`: `p_holm_(i) = max_{j <= i} min(1, (m - j + 1) * p_(j))`.
+    """
+    tested = sorted(
+        (i for i, row in enumerate(rows) if not math.isnan(row.p)), key=lambda i: rows[i].p
+    )
+    corrected, largest = list(rows), 0.0
+    for rank, index in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * rows[index].p))
+        corrected[index] = replace(rows[index], p_holm=largest)
+    return corrected
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Student's t interval of the mean, and the two-sided p value of mean zero.
+
+    `mean +- t_{n-1} * sd / sqrt(n)`. NaN for one value, and where the values do not differ.
+    """
+    import numpy as np
+    from scipy import stats
+
+    count, centre = len(values), mean(values)
+    if count < 2 or not _spread(values):
+        return math.nan, math.nan, math.nan
+    error = float(np.std(values, ddof=1)) / math.sqrt(count)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error
+    p = 2 * float(stats.t.sf(abs(centre) / error, count - 1))
+    return centre - half, centre + half, p
+
+
+def fieller_interval(
+    numerators: Sequence[float], denominators: Sequence[float]
+) -> tuple[float, float]:
+    """Fieller's interval of `mean(a) / mean(b)` for paired values `a`, `b`.
+
+    The ratios `r` with `(a_bar - r b_bar)^2 <= t^2 var(a - r b) / n`. NaN for one pair, without
+    spread, and where the denominator's own interval holds zero (the set is then not an interval).
+    """
+    import numpy as np
+    from scipy import stats
+
+    count, ratio = len(numerators), mean(numerators) / mean(denominators)
+    residuals = [top - ratio * low for top, low in zip(numerators, denominators, strict=True)]
+    if count < 2 or not _spread(residuals):
+        return math.nan, math.nan
+    square = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) ** 2 / count
+    covariance = np.cov(numerators, denominators, ddof=1)
+    top, bottom = mean(numerators), mean(denominators)
+    a = bottom**2 - square * covariance[1, 1]
+    b = top * bottom - square * covariance[0, 1]
+    c = top**2 - square * covariance[0, 0]
+    if a <= 0:
+        return math.nan, math.nan
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    return float((b - root) / a), float((b + root) / a)
+
+
+def wilson_interval(failed: int, count: int) -> tuple[float, float]:
+    """Wilson's score interval of a proportion."""
+    from scipy import stats
+
+    found = stats.binomtest(failed, count).proportion_ci(LEVEL, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def _spread(values: Sequence[float]) -> bool:
+    """False where values differ by no more than rounding."""
+    return max(values) - min(values) > 1e-12 * max(1.0, *(abs(value) for value in values))
+
+
+def _against_reference(arm: Arm, lr: float, grid: Grid) -> tuple[str, Paired, int]:
+    """Why a score against the reference is undefined ("" if it is not), pairs, reference."""
+    ref = grid.reference_warmup
+    if ref is None:
+        return "the grid file names no reference warm-up", arm.at([]), 0
+    pairs = arm.at([(0, lr), (ref, lr)])
+    if ref == 0:
+        return "the reference is no warm-up itself", pairs, ref
+    points = {key[:2] for key in arm.planned}
+    if (0, lr) not in points:
+        return "no arm without warm-up", pairs, ref
+    if (ref, lr) not in points:
+        return f"no arm with the reference warm-up {ref}", pairs, ref
+    return _nothing(pairs), pairs, ref
+
+
+def _over_warmups(arm: Arm, lr: float) -> tuple[str, Paired]:
+    points = {(warmup, rate) for warmup, rate, _ in arm.planned if rate == lr}
+    pairs = arm.at(points)
+    return ("one warm-up only" if len(points) < 2 else _nothing(pairs)), pairs
+
+
+def _nothing(pairs: Paired) -> str:
+    return "" if pairs.seeds else "no seed has finished every run that it needs"
+
+
+def _never(pairs: Paired, point: tuple[int, float]) -> str:
+    learned = pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED
+    return "" if learned else "never learned"
+
+
+def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, float]) -> list[float]:
+    return [a - b for a, b in zip(pairs.losses(first), pairs.losses(second), strict=True)]
+
+
+def _each(seeds: Sequence[int], values: Sequence[float], low: float) -> str:
+    """Why there is no interval, and the values seed by seed where they are few."""
+    reason = ""
+    if math.isnan(low):
+        reason = "unbounded interval" if _spread(values) else "no spread between seeds, no interval"
+        reason = "one seed, no interval" if len(seeds) == 1 else reason
+    if len(seeds) >= FEW_SEEDS:
+        return reason
+    listed = ", ".join(f"{seed}: {value:.4f}" for seed, value in zip(seeds, values, strict=True))
+    return _notes(reason, f"per seed {listed}")
+
+
+def _notes(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _who(arm: Arm, lr: float, score: str) -> dict[str, Any]:
+    return {"group": arm.group, "lr": lr, "variant": arm.variant, "score": score}
+
+
+def _undefined(arm: Arm, lr: float, score: str, reason: str, pairs: Paired | None = None) -> Score:
+    counts: dict[str, Any] = pairs.counts if pairs else {}
+    return Score(**_who(arm, lr, score), **counts, note=reason)

@@ -1,0 +1,106 @@
+"""How fast a run trains, and how far it has come."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+
+class Throughput(pl.Callback):
+    """Log ``train/tokens_per_second``: predicted tokens of all devices over wall-clock seconds.
+
+    Time spent in validation does not count. `tokens` and `seconds` are the sums so far; they are
+    brought up to date every `log_every_n_steps` steps and at the end.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.seconds = 0.0
+        self._since = 0.0
+        # Kept on the device: reading it each step would hold a GPU up.
+        self._counted: Tensor | None = None
+        self._elapsed = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second over the whole run."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._since = time.perf_counter()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._elapsed += time.perf_counter() - self._since
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._since = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+    ) -> None:
+        now = time.perf_counter()
+        self._elapsed += now - self._since
+        self._since = now
+        counted = batch.normalizer * trainer.world_size
+        self._counted = counted if self._counted is None else self._counted + counted
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            rate = self._take()
+            for logger in trainer.loggers:
+                logger.log_metrics({"train/tokens_per_second": rate}, step=trainer.global_step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._take()
+
+    def _take(self) -> float:
+        counted = 0 if self._counted is None else round(float(self._counted))
+        elapsed = self._elapsed
+        self.tokens += counted
+        self.seconds += elapsed
+        self._counted, self._elapsed = None, 0.0
+        return counted / elapsed if elapsed > 0 else 0.0
+
+
+class Progress(pl.Callback):
+    """Write ``progress.json`` about once a second, for whoever watches the run from outside."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._started = time.monotonic()
+        self._written = 0.0
+
+    def _write(self, trainer: pl.Trainer, stage: str, loss: float | None) -> None:
+        if not trainer.is_global_zero:
+            return
+        now = time.monotonic()
+        self._written = now
+        step = trainer.global_step
+        report = {
+            "step": step,
+            "max_steps": trainer.max_steps,
+            "rate": step / max(now - self._started, 1e-9),
+            "loss": loss,
+            "time": time.time(),
+            "stage": stage,
+        }
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(report))
+        os.replace(partial, self.path)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started = time.monotonic()
+        self._write(trainer, "train", None)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+    ) -> None:
+        if time.monotonic() - self._written >= 1.0:
+            self._write(trainer, "train", float(outputs["loss"]))
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer, "validate", None)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer, "test", None)

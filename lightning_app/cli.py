@@ -1,0 +1,190 @@
+"""The command `ablate`: parse, call, print. Heavy imports wait until a command needs them."""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_app import __version__
+from lightning_app.errors import UserError, nearest
+
+LIGHTNING = {
+    "fit": "train one run: --config FILE, then overrides; every Trainer flag by Lightning's name",
+    "validate": "evaluate a checkpoint on the validation split",
+    "test": "evaluate a checkpoint on the test split, with BLEU for translation",
+    "predict": "print the predictions of a checkpoint on the test split",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints are one line, with the nearest right spelling."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(message)
+
+
+def blocks(args: argparse.Namespace) -> int:
+    from lightning_app.catalogue import print_blocks
+
+    return print_blocks(args.name, args.encoder_depth, args.decoder_depth)
+
+
+def lightning(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.trial import Run
+
+    Run([args.command, *args.rest])
+    return 0
+
+
+def translate(args: argparse.Namespace) -> int:
+    from lightning_app.translate import translate_lines
+
+    return translate_lines(args.run, args.input, args.beam, args.checkpoint)
+
+
+def prepare(args: argparse.Namespace) -> int:
+    from lightning_app.data.command import prepare_command
+
+    return prepare_command(args)
+
+
+def plan(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.commands import plan_command
+
+    return plan_command(args.grid, args.experiments, probe=args.probe)
+
+
+def run(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.commands import run_command
+
+    return run_command(
+        args.grid,
+        args.experiments,
+        workers=args.workers,
+        max_time=args.max_time,
+        retry_failed=args.retry_failed,
+    )
+
+
+def status(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.commands import status_command
+
+    return status_command(args.grid, args.experiments)
+
+
+def report(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.commands import report_command
+
+    return report_command(args.grid, args.experiments, out=args.out)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `ablate`, commands in the order of the documentation."""
+    parser = Parser(
+        prog="ablate",
+        description="Which wiring of a Transformer block needs learning-rate warm-up?",
+        epilog="exit codes: 0 done, 1 a run failed, 2 a mistake in the call, 130 interrupted",
+    )
+    parser.add_argument("--version", action="version", version=f"ablate {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(
+        name: str, call: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(call=call)
+        return command
+
+    command = add("blocks", blocks, "table of the presets; with NAME the resolved specification")
+    command.add_argument("name", metavar="NAME", nargs="?", help="a preset")
+    command.add_argument("--encoder-depth", type=int, default=6, help="default: 6")
+    command.add_argument("--decoder-depth", type=int, default=6, help="0: encoder alone")
+
+    for name, text in LIGHTNING.items():
+        # LightningCLI has a parser of its own, which also answers --help.
+        command = commands.add_parser(name, help=text, add_help=False)
+        command.set_defaults(call=lightning)
+
+    command = add("translate", translate, "translate lines of text with a trained run")
+    command.add_argument("--run", type=Path, required=True, metavar="DIR", help="a run folder")
+    command.add_argument("--input", type=Path, metavar="FILE", help="default: standard input")
+    command.add_argument("--beam", type=int, metavar="N", help="default: as the run's config says")
+    command.add_argument(
+        "--checkpoint", choices=["best", "last"], default="best", help="default: best"
+    )
+
+    command = add("prepare", prepare, "fetch or read, check, tokenise and cache a corpus")
+    command.add_argument("--data", metavar="NAME", help="iwslt14, wikitext2, text or synthetic")
+    command.add_argument("--root", metavar="DIR", help="the folder that holds the corpus")
+    command.add_argument("--config", type=Path, metavar="FILE", help="take `data` from this config")
+
+    grids = {
+        "plan": (plan, "the cells of a grid, what is done, what the rest costs; trains nothing"),
+        "run": (run, "run what is missing of a grid; resumes by itself"),
+        "status": (status, "counts by state, running cells, time left, failures"),
+        "report": (report, "tables, figures and report.html of a grid"),
+    }
+    for name, (call, text) in grids.items():
+        command = add(name, call, text)
+        command.add_argument(
+            "grid", metavar="GRID", help="a YAML file, or the name of an ablation that ships"
+        )
+        command.add_argument(
+            "--experiments",
+            type=Path,
+            default=Path("experiments"),
+            metavar="DIR",
+            help="where the grid's folder lies (default: experiments)",
+        )
+        if name == "plan":
+            command.add_argument(
+                "--probe", action="store_true", help="measure 20 steps of each distinct shape"
+            )
+        if name == "run":
+            command.add_argument(
+                "--workers", type=int, metavar="N", help="cells at once (default: one a CPU)"
+            )
+            command.add_argument("--max-time", metavar="HH:MM", help="start no cell after this time")
+            command.add_argument(
+                "--retry-failed", action="store_true", help="also run cells that crashed before"
+            )
+        if name == "report":
+            command.add_argument("--out", type=Path, metavar="DIR", help="default: the grid's folder")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of `ablate`; those of LightningCLI stay unread in `rest`."""
+    parser = build_parser()
+    known = ["blocks", *LIGHTNING, "translate", "prepare", "plan", "run", "status", "report"]
+    first = arguments[0] if arguments else ""
+    if first in LIGHTNING:
+        return argparse.Namespace(command=first, call=lightning, rest=list(arguments[1:]))
+    if first and not first.startswith("-") and first not in known:
+        raise UserError(f"unknown command '{first}'{nearest(first, known)}")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `ablate` and return its exit code."""
+    try:
+        args = parse(sys.argv[1:] if arguments is None else arguments)
+        return args.call(args)
+    except UserError as mistake:
+        print(f"ablate: {mistake}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ablate: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has gone; nothing more can be written to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            where = f" for {error.filename}" if error.filename else ""
+            print(f"ablate: no space left on the disk{where}; nothing is lost", file=sys.stderr)
+            return 1
+        raise

@@ -1,0 +1,143 @@
+"""SentencePiece: train on the training split, encode, decode. The special ids live here."""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from lightning_app.data.config import TokenizerKind
+from lightning_app.errors import UserError
+
+PAD, UNK, BOS, EOS, MASK = range(5)
+SPECIALS = 5  # ids below are no pieces of text
+MASK_PIECE = "<mask>"
+THREADS = 1  # the model's bytes depend on it, so it is pinned
+
+
+class Tokenizer:
+    """A trained SentencePiece model, lossless up to runs of spaces.
+
+    Args:
+        path: the model file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import sentencepiece
+
+        self.path = path
+        self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the five special ones included."""
+        return self._model.get_piece_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one line, without BOS and EOS."""
+        return self._model.encode(text)
+
+    def encode_lines(self, lines: list[str]) -> list[list[int]]:
+        """Return the ids of each line, each ended by EOS."""
+        return self._model.encode(lines, add_eos=True, num_threads=THREADS)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; special ids other than UNK leave no trace."""
+        return self._model.decode([int(i) for i in ids if i == UNK or i >= SPECIALS])
+
+
+def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: int | None) -> bytes:
+    """Train a tokenizer and return its model file; the same lines give the same bytes.
+
+    Args:
+        lines: gives the training lines, afresh at each call.
+        kind: `bpe` (byte-pair encoding) or `word` (whatever stands between two spaces).
+        vocab_size: number of ids with the five special ones; None for every word.
+
+    Raises:
+        UserError: the corpus allows no such vocabulary; names the nearest size that works.
+    """
+    if kind == "word":
+        largest = len(set(chain.from_iterable(line.split(" ") for line in lines())) - {""})
+        largest += SPECIALS
+        size = largest if vocab_size is None else vocab_size
+        if size > largest:
+            raise _too_large(size, largest)
+        return _train(lines(), "word", size)
+    assert vocab_size is not None, "checked by DataConfig"
+    smallest = len(set().union(*lines()) - {" "} | {"▁"}) + SPECIALS
+    if vocab_size < smallest:
+        raise UserError(
+            f"data.vocab_size is {vocab_size}: the characters of the training split alone "
+            f"need {smallest}"
+        )
+    try:
+        return _train(lines(), "bpe", vocab_size)
+    except RuntimeError as error:
+        largest = _count_pieces(_train(lines(), "bpe", vocab_size, hard_vocab_limit=False))
+        if largest >= vocab_size:
+            raise
+        raise _too_large(vocab_size, largest) from error
+
+
+def _too_large(size: int, largest: int) -> UserError:
+    return UserError(
+        f"data.vocab_size is {size}: the training split allows at most {largest}"
+    )
+
+
+def _train(
+    lines: Iterator[str], model_type: str, vocab_size: int, hard_vocab_limit: bool = True
+) -> bytes:
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_writer=model,
+        model_type=model_type,
+        vocab_size=vocab_size,
+        hard_vocab_limit=hard_vocab_limit,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        max_sentence_length=1 << 24,  # the default of 4192 bytes drops lines silently
+        num_threads=THREADS,
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        control_symbols=[MASK_PIECE],
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _count_pieces(model: bytes) -> int:
+    import sentencepiece
+
+    return sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of `data` as 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def unigram_entropy(ids: np.ndarray) -> float:
+    """H = -sum_v p(v) ln p(v), in nats, with p the relative frequency of each id in `ids`.
+
+    It is the loss of the best model that knows no context, so a run that ends near it has stalled.
+    """
+    counts = np.unique(ids, return_counts=True)[1]
+    p = counts / counts.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+def flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return (ids, offsets): row i is ids[offsets[i]:offsets[i + 1]], int32 and int64."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
+    return ids, offsets

@@ -1,0 +1,159 @@
+"""The one LightningModule: a thin system around a plain model and its objective."""
+
+from dataclasses import asdict
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torchmetrics import SumMetric
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.objectives import build_objective
+from lightning_app.objectives.base import ObjectiveConfig, Sums
+from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
+
+
+class TransformerModule(pl.LightningModule):
+    """A Transformer whose blocks are wired as `block` says, trained for `objective`.
+
+    The model is built when the data is known, since the vocabulary sets its size. Gradients are
+    those of the sum of token losses over the global batch divided by its number of predicted
+    tokens, whatever the number of devices: each rank divides its share by tokens / world, and
+    DDP averages.
+
+    Args:
+        block: The wiring: a preset and single axes on top of it.
+        architecture: The sizes.
+        objective: Translation or masked language modelling, and how it is evaluated.
+        optimizer: The optimizer.
+        schedule: The learning-rate schedule.
+    """
+
+    def __init__(
+        self,
+        block: BlockConfig = BlockConfig(),
+        architecture: ArchitectureConfig = ArchitectureConfig(),
+        objective: ObjectiveConfig = ObjectiveConfig(),
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        schedule: ScheduleConfig = ScheduleConfig(),
+    ) -> None:
+        super().__init__()
+        parts = {
+            "block": block,
+            "architecture": architecture,
+            "objective": objective,
+            "optimizer": optimizer,
+            "schedule": schedule,
+        }
+        # Plain values, so that a checkpoint loads with weights_only=True; Lightning rebuilds the
+        # module from them through the named instantiator.
+        hyperparameters: dict[str, Any] = {name: asdict(part) for name, part in parts.items()}
+        hyperparameters["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
+        self.save_hyperparameters(hyperparameters, logger=False)
+        self.block = block
+        self.architecture = architecture
+        self.schedule = schedule
+        self.optimizer = optimizer
+        self.objective = build_objective(objective)
+        self.model: torch.nn.Module | None = None
+        self.vocab_size = 0
+        sums = {"nll": SumMetric(), "correct": SumMetric(), "tokens": SumMetric()}
+        self.totals = torch.nn.ModuleDict(sums)
+
+    def setup(self, stage: str) -> None:
+        if self.model is None:
+            self.build(self.trainer.datamodule.vocab_size)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def build(self, vocab_size: int) -> None:
+        """Build the model for `vocab_size` tokens, with its initial values."""
+        self.vocab_size = vocab_size
+        self.model = build_model(self.architecture, self.block, vocab_size, self.objective.pad)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.objective.logits(self.model, batch)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        sums = self.objective.sums(self.model, batch)
+        loss = sums.loss / batch.normalizer
+        step = self.global_step + 1
+        if step % self.trainer.log_every_n_steps == 0 or step == 1:
+            self._log_training(loss.detach(), sums.nll / batch.normalizer, step)
+        return loss
+
+    def _log_training(self, loss: torch.Tensor, nll: torch.Tensor, step: int) -> None:
+        # The mean over ranks of (share / (tokens / world)) is the global loss.
+        both = self.trainer.strategy.reduce(torch.stack([loss, nll]), reduce_op="mean")
+        values = both.tolist()
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        logged = {"train/loss": values[0], "train/nll": values[1], "train/lr": rate}
+        for logger in self.loggers:
+            logger.log_metrics(logged, step=step)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        step = self.global_step + 1
+        if step % self.trainer.log_every_n_steps == 0 or step == 1:
+            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            for logger in self.loggers:
+                logger.log_metrics({"train/grad_norm": float(norm)}, step=step)
+
+    def on_validation_epoch_start(self) -> None:
+        self.objective.start_decoding()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._add(self.objective.sums(self.model, batch))
+        self.objective.decode(self.model, batch, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.objective.start_decoding()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._add(self.objective.sums(self.model, batch))
+        self.objective.decode(self.model, batch, "test")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _add(self, sums: Sums) -> None:
+        for name, metric in self.totals.items():
+            metric.update(getattr(sums, name))
+
+    def _log_evaluation(self, stage: str) -> None:
+        nll, correct, tokens = (float(self.totals[k].compute()) for k in ("nll", "correct", "tokens"))
+        for metric in self.totals.values():
+            metric.reset()
+        mean = nll / tokens
+        metrics = {
+            f"{stage}/nll": mean,
+            f"{stage}/perplexity": float(torch.tensor(mean).exp()),
+            f"{stage}/accuracy": correct / tokens,
+        }
+        datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        metrics |= self.objective.scores(stage, datamodule)
+        # The same number on every rank: what it is made of was summed or gathered before.
+        self.log_dict({**metrics, "step": float(self.global_step)}, rank_zero_only=False)
+
+    def configure_optimizers(self) -> Any:
+        assert self.model is not None
+        fused = self.trainer.precision != "16-mixed"
+        optimizer = build_optimizer(self.optimizer, self.model, fused=fused)
+        total = int(self.trainer.estimated_stepping_batches)
+        schedule = build_schedule(self.schedule, optimizer, total)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["vocab_size"] = self.vocab_size
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.model is None:
+            self.build(checkpoint["vocab_size"])

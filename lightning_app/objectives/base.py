@@ -1,0 +1,79 @@
+"""What a task owes the module: a loss, sums to evaluate by, and perhaps decoding."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lightning_app.models.search import SearchConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What is trained for and how it is evaluated."""
+
+    kind: Literal["translation", "masked_lm"] = "translation"
+    """translation needs an encoder_decoder, masked_lm an encoder."""
+    label_smoothing: float = 0.1
+    """Share of the target's probability spread evenly over the vocabulary, in the loss alone."""
+    beam: int = 5
+    """Beams of the final test and of `ablate translate`; 1 is greedy search."""
+    length_penalty: float = 1.0
+    """Exponent of the length in a hypothesis' score (fairseq's lenpen)."""
+    validation_bleu: int = 0
+    """Decode this many validation sentences greedily at each validation, for val/bleu."""
+    evaluate_test: bool = True
+    """Evaluate the test split when `fit` ends: test/nll, and for translation both BLEUs."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing {self.label_smoothing}: at least 0 and under 1")
+        if self.validation_bleu < 0:
+            raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
+        if self.beam < 1:
+            raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
+
+    def search(self, beam: int | None = None) -> SearchConfig:
+        """Return how the test is decoded, with another `beam` where one is given."""
+        return SearchConfig(beam=beam or self.beam, length_penalty=self.length_penalty)
+
+
+class Sums(NamedTuple):
+    """Sums over the predicted tokens of one rank's share of a batch, scalars.
+
+    `loss` is what is trained on, `nll` the unsmoothed negative log-likelihood, both in nats.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    correct: Tensor
+    tokens: Tensor
+
+
+def token_sums(
+    logits: Float[Tensor, "token vocabulary"],
+    labels: Int[Tensor, " token"],
+    counted: Float[Tensor, " token"],
+    label_smoothing: float,
+) -> Sums:
+    """Sum the losses of tokens whose `counted` is 1.
+
+    ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
+    2016, 1512.00567): one log-sum-exp serves both terms.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    normalizer = logits.logsumexp(dim=-1)
+    nll = normalizer - logits.gather(1, labels[:, None]).squeeze(1)
+    loss = nll
+    if label_smoothing:
+        uniform = normalizer - logits.mean(dim=-1)
+        loss = (1.0 - label_smoothing) * nll + label_smoothing * uniform
+    correct = (logits.detach().argmax(dim=-1) == labels).to(counted.dtype)
+    return Sums(
+        loss=(loss * counted).sum(),
+        nll=(nll.detach() * counted).sum(),
+        correct=(correct * counted).sum(),
+        tokens=counted.sum(),
+    )

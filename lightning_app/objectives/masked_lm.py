@@ -1,0 +1,47 @@
+"""Masked language modelling (Devlin et al. 2019, 1810.04805)."""
+
+from typing import Any, final
+
+from torch import Tensor
+
+from lightning_app.data.batching import MaskedBatch
+from lightning_app.data.tokenizer import PAD
+from lightning_app.models.heads import MaskedLanguageModel
+from lightning_app.objectives.base import ObjectiveConfig, Sums, token_sums
+
+
+@final
+class MaskedLanguageModelling:
+    """The mean negative log-likelihood of masked tokens; only their positions are scored."""
+
+    pad = PAD
+    sacrebleu_signature: str | None = None
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        self.config = config
+
+    def logits(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Tensor:
+        """Return the logits at the predicted positions, ``(predicted, vocabulary)``."""
+        return model(batch.tokens, batch.positions)
+
+    def sums(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Sums:
+        """Return the sums over the predicted tokens of `batch`."""
+        logits = self.logits(model, batch)
+        counted = logits.new_ones(batch.labels.shape)
+        return token_sums(logits, batch.labels, counted, self.config.label_smoothing)
+
+    def start_decoding(self) -> None:
+        """Nothing is decoded."""
+
+    def decode(self, model: MaskedLanguageModel, batch: MaskedBatch, stage: str) -> None:
+        """Nothing is decoded."""
+
+    def scores(self, stage: str, datamodule: Any) -> dict[str, float]:
+        """There is no score beyond those of the sums."""
+        return {}
+
+    def predict(self, model: MaskedLanguageModel, batch: MaskedBatch, datamodule: Any) -> list[str]:
+        """Return each window with its masked tokens filled by the likeliest ones."""
+        tokens = batch.tokens.flatten().clone()
+        tokens[batch.positions] = self.logits(model, batch).argmax(dim=-1)
+        return [datamodule.tokenizer.decode(row) for row in tokens.view_as(batch.tokens).tolist()]

@@ -1,0 +1,130 @@
+"""Optimizers, learning-rate schedules, and which parameters decay."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lightning_app.blocks.attention import Shaping
+from lightning_app.blocks.residual import LearnedGain
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer and its constants."""
+
+    kind: Literal["adam", "adamw", "sgd", "radam"] = "adam"
+    """adam and radam add weight decay to the gradient; adamw decouples it, as fairseq's adam does."""
+    lr: float = 5.0e-4
+    """The peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of the two moments (not sgd)."""
+    eps: float = 1.0e-9
+    """Added to the root of the second moment (not sgd)."""
+    weight_decay: float = 0.0
+    """On matrices and embeddings; never on gains, norms and biases."""
+    momentum: float = 0.0
+    """Momentum of sgd."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.lr) and self.lr > 0.0):
+            raise ValueError(f"lr {self.lr}: a rate above 0")
+        if self.weight_decay < 0.0:
+            raise ValueError(f"weight_decay {self.weight_decay}: at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate as a factor of its peak, over steps t = 1, 2, ... T.
+
+    With T_w = warmup_steps and T_ref = reference_steps:
+
+    ============  =========================================  ==================================
+    kind          coupling decoupled                         coupling paper
+    ============  =========================================  ==================================
+    inverse_sqrt  min(1, t/T_w) * min(1, sqrt(T_ref/t))      min(t/T_w, sqrt(T_w/t))
+    linear        min(1, t/T_w) * (1 - (t-1)/T)              t/T_w, then falling to 0 after T
+    constant      min(1, t/T_w)                              the same
+    ============  =========================================  ==================================
+
+    Decoupled, the warm-up changes the first T_w steps and nothing after them. In the form of the
+    papers (Vaswani et al. 2017; Xiong et al. 2020, 2002.04745, section 3.2) T_w also rescales the
+    whole run: "no warm-up" is then also almost no learning rate.
+    """
+
+    kind: Literal["inverse_sqrt", "linear", "constant"] = "inverse_sqrt"
+    """The shape after the warm-up."""
+    warmup_steps: int = 4000
+    """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 where coupling is paper)."""
+    coupling: Literal["decoupled", "paper"] = "decoupled"
+    """Whether the warm-up also sets the decay."""
+    reference_steps: int = 4000
+    """T_ref of the decoupled inverse square root: the largest warm-up that will be compared."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps {self.warmup_steps}: at least 0")
+        if self.reference_steps < 1:
+            raise ValueError(f"reference_steps {self.reference_steps}: at least 1")
+
+    def factor(self, step: int, total: int) -> float:
+        """Return the factor at `step` (from 1) of `total` steps."""
+        warmup = max(self.warmup_steps, 1)
+        ramp = min(1.0, step / warmup)
+        paper = self.coupling == "paper"
+        match self.kind:
+            case "inverse_sqrt":
+                reference = warmup if paper else self.reference_steps
+                return ramp * min(1.0, math.sqrt(reference / step))
+            case "linear":
+                start = warmup if paper else 1
+                left = (total - step + 1) / max(total - start + 1, 1)
+                return ramp * min(1.0, max(0.0, left))
+            case "constant":
+                return ramp
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the parameters into those that decay and those that never do.
+
+    Gains, alpha, beta, gamma, norms and biases take no decay: it would pull a block's wiring
+    towards zero (He & Hofmann 2023, appendix D).
+    """
+    decaying, free = [], []
+    for module in model.modules():
+        gain = isinstance(module, Shaping | LearnedGain | nn.LayerNorm | nn.RMSNorm)
+        for name, parameter in module.named_parameters(recurse=False):
+            exempt = gain or name.endswith("bias")
+            (free if exempt else decaying).append(parameter)
+    groups = [{"params": decaying, "weight_decay": weight_decay}]
+    if free:
+        groups.append({"params": free, "weight_decay": 0.0})
+    return groups
+
+
+def build_optimizer(
+    config: OptimizerConfig, model: nn.Module, *, fused: bool
+) -> torch.optim.Optimizer:
+    """Return the optimizer over the parameters of `model`."""
+    groups = parameter_groups(model, config.weight_decay)
+    moments = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    match config.kind:
+        case "adam":
+            return torch.optim.Adam(groups, fused=fused, **moments)
+        case "adamw":
+            return torch.optim.AdamW(groups, fused=fused, **moments)
+        case "radam":
+            return torch.optim.RAdam(groups, **moments)
+        case "sgd":
+            return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+
+
+def build_schedule(
+    config: ScheduleConfig, optimizer: torch.optim.Optimizer, total: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return the schedule over `total` steps. LambdaLR counts from 0, the formulas from 1."""
+    factor: Callable[[int], float] = lambda done: config.factor(done + 1, total)  # noqa: E731
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

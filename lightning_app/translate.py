@@ -1,0 +1,83 @@
+"""Translate lines of text with the checkpoint of a run."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from lightning_app.data.batching import pad_rows
+from lightning_app.data.tokenizer import BOS, EOS, Tokenizer
+from lightning_app.errors import UserError
+from lightning_app.models.heads import EncoderDecoder
+from lightning_app.models.search import SearchConfig, search
+from lightning_app.module import TransformerModule
+
+CHUNK = 512  # lines read before the first is written
+TOKENS = 4096  # source tokens translated at once, padding counted
+
+
+def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint: str) -> int:
+    """Print one translation a line for each line of `source`, or of standard input if None.
+
+    The text is taken in the form that the run's corpus has: tokenised and lower-cased for IWSLT14.
+    """
+    path = run / "checkpoints" / f"{checkpoint}.ckpt"
+    vocabulary = run / "tokenizer.model"
+    for needed in (path, vocabulary):
+        if not needed.is_file():
+            raise UserError(f"translate: {needed} is missing: --run takes a finished run's folder")
+    if beam is not None and beam < 1:
+        raise UserError(f"translate: --beam {beam}: at least 1, which is greedy search")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    module = TransformerModule.load_from_checkpoint(path, map_location=device, weights_only=True)
+    model = module.model
+    if not isinstance(model, EncoderDecoder):
+        raise UserError(f"translate: {run} holds a masked language model, not a translation model")
+    model.eval()
+    how = module.objective.config.search(beam)
+    tokenizer = Tokenizer(vocabulary)
+    lines = read_lines(source)
+    while chunk := list(islice(lines, CHUNK)):
+        for translation in translate(model, tokenizer, chunk, how, device):
+            print(translation)
+        sys.stdout.flush()
+    return 0
+
+
+def read_lines(source: Path | None) -> Iterator[str]:
+    """Yield the lines of a file or of standard input, without their ends."""
+    name = "standard input" if source is None else str(source)
+    try:
+        stream = sys.stdin.buffer if source is None else source.open("rb")
+    except OSError as error:
+        raise UserError(f"translate: --input {source}: {error.strerror}") from error
+    with stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UserError(f"translate: {name}, line {number}: no valid UTF-8") from error
+
+
+def translate(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    lines: Iterable[str],
+    how: SearchConfig,
+    device: torch.device,
+) -> list[str]:
+    """Return the translation of each line; an empty line stays empty."""
+    sources = [[*tokenizer.encode(line), EOS] for line in lines]
+    translations = [""] * len(sources)
+    # Equal lengths together; a source that is its end mark alone has nothing to translate.
+    order = sorted((i for i, s in enumerate(sources) if len(s) > 1), key=lambda i: len(sources[i]))
+    while order:
+        longest = len(sources[order[-1]])
+        count = max(1, TOKENS // (longest * how.beam))
+        rows, order = order[-count:], order[:-count]
+        batch = pad_rows([sources[i] for i in rows]).to(device)
+        for i, hypothesis in zip(rows, search(model, batch, BOS, EOS, how), strict=True):
+            translations[i] = tokenizer.decode(hypothesis.tokens)
+    return translations

@@ -1,0 +1,117 @@
+"""Beam search against a search without cache, batch or vectors, and against exhaustion."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
+from lightning_app.models.search import SearchConfig, search
+
+PAD, BOS, EOS = 0, 2, 3
+
+
+def tiny(preset: str, vocab_size: int = 11, seed: int = 0) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    architecture = ArchitectureConfig(
+        encoder_depth=2, decoder_depth=2, model_dim=12, ff_dim=14, num_heads=3, dropout=0.0
+    )
+    model = build_model(architecture, BlockConfig(preset=preset), vocab_size, PAD)
+    assert isinstance(model, EncoderDecoder)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+def plain_beam(model, source: torch.Tensor, s: SearchConfig) -> list[int]:
+    """The search as its docstring says it, one sentence, the whole prefix run at each step."""
+    source = source[source != PAD]
+    limit = int(len(source) * s.length_ratio + s.length_extra)
+    alive: list[tuple[float, list[int]]] = [(0.0, [BOS])]
+    finished: list[tuple[float, list[int]]] = []
+    for step in range(1, limit + 1):
+        candidates = []
+        for score, prefix in alive:
+            row = log_probs(model, source, prefix)
+            for token, value in enumerate(row):
+                if step == limit and token != EOS:
+                    continue
+                if value > -math.inf:
+                    candidates.append((score + value, [*prefix, token]))
+        candidates.sort(key=lambda c: -c[0])
+        for rank, (score, tokens) in enumerate(candidates[: s.beam]):
+            if tokens[-1] == EOS and len(finished) < s.beam:
+                assert rank < s.beam
+                finished.append((score / step**s.length_penalty, tokens[1:-1]))
+        alive = [c for c in candidates[: 2 * s.beam] if c[1][-1] != EOS][: s.beam]
+        if len(finished) >= s.beam or not alive:
+            break
+    return max(finished, key=lambda f: f[0])[1]
+
+
+def log_probs(model: EncoderDecoder, source: torch.Tensor, prefix: list[int]) -> list[float]:
+    with torch.no_grad():
+        values = model(source[None], torch.tensor([prefix]))[0, -1].log_softmax(-1)
+    values[PAD] = values[BOS] = -math.inf
+    return values.tolist()
+
+
+SOURCE = torch.tensor(
+    [[5, 6, 7, 8, 3], [9, 4, 3, 0, 0], [10, 10, 6, 3, 0], [3, 0, 0, 0, 0]], dtype=torch.long
+)
+
+
+@pytest.mark.parametrize("preset", ["post_ln", "realformer", "sas", "sas_p_no_norm"])
+@pytest.mark.parametrize("beam", [1, 2, 5])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.2])
+def test_equals_the_plain_search(preset: str, beam: int, length_penalty: float) -> None:
+    model = tiny(preset)
+    how = SearchConfig(
+        beam=beam, length_penalty=length_penalty, length_ratio=1.0, length_extra=3
+    )
+    found = search(model, SOURCE, BOS, EOS, how)
+    assert [h.tokens for h in found] == [plain_beam(model, row, how) for row in SOURCE]
+
+
+def test_a_wide_beam_finds_the_best_of_all_sequences() -> None:
+    model = tiny("pre_ln", vocab_size=6, seed=3)
+    source = torch.tensor([[4, 5, 3]])
+    how = SearchConfig(beam=200, length_penalty=1.0, length_ratio=0.0, length_extra=4)
+    best = (-math.inf, ())
+    for length in range(4):
+        for body in itertools.product([1, 4, 5], repeat=length):
+            tokens = [BOS, *body, EOS]
+            score = sum(
+                log_probs(model, source[0], tokens[:i])[tokens[i]]
+                for i in range(1, len(tokens))
+            )
+            best = max(best, (score / (length + 1), body))
+    found = search(model, source, BOS, EOS, how)[0]
+    assert tuple(found.tokens) == best[1]
+    assert found.score == pytest.approx(best[0], abs=1e-5)
+
+
+def test_a_sentence_is_translated_alike_alone_and_in_a_batch() -> None:
+    model = tiny("realformer", seed=5)
+    how = SearchConfig(beam=3, length_ratio=1.0, length_extra=4)
+    together = search(model, SOURCE, BOS, EOS, how)
+    for row, hypothesis in zip(SOURCE, together, strict=True):
+        alone = search(model, row[row != PAD][None], BOS, EOS, how)[0]
+        assert alone.tokens == hypothesis.tokens
+        assert alone.score == pytest.approx(hypothesis.score, abs=1e-5)
+
+
+def test_every_hypothesis_keeps_its_length_limit() -> None:
+    model = tiny("pre_ln", seed=7)
+    with torch.no_grad():
+        model.embedding.tokens.weight[EOS] -= 3.0  # it would rather never end
+    how = SearchConfig(beam=2, length_ratio=1.0, length_extra=2)
+    for row, hypothesis in zip(SOURCE, search(model, SOURCE, BOS, EOS, how), strict=True):
+        assert len(hypothesis.tokens) < int((row != PAD).sum()) + 2
+
+
+def test_a_beam_under_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="beam 0"):
+        SearchConfig(beam=0)

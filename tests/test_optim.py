@@ -1,0 +1,129 @@
+"""Schedules against their formulas, and which parameters decay."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    build_optimizer,
+    build_schedule,
+    parameter_groups,
+)
+
+
+def rates(config: ScheduleConfig, total: int, lr: float = 1.0) -> list[float]:
+    """The rates that an optimizer really steps with, t = 1 .. total."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=lr)
+    schedule = build_schedule(config, optimizer, total)
+    taken = []
+    for _ in range(total):
+        taken.append(optimizer.param_groups[0]["lr"])
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+        schedule.step()
+    return taken
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7, 40])
+def test_decoupled_inverse_sqrt_follows_its_formula(warmup: int) -> None:
+    config = ScheduleConfig(warmup_steps=warmup, reference_steps=20)
+    for t, rate in enumerate(rates(config, 100), start=1):
+        ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
+        assert rate == pytest.approx(ramp * min(1.0, (20 / t) ** 0.5))
+
+
+def test_decoupled_warmup_changes_nothing_after_it() -> None:
+    short = rates(ScheduleConfig(warmup_steps=0, reference_steps=30), 80)
+    long = rates(ScheduleConfig(warmup_steps=30, reference_steps=30), 80)
+    assert short[29:] == pytest.approx(long[29:])
+    assert short[0] == 1.0
+
+
+@pytest.mark.parametrize("warmup", [1, 5, 40])
+def test_paper_inverse_sqrt_peaks_at_its_warmup(warmup: int) -> None:
+    taken = rates(ScheduleConfig(warmup_steps=warmup, coupling="paper"), 100)
+    for t, rate in enumerate(taken, start=1):
+        assert rate == pytest.approx(min(t / warmup, math.sqrt(warmup / t)))
+    assert taken[warmup - 1] == pytest.approx(1.0)
+
+
+def test_paper_reads_no_warmup_as_one_step() -> None:
+    none = rates(ScheduleConfig(warmup_steps=0, coupling="paper"), 50)
+    assert none == rates(ScheduleConfig(warmup_steps=1, coupling="paper"), 50)
+
+
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_linear_decoupled_follows_its_formula(warmup: int) -> None:
+    total = 50
+    config = ScheduleConfig(kind="linear", warmup_steps=warmup)
+    for t, rate in enumerate(rates(config, total), start=1):
+        ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
+        assert rate == pytest.approx(ramp * (1 - (t - 1) / total))
+
+
+def test_linear_paper_rises_to_one_and_falls_to_nothing() -> None:
+    taken = rates(ScheduleConfig(kind="linear", warmup_steps=10, coupling="paper"), 50)
+    assert taken[:10] == pytest.approx([t / 10 for t in range(1, 11)])
+    steps = [a - b for a, b in zip(taken[9:], taken[10:], strict=False)]
+    assert steps == pytest.approx([steps[0]] * len(steps))
+    assert taken[-1] == pytest.approx(steps[0])
+
+
+def test_constant_is_constant_after_its_warmup() -> None:
+    taken = rates(ScheduleConfig(kind="constant", warmup_steps=4), 20, lr=0.5)
+    assert taken == pytest.approx([0.125, 0.25, 0.375, *[0.5] * 17])
+
+
+def test_only_matrices_and_embeddings_decay() -> None:
+    architecture = ArchitectureConfig(
+        encoder_depth=2, decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
+    )
+    model = build_model(architecture, BlockConfig(preset="sas"), vocab_size=17, pad=0)
+    decaying, free = parameter_groups(model, 0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed = {names[id(p)] for p in decaying["params"]}
+    spared = {names[id(p)] for p in free["params"]}
+    assert decayed | spared == set(names.values())
+    assert not decayed & spared
+    for name in names.values():
+        matrix = name.endswith("weight") and "norm" not in name
+        assert (name in decayed) == matrix, name
+    assert {name.rsplit(".", 1)[1] for name in spared} >= {"alpha", "beta", "gamma", "gain", "bias"}
+    assert decaying["weight_decay"] == 0.1
+    assert free["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd", "radam"])
+def test_every_optimizer_lowers_a_loss(kind) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = build_optimizer(OptimizerConfig(kind=kind, lr=0.05), model, fused=True)
+    x, y = torch.randn(32, 3), torch.randn(32, 1)
+    losses = []
+    for _ in range(30):
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (OptimizerConfig, "lr", 0.0),
+        (OptimizerConfig, "lr", math.nan),
+        (OptimizerConfig, "weight_decay", -1.0),
+        (ScheduleConfig, "warmup_steps", -1),
+        (ScheduleConfig, "reference_steps", 0),
+    ],
+)
+def test_values_without_meaning_are_refused(kind, field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        kind(**{field: value})

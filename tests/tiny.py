@@ -1,0 +1,91 @@
+"""The small models and batches of the tests. Sizes are distinct primes where they may be."""
+
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.models.heads import (
+    ArchitectureConfig,
+    EncoderDecoder,
+    MaskedLanguageModel,
+    build_model,
+)
+from tests import reference
+
+Model = TypeVar("Model", bound=nn.Module)
+
+PAD, BOS, EOS = 0, 2, 3
+VOCABULARY = 17
+SOURCE_LENGTHS = (7, 4, 1)
+TARGET_LENGTHS = (11, 6, 3)
+NUM_HEADS, HEAD_DIM = 2, 5
+SIZES: dict[str, Any] = {
+    "encoder_depth": 3,
+    "decoder_depth": 2,
+    "model_dim": NUM_HEADS * HEAD_DIM,
+    "ff_dim": 13,
+    "num_heads": NUM_HEADS,
+    "dropout": 0.0,
+}
+
+
+def architecture(**changes: Any) -> ArchitectureConfig:
+    return ArchitectureConfig(**{**SIZES, **changes})
+
+
+def reference_sizes(config: ArchitectureConfig) -> reference.Sizes:
+    return reference.Sizes(
+        encoder_depth=config.encoder_depth,
+        decoder_depth=config.decoder_depth if config.kind == "encoder_decoder" else 0,
+        num_heads=config.num_heads,
+        activation=config.activation,
+        pad=PAD,
+    )
+
+
+def translator(block: BlockConfig | str, **changes: Any) -> EncoderDecoder:
+    """Return an encoder-decoder with its initial values."""
+    block = BlockConfig(preset=block) if isinstance(block, str) else block
+    model = build_model(architecture(**changes), block, VOCABULARY, PAD)
+    assert isinstance(model, EncoderDecoder)
+    return model
+
+
+def masked_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageModel:
+    """Return an encoder with the head for masked tokens, with its initial values."""
+    block = BlockConfig(preset=block) if isinstance(block, str) else block
+    model = build_model(architecture(kind="encoder", **changes), block, VOCABULARY, PAD)
+    assert isinstance(model, MaskedLanguageModel)
+    return model
+
+
+@torch.no_grad()
+def randomise(model: Model) -> Model:
+    """Add noise to every parameter: what starts at zero or one hides what it multiplies."""
+    for parameter in model.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def numpy_parameters(model: nn.Module) -> dict[str, NDArray[np.float64]]:
+    return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+
+
+def words(*shape: int) -> Tensor:
+    """Return random tokens, none of them special."""
+    return torch.randint(5, VOCABULARY, shape)
+
+
+def sentences() -> tuple[Tensor, Tensor]:
+    """Return a padded batch: sources end with EOS, targets are BOS ... EOS."""
+    source = words(len(SOURCE_LENGTHS), max(SOURCE_LENGTHS))
+    target = words(len(TARGET_LENGTHS), max(TARGET_LENGTHS))
+    target[:, 0] = BOS
+    for row, (n, m) in enumerate(zip(SOURCE_LENGTHS, TARGET_LENGTHS, strict=True)):
+        source[row, n - 1], source[row, n:] = EOS, PAD
+        target[row, m - 1], target[row, m:] = EOS, PAD
+    return source, target
