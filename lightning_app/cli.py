@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from lightning_app import __version__
@@ -34,7 +35,13 @@ def blocks(args: argparse.Namespace) -> int:
 def lightning(args: argparse.Namespace) -> int:
     from lightning_app.ablation.trial import Run
 
-    Run([args.command, *args.rest])
+    files = [b for a, b in pairwise(args.rest) if a in ("--config", "-c")]
+    files += [a.removeprefix("--config=") for a in args.rest if a.startswith("--config=")]
+    try:
+        Run([args.command, *args.rest])
+    except UserError as error:
+        source = ", ".join(files) or "command line"
+        raise UserError(f"{source}: {error}") from error
     return 0
 
 
@@ -146,12 +153,16 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--workers", type=int, metavar="N", help="cells at once (default: one a CPU)"
             )
-            command.add_argument("--max-time", metavar="HH:MM", help="start no cell after this time")
+            command.add_argument(
+                "--max-time", metavar="HH:MM", help="start no cell after this time"
+            )
             command.add_argument(
                 "--retry-failed", action="store_true", help="also run cells that crashed before"
             )
         if name == "report":
-            command.add_argument("--out", type=Path, metavar="DIR", help="default: the grid's folder")
+            command.add_argument(
+                "--out", type=Path, metavar="DIR", help="default: the grid's folder"
+            )
     return parser
 
 

@@ -2,28 +2,38 @@
 
 import hashlib
 import json
+import re
+import warnings
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
+from contextlib import suppress
+from functools import cache
+from typing import Any, NoReturn
 
-import jsonargparse
+import yaml
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
-from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.module import TransformerModule
 
 TRAINER_DEFAULTS = {
     "max_steps": 20000,
+    "precision": "32-true",
     "log_every_n_steps": 50,
     "val_check_interval": 1000,
     "check_val_every_n_epoch": None,  # count validations in steps, across epochs
     "num_sanity_val_steps": 0,
     "use_distributed_sampler": False,  # our samplers share batches out themselves
 }
+
+# Warnings of Lightning that are about other programs than ours.
+NEEDLESS = (
+    ".*does not have many workers",  # batches come from memory-mapped ids: workers gain nothing
+    ".*smaller than the logging interval",  # we log by optimizer step, across epochs
+    ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
+)
 
 # What cannot change a result: where, on what and how verbosely a run is executed. The precision
 # and the number of steps do change it, so does the clipping of gradients.
@@ -53,17 +63,16 @@ IRRELEVANT = (
 class ConfigParser(LightningArgumentParser):
     """A parser whose every complaint is a `UserError` of one line."""
 
-    def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
-        raise UserError(message) from ex
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(explain(message, self)) from ex
 
 
 class RunCLI(LightningCLI):
-    """LightningCLI over our one module and one data module, with the defaults above.
-
-    Built without arguments and without running, it serves as the parser of configs.
-    """
+    """LightningCLI over our one module and one data module, with the defaults above."""
 
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
+        for message in NEEDLESS:
+            warnings.filterwarnings("ignore", message=message)
         super().__init__(
             TransformerModule,
             TextDataModule,
@@ -72,12 +81,152 @@ class RunCLI(LightningCLI):
             seed_everything_default=1,
             trainer_defaults=TRAINER_DEFAULTS,
             parser_class=ConfigParser,
+            auto_configure_optimizers=False,
             **kwargs,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("model.objective.kind", "data.task")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        is_tree = isinstance(args, dict)
+        self.config = parser.parse_object(args) if is_tree else parser.parse_args(args)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the parsed config as a tree of plain values, every default in it."""
+        return dump(self.parser, self.config, self.subcommand)
+
+
+class _ParserOnly(RunCLI):
+    """Stops before anything is parsed: what is wanted is the parser."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> NoReturn:
+        raise StopIteration
+
+
+@cache
+def config_parser() -> LightningArgumentParser:
+    """Return the parser of a whole run, made once."""
+    cli = _ParserOnly.__new__(_ParserOnly)
+    with suppress(StopIteration):
+        cli.__init__(args={}, run=False)
+    return cli.parser
+
+
+@cache
+def _model_parser() -> ConfigParser:
+    parser = ConfigParser()
+    parser.add_class_arguments(TransformerModule, "model")
+    return parser
+
+
+def dump(
+    parser: LightningArgumentParser, config: Namespace, subcommand: str | None = None
+) -> dict[str, Any]:
+    """Return `config` as a tree of plain values."""
+    text = parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
+    tree = yaml.safe_load(text)
+    return tree[subcommand] if subcommand else tree
+
+
+def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the complete config of a run: every default filled in, every pair checked.
+
+    Args:
+        tree: The config as a user wrote it.
+        source: What a complaint calls it: the file, and the cell of a grid.
+
+    Raises:
+        UserError: for an unknown key, a wrong type, or an impossible pair.
+    """
+    parser = config_parser()
+    try:
+        complete = dump(parser, parser.parse_object(tree))
+        check(complete)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+    return complete
+
+
+def check(tree: dict[str, Any]) -> None:
+    """Refuse a complete config whose parts do not go together, before anything is loaded."""
+    preset = tree["model"]["block"]["preset"]
+    if preset not in PRESETS:
+        known = ", ".join(PRESETS)
+        hint = nearest(str(preset), PRESETS)
+        raise UserError(f"model.block.preset: '{preset}' is not one of {known}{hint}")
+    try:
+        parser = _model_parser()
+        module = parser.instantiate_classes(parser.parse_object({"model": tree["model"]})).model
+        module.architecture.stacks(module.block)
+        module.architecture.sizes()
+    except ValueError as error:
+        raise UserError(f"model: {error}") from error
+    wanted = {"translation": "encoder_decoder", "masked_lm": "encoder"}
+    objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
+    if wanted[objective] != kind:
+        raise UserError(
+            f"model.architecture.kind: '{kind}' cannot serve model.objective.kind '{objective}'; "
+            f"use '{wanted[objective]}'"
+        )
+    trainer = tree["trainer"]
+    if trainer["use_distributed_sampler"]:
+        raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
+    if tree["model"]["schedule"]["kind"] == "linear" and trainer["max_steps"] < 1:
+        raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
+    TextDataModule(**tree["data"])
+
+
+def explain(message: str, parser: LightningArgumentParser) -> str:
+    """Turn a complaint of jsonargparse into one line: the key, the value, what would be right."""
+    message = " ".join(message.split())
+    if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+        return _unknown(f"{match[1]}.{match[2]}", parser)
+    if match := re.search(r"Subcommand '\w+' does not accept option '([\w.]+)'", message):
+        return _unknown(match[1], config_parser())
+    if match := re.search(r"^Option '([\w.]+)' is not accepted", message):
+        return _unknown(match[1], parser)
+    if match := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
+        return _unknown(match[1], parser)
+    if match := re.search(r'Parser key "([\w.]+)": (.*)', message):
+        return f"{match[1]}: {_wrong_value(match[2])}"
+    return message
+
+
+def _unknown(key: str, parser: LightningArgumentParser) -> str:
+    # The hint is a sibling: a key of another section with the same ending would mislead.
+    parent, _, last = key.rpartition(".")
+    known = set()
+    for name in parser.get_defaults().keys(branches=True):
+        head, _, tail = name.rpartition(".")
+        if head == parent:
+            known.add(tail)
+    match = nearest(last, known)
+    return f"unknown key '{key}'{match}"
+
+
+def _wrong_value(problem: str) -> str:
+    """Say what value was found and which types or words were expected."""
+    value = re.search(r"(?:Given value|Got value): (.*)$", problem)
+    # Parts are parsed by a parser like ours, so their complaints have been explained already.
+    inner = re.search(r"- (unknown key '.*?|[\w.]+: expected .*?) - Expected", problem)
+    if inner:
+        return inner[1]
+    expected = re.findall(r"Expected an? (typing\.Literal\[[^\]]*\]|<class '[\w.]+'>)", problem)
+    if not (value and expected):
+        return problem
+    names = [_type_name(kind) for kind in expected]
+    words = re.findall(r"'([^']*)'", " ".join(k for k in expected if "Literal" in k))
+    hint = nearest(value[1], words) if words else ""
+    return f"expected {' or '.join(dict.fromkeys(names))}, found {value[1]!r}{hint}"
+
+
+def _type_name(kind: str) -> str:
+    if literal := re.search(r"Literal\[(.*)\]", kind):
+        return f"one of {literal[1]}"
+    name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+    return {"NoneType": "null", "float": "a number", "int": "a whole number"}.get(name, name)
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

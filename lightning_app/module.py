@@ -126,7 +126,9 @@ class TransformerModule(pl.LightningModule):
             metric.update(getattr(sums, name))
 
     def _log_evaluation(self, stage: str) -> None:
-        nll, correct, tokens = (float(self.totals[k].compute()) for k in ("nll", "correct", "tokens"))
+        nll, correct, tokens = (
+            float(self.totals[k].compute()) for k in ("nll", "correct", "tokens")
+        )
         for metric in self.totals.values():
             metric.reset()
         mean = nll / tokens

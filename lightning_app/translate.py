@@ -6,9 +6,9 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from lightning_app.data.batching import pad_rows
-from lightning_app.data.tokenizer import BOS, EOS, Tokenizer
+from lightning_app.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
@@ -77,7 +77,8 @@ def translate(
         longest = len(sources[order[-1]])
         count = max(1, TOKENS // (longest * how.beam))
         rows, order = order[-count:], order[:-count]
-        batch = pad_rows([sources[i] for i in rows]).to(device)
+        batch = [torch.tensor(sources[i], device=device) for i in rows]
+        batch = pad_sequence(batch, batch_first=True, padding_value=PAD)
         for i, hypothesis in zip(rows, search(model, batch, BOS, EOS, how), strict=True):
             translations[i] = tokenizer.decode(hypothesis.tokens)
     return translations

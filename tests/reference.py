@@ -218,9 +218,7 @@ def realformer(layer: Layer, x: Array) -> Array:
     attended = layer.residual_attend("self_attention", x, x, layer.allowed)
     x = layer.norm("around_self.norm_sum", x + attended)
     if layer.memory is not None:
-        crossed = layer.residual_attend(
-            "cross_attention", x, layer.memory, layer.memory_allowed
-        )
+        crossed = layer.residual_attend("cross_attention", x, layer.memory, layer.memory_allowed)
         x = layer.norm("around_cross.norm_sum", x + crossed)
     return layer.norm("around_ff.norm_sum", x + layer.feed_forward(x))
 

@@ -20,6 +20,12 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def plain_console() -> Console:
+    """A console that cuts no line where its output is piped."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=1000)
+
+
 class Display:
     """Counts cells of this run, `total` to go, and says how long the rest takes.
 
@@ -27,7 +33,7 @@ class Display:
     """
 
     def __init__(self, name: str, total: int, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or plain_console()
         self._started = self._shown = time.monotonic()
         self._total = total
         self._over = 0

@@ -19,11 +19,11 @@ BLOCK = "model.block."
 PRESET = "model.block.preset"
 
 METRICS = (
-    "val/nll val/perplexity val/accuracy val/bleu test/nll test/bleu test/sacrebleu "
-    "train/tokens_per_second"
-).split()
+    *("val/nll", "val/perplexity", "val/accuracy", "val/bleu"),
+    *("test/nll", "test/bleu", "test/sacrebleu", "train/tokens_per_second"),
+)
 
-_KEYS = "name question base base_config axes exclude metric sensitivity".split()
+_KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -152,7 +152,9 @@ _Loader.yaml_implicit_resolvers = {
     for letter, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
 )
 
 

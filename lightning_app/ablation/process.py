@@ -2,6 +2,7 @@
 
 import faulthandler
 import importlib
+import io
 import os
 import signal
 import sys
@@ -91,8 +92,9 @@ def _redirect_output(log: Path) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     faulthandler.enable()
 
 

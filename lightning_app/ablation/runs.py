@@ -1,6 +1,7 @@
 """What a run's folder says about its cell. Files only: this is the record, the study its index."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,3 +85,9 @@ def is_held(lock: Path) -> bool:
             return False
     except Timeout:
         return True
+
+
+def describe(states: Counter[str]) -> str:
+    """Counts by state in one line, in a fixed order, without zeros."""
+    order = ("ok", "diverged", "failed", "running", "waiting", "missing")
+    return ", ".join(f"{states[state]} {state}" for state in order if states[state])

@@ -40,12 +40,17 @@ class Queue:
             axis: optuna.distributions.CategoricalDistribution(tuple(map(_primitive, values)))
             for axis, values in plan.axes.items()
         }
-        self._storage, self._study, self.note = _open(directory / "optuna.journal", plan)
+        self._storage, self._study, self.notes = _open(directory / "optuna.journal", plan)
         self._settle()
+
+    @property
+    def waiting(self) -> int:
+        """How many cells wait."""
+        return len(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def pop(self) -> tuple[Cell, Trial] | None:
         """Take the next cell that has to run, or None where none waits."""
-        while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        while self.waiting:
             trial = self._study.ask()
             cell = self._cells.get(trial.user_attrs.get("cell", ""))
             if cell is None:
@@ -163,7 +168,7 @@ def _contradicts(run: Run, trials: list[FrozenTrial]) -> bool:
 def _attributes(result: Mapping[str, Any]) -> dict[str, Any]:
     attributes: dict[str, Any] = {"diverged": result["status"] == "diverged"}
     attributes |= {"seconds": result["seconds"], "attempt": result["attempt"]}
-    return attributes | {name: value for name, value in result["metrics"].items()}
+    return {**attributes, **result["metrics"]}
 
 
 def _primitive(value: Any) -> Any:
@@ -171,18 +176,18 @@ def _primitive(value: Any) -> Any:
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
-def _open(journal: Path, plan: Plan) -> tuple[JournalStorage, optuna.Study, str | None]:
-    """Open or make the study; also say in one line what had to be mended."""
+def _open(journal: Path, plan: Plan) -> tuple[JournalStorage, optuna.Study, list[str]]:
+    """Open or make the study; also say in a line each what had to be mended."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # of a killed supervisor
-    note = _cut_torn_line(journal)
+    notes = [f"{journal}: a torn last line was removed"] if _cut_torn_line(journal) else []
     try:
-        return *_load(journal, plan), note
+        return *_load(journal, plan), notes
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         damaged = journal.with_name(f"{journal.name}.damaged")
         journal.replace(damaged)
-    note = f"{journal}: damaged, kept as {damaged.name}; rebuilt from the run folders"
-    return *_load(journal, plan), note
+    notes.append(f"{journal}: damaged, kept as {damaged.name}; rebuilt from the run folders")
+    return *_load(journal, plan), notes
 
 
 def _load(journal: Path, plan: Plan) -> tuple[JournalStorage, optuna.Study]:
@@ -204,14 +209,12 @@ def _create(storage: JournalStorage, plan: Plan) -> optuna.Study:
     return study
 
 
-def _cut_torn_line(journal: Path) -> str | None:
+def _cut_torn_line(journal: Path) -> bool:
     """Remove a last line without its end: the next line would be glued to it for ever."""
     if not journal.is_file():
-        return None
+        return False
     with journal.open("rb+") as file:
         data = file.read()
         whole = data.rfind(b"\n") + 1
-        if whole == len(data):
-            return None
         file.truncate(whole)
-    return f"{journal}: a torn last line was removed"
+    return whole < len(data)

@@ -25,11 +25,19 @@ from lightning_app.ablation.files import write_whole
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.config import RunCLI, cell_id
+from lightning_app.config import RunCLI, cell_id, check
 from lightning_app.errors import UserError
 
 SCHEMA = 1
-PACKAGES = ("torch", "lightning", "torchmetrics", "sentencepiece", "sacrebleu", "datasets", "optuna")
+PACKAGES = (
+    "torch",
+    "lightning",
+    "torchmetrics",
+    "sentencepiece",
+    "sacrebleu",
+    "datasets",
+    "optuna",
+)
 
 
 def run_cell(run_dir: Path, attempt: int) -> None:
@@ -61,8 +69,8 @@ class Run(RunCLI):
         super().__init__(args, **kwargs)
 
     def before_instantiate_classes(self) -> None:
-        self._dump_config()
-        self.tree: dict[str, Any] = self.config_dump
+        self.tree = self.dump()
+        check(self.tree)
         root = self.tree["trainer"]["default_root_dir"]
         named = Path("experiments/fit/runs") / run_name(self.tree)
         self.folder: Path = self._folder or (Path(root) if root else named)
@@ -118,8 +126,6 @@ class Run(RunCLI):
         started = datetime.now(UTC)
         clock = time.perf_counter()
         trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
-        if trainer.interrupted:
-            raise KeyboardInterrupt
         metrics = dict(trainer.callback_metrics)
         finite = self.divergence.divergence is None
         if finite and int(metrics.get("step", -1)) != trainer.global_step:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
@@ -63,7 +63,7 @@ def cell_environment(threads: int) -> Iterator[None]:
 
 def preload(program: str) -> None:
     """Choose what the fork server imports before its first child."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
+    _CONTEXT.set_forkserver_preload(
         ["lightning_app.ablation.fork_server", "lightning_app.ablation.process", program]
     )
 
@@ -77,10 +77,8 @@ def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 def kill(process: ForkServerProcess) -> None:
     """Kill a child with everything that it started, and wait for its end."""
     assert process.pid is not None
-    try:
+    with suppress(ProcessLookupError):  # it has ended, or is too young to have a group
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended, or is too young to have a group
     process.kill()
     process.join()
 

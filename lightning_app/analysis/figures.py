@@ -45,16 +45,17 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9.0,
 }
+NAMES = {"final": "loss_by_warmup", "train/nll": "training_train", LOSS: "training_valid"}
 PANELS = 4  # in one row
 POINTS = 300  # of one curve, at most
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Drawing:
     """One figure: the file, what it shows, and the runs in it."""
 
     path: Path
-    kind: str  # loss | train/nll | val/nll
+    kind: str  # a key of NAMES
     group: str
     lr: float | None
     cells: tuple[Cell, ...]
@@ -68,18 +69,16 @@ def write_figures(grid: Grid, folder: Path) -> list[Drawing]:
     for number, ((group, lr), cells) in enumerate(slices.items(), start=1):
         suffix = f"-{number}" if len(slices) > 1 else ""
         with _style():
-            made = {
-                "loss": ("loss_by_warmup", _loss_by_warmup(cells, colours)),
-                "train/nll": ("training_train", _training(cells, colours, "train/nll")),
-                "val/nll": ("training_valid", _training(cells, colours, LOSS)),
-            }
-            for kind, (name, figure) in made.items():
+            for kind, name in NAMES.items():
+                final = kind == "final"
+                figure = _final(cells, colours) if final else _training(cells, colours, kind)
                 if figure is not None:
                     path = folder / f"{name}{suffix}.svg"
                     _save(figure, path)
-                    drawings.append(
-                        Drawing(path=path, kind=kind, group=group, lr=lr, cells=tuple(cells))
-                    )
+                    drawings.append(Drawing(path, kind, group, lr, tuple(cells)))
+    for old in (path for name in NAMES.values() for path in folder.glob(f"{name}*.svg")):
+        if old not in [drawing.path for drawing in drawings]:
+            old.unlink()
     return drawings
 
 
@@ -94,7 +93,7 @@ def _colours(grid: Grid) -> dict[str, str]:
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(grid.variants)}
 
 
-def _loss_by_warmup(cells: Sequence[Cell], colours: Mapping[str, str]) -> "Figure | None":
+def _final(cells: Sequence[Cell], colours: Mapping[str, str]) -> "Figure | None":
     """Final loss against warm-up, a panel a variant: seeds as lines, mean with its t interval."""
     from matplotlib.lines import Line2D
 

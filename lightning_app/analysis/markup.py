@@ -15,7 +15,7 @@ Child = str | Iterable["Child"]
 VOID = frozenset({"meta", "br", "hr", "col"})
 
 
-def element(name: str, *children: Child, **attributes: str | None) -> Markup:
+def element(name: str, /, *children: Child, **attributes: str | None) -> Markup:
     """`element("p", "a < b", class_="note")` is `<p class="note">a &lt; b</p>`.
 
     `class_` and `for_` lose their underscore, others turn it into a dash; None leaves one out.

@@ -55,9 +55,19 @@ class Cell:
         return self.result is not None
 
     @property
+    def record(self) -> Mapping[str, Any]:
+        """The fields of `result.json`, none before the run has finished."""
+        return self.result or {}
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What the run was trained on: name, protocol, sizes."""
+        return self.record.get("data") or {}
+
+    @property
     def metrics(self) -> Mapping[str, float | None]:
         """Final metrics by tag, None where not finite; empty before the run has finished."""
-        return self.result["metrics"] if self.result else {}
+        return self.record.get("metrics") or {}
 
     @property
     def entropy(self) -> float:
@@ -189,9 +199,7 @@ def results_frame(grid: Grid) -> "pd.DataFrame":
     metrics = list(dict.fromkeys(name for each in measured for name in each)) or [grid.metric]
     rows = []
     for cell in grid.finished:
-        result = cell.result or {}
-        diverged, data = result.get("diverged") or {}, result.get("data") or {}
-        sizes = data.get("sizes") or {}
+        diverged, sizes = cell.record.get("diverged") or {}, cell.data.get("sizes") or {}
         values = {key: cell.axes.get(key) for key in axes}
         rows.append(
             {"id": cell.id, "name": cell.name, "status": cell.state, "variant": cell.variant}
@@ -200,8 +208,8 @@ def results_frame(grid: Grid) -> "pd.DataFrame":
             | {name: _number(cell.metrics.get(name)) for name in metrics}
             | {"unigram_entropy": cell.entropy}
             | {"diverged_step": diverged.get("step"), "diverged_rule": diverged.get("rule")}
-            | {key: result.get(key) for key in _BUDGET}
-            | {"data": data.get("name"), "protocol": data.get("protocol")}
+            | {key: cell.record.get(key) for key in _BUDGET}
+            | {"data": cell.data.get("name"), "protocol": cell.data.get("protocol")}
             | {f"data_{split}": sizes.get(split) for split in ("train", "valid", "test")}
         )
     columns = [*_IDENTITY, *axes, *metrics, "unigram_entropy", "diverged_step", "diverged_rule"]

@@ -107,13 +107,12 @@ class Paired:
         return f"{absent} of {self.planned} seeds not finished" if absent else ""
 
 
-def sensitivity_frame(grid: Grid) -> "pd.DataFrame":
-    """`scores` as a table, one row per group, rate, variant and score."""
+def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
+    """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
     columns = [each.name for each in fields(Score)]
-    rows = [asdict(each) for each in scores(grid)]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame([asdict(each) for each in rows], columns=columns)
 
 
 def scores(grid: Grid) -> list[Score]:

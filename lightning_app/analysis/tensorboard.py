@@ -97,8 +97,7 @@ def _session(grid: Grid, cell: Cell) -> "list[tuple[int, Summary]]":
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-    result = cell.result or {}
-    start = plugin_data_pb2.SessionStartInfo(start_time_secs=_seconds(result.get("started")))
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=_seconds(cell.record.get("started")))
     start.hparams["variant"].string_value = cell.variant
     for name, value in cell.axes.items():
         values = [each for each in grid.axes[name] if each is not None]
@@ -118,7 +117,7 @@ def _session(grid: Grid, cell: Cell) -> "list[tuple[int, Summary]]":
     events.append((0, _hparams(metadata.SESSION_END_INFO_TAG, data)))
     if not cell.finished:
         return events
-    last = int(result.get("steps") or 0)
+    last = int(cell.record.get("steps") or 0)
     finals = {tag: cell.metrics[tag] for tag in metric_tags(grid) if tag in cell.metrics}
     finals[DIVERGED] = float(cell.state == "diverged")
     scalars = [
@@ -205,7 +204,7 @@ def _curves(variant: str) -> str:
 
 
 def _finished(cell: Cell) -> float:
-    return _seconds((cell.result or {}).get("finished"))
+    return _seconds(cell.record.get("finished"))
 
 
 def _seconds(time: str | None) -> float:

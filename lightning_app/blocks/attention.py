@@ -101,9 +101,7 @@ class Attention(nn.Module):
     decoding appends to them.
     """
 
-    def __init__(
-        self, spec: AttentionSpec, model_dim: int, num_heads: int, dropout: float
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, model_dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.spec = spec
         self.num_heads = num_heads

@@ -82,9 +82,7 @@ def preset(
 
     def register(build: Callable[[Stack], StackSpec]) -> Preset:
         name = getattr(build, "__name__")  # noqa: B009 - a Callable need not have a name
-        _presets[name] = Preset(
-            name=name, equation=equation, paper=paper, fixes=fixes, build=build
-        )
+        _presets[name] = Preset(name=name, equation=equation, paper=paper, fixes=fixes, build=build)
         return _presets[name]
 
     return register

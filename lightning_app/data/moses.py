@@ -30,9 +30,10 @@ _LETTERS = "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z"
 _KEEP_STOP = {
     "en": set(f"{_TITLES} {_LETTERS} Drs Hr rev".split()),
     "de": set(
-        f"{_TITLES} {_LETTERS} {_LETTERS.lower()} Mio Mrd bzw usw etc Mag Hr Fr Nr ca "
+        f"{_TITLES} {_LETTERS} {_LETTERS.lower()} Art Mio Mrd bzw usw etc Mag Hr Fr Nr ca "
         "I II III IV VI VII VIII IX XI XII XIII XIV XV XVI XVII XVIII XIX XX".split()
-    ),
+    )
+    | {str(ordinal) for ordinal in range(1, 100)},
 }
 # Words that keep it only before a number ("No. 5").
 _KEEP_STOP_BEFORE_NUMBER = {"en": {"No", "Nos", "Art", "Nr", "pp"}, "de": set[str]()}
@@ -122,7 +123,7 @@ def detokenize(text: str, language: str) -> str:
             attach = True
         elif _QUOTES.fullmatch(word):
             kind = "'" if word.startswith(("'", "`")) else '"'
-            if opened[kind]:
+            if opened[kind] or i == len(words) - 1:
                 attach, opened[kind] = True, False
             elif language == "en" and word == "'" and before.endswith("s"):
                 attach = True  # the Jones' house

@@ -83,9 +83,7 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
 
 
 def _too_large(size: int, largest: int) -> UserError:
-    return UserError(
-        f"data.vocab_size is {size}: the training split allows at most {largest}"
-    )
+    return UserError(f"data.vocab_size is {size}: the training split allows at most {largest}")
 
 
 def _train(

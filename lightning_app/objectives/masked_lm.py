@@ -16,6 +16,7 @@ class MaskedLanguageModelling:
 
     pad = PAD
     sacrebleu_signature: str | None = None
+    hypotheses: tuple[str, ...] = ()
 
     def __init__(self, config: ObjectiveConfig) -> None:
         self.config = config
@@ -40,8 +41,15 @@ class MaskedLanguageModelling:
         """There is no score beyond those of the sums."""
         return {}
 
-    def predict(self, model: MaskedLanguageModel, batch: MaskedBatch, datamodule: Any) -> list[str]:
-        """Return each window with its masked tokens filled by the likeliest ones."""
+    def predict(
+        self, model: MaskedLanguageModel, batch: MaskedBatch, datamodule: Any
+    ) -> list[tuple[int, str]]:
+        """Return (number, text) of each window, masked tokens filled by the likeliest ones."""
         tokens = batch.tokens.flatten().clone()
         tokens[batch.positions] = self.logits(model, batch).argmax(dim=-1)
-        return [datamodule.tokenizer.decode(row) for row in tokens.view_as(batch.tokens).tolist()]
+        rows = tokens.view_as(batch.tokens).tolist()
+        return [
+            (number, datamodule.tokenizer.decode(row))
+            for number, row in zip(batch.index.tolist(), rows, strict=True)
+            if number >= 0
+        ]

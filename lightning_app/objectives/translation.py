@@ -26,13 +26,17 @@ def gather(hypotheses: dict[int, list[int]]) -> dict[int, list[int]]:
 
 @final
 class Translation:
-    """Cross-entropy with label smoothing; greedy or beam search; BLEU over the whole split."""
+    """Cross-entropy with label smoothing; greedy or beam search; BLEU over the whole split.
+
+    `hypotheses` holds the translations of the test split once it has been decoded.
+    """
 
     pad = PAD
 
     def __init__(self, config: ObjectiveConfig) -> None:
         self.config = config
         self.sacrebleu_signature: str | None = None
+        self.hypotheses: list[str] = []
         self._hypotheses: dict[int, list[int]] = {}
 
     def logits(self, model: EncoderDecoder, batch: TranslationBatch) -> Tensor:
@@ -52,22 +56,24 @@ class Translation:
 
     def decode(self, model: EncoderDecoder, batch: TranslationBatch, stage: str) -> None:
         """Translate what `stage` asks for: all of the test, the first sentences of a validation."""
-        limit = self.config.validation_bleu if stage == "val" else None
-        self._hypotheses |= self._translate(model, batch, GREEDY if limit else None, limit)
+        if stage == "val":
+            found = self._translate(model, batch, GREEDY, limit=self.config.validation_bleu)
+        else:
+            found = self._translate(model, batch, self.config.search())
+        self._hypotheses |= found
 
     def _translate(
         self,
         model: EncoderDecoder,
         batch: TranslationBatch,
-        how: SearchConfig | None,
-        limit: int | None,
+        how: SearchConfig,
+        limit: int | None = None,
     ) -> dict[int, list[int]]:
         wanted = batch.index >= 0  # blank rows have none
         if limit is not None:
             wanted &= batch.index < limit
         if not wanted.any():
             return {}
-        how = how or self.config.search()
         found = search(model, batch.source[wanted], BOS, EOS, how)
         rows = batch.index[wanted].tolist()
         return {row: hypothesis.tokens for row, hypothesis in zip(rows, found, strict=True)}
@@ -81,24 +87,28 @@ class Translation:
         hypotheses = gather(self._hypotheses)
         if not hypotheses:
             return {}
+        split = "valid" if stage == "val" else stage
         rows = sorted(hypotheses)
         texts = [datamodule.tokenizer.decode(hypotheses[row]) for row in rows]
-        references = datamodule.references(stage)
-        tokenized = [references.tokenized[row] for row in rows]
-        how = "none" if references.pretokenized else "13a"
+        targets = datamodule.targets(split)
+        how = "none" if datamodule.tokenized else "13a"
         bleu = sacrebleu.BLEU(tokenize=how, lowercase=True)
-        scores = {f"{stage}/bleu": bleu.corpus_score(texts, [tokenized]).score}
+        targets = [targets[row] for row in rows]
+        scores = {f"{stage}/bleu": bleu.corpus_score(texts, [targets]).score}
         if stage == "test":
-            metric = sacrebleu.BLEU(lowercase=references.lowercased)
-            plain = [references.detokenize(text) for text in texts]
-            raw = [references.raw[row] for row in rows]
+            # A corpus whose text is lower-cased cannot earn the case of its references.
+            metric = sacrebleu.BLEU(lowercase=not any(line != line.lower() for line in targets))
+            references = datamodule.references(split)
+            plain = [datamodule.detokenize(text) for text in texts]
+            raw = [references[row] for row in rows]
             scores["test/sacrebleu"] = metric.corpus_score(plain, [raw]).score
             self.sacrebleu_signature = str(metric.get_signature())
+            self.hypotheses = texts
         return scores
 
     def predict(
         self, model: EncoderDecoder, batch: TranslationBatch, datamodule: Any
     ) -> list[tuple[int, str]]:
         """Return (row, translation) of every sentence of `batch`."""
-        found = self._translate(model, batch, None, None)
+        found = self._translate(model, batch, self.config.search())
         return [(row, datamodule.tokenizer.decode(tokens)) for row, tokens in found.items()]

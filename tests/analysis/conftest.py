@@ -154,7 +154,9 @@ class FakeGrid:
                 row = {"epoch": 0, "step": step, "train/nll": value, "train/loss": value + 0.3}
                 writer.writerow({**row, "train/grad_norm": 1 / step, "train/lr": 0.004})
                 if step % 50 == 0:
-                    writer.writerow({"epoch": 0, "step": step, "val/nll": value if step < 200 else end})
+                    writer.writerow(
+                        {"epoch": 0, "step": step, "val/nll": value if step < 200 else end}
+                    )
 
     def result(self, run: Path, cell: Mapping[str, Any], loss: float | None) -> None:
         diverged = loss is None or loss >= ENTROPY - 0.05
@@ -193,7 +195,9 @@ class FakeGrid:
 def make_grid(tmp_path: Path) -> Callable[..., FakeGrid]:
     """`make_grid(outcome, axes, ...)` writes a grid folder named `demo` and returns it."""
 
-    def make(outcome: Callable[[Mapping[str, Any]], Outcome], *args: Any, **kwargs: Any) -> FakeGrid:
+    def make(
+        outcome: Callable[[Mapping[str, Any]], Outcome], *args: Any, **kwargs: Any
+    ) -> FakeGrid:
         return FakeGrid(tmp_path / kwargs.pop("name", "demo"), outcome, *args, **kwargs)
 
     return make

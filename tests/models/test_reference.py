@@ -49,7 +49,9 @@ def test_translation_equals_reference(block: BlockConfig, activation: str) -> No
         (states[0], expected.states, real_target),
         (logits, expected.logits, real_target),
     ):
-        torch.testing.assert_close(ours[real], torch.from_numpy(theirs)[real], rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            ours[real], torch.from_numpy(theirs)[real], rtol=1e-11, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

@@ -68,9 +68,7 @@ SOURCE = torch.tensor(
 @pytest.mark.parametrize("length_penalty", [0.0, 1.2])
 def test_equals_the_plain_search(preset: str, beam: int, length_penalty: float) -> None:
     model = tiny(preset)
-    how = SearchConfig(
-        beam=beam, length_penalty=length_penalty, length_ratio=1.0, length_extra=3
-    )
+    how = SearchConfig(beam=beam, length_penalty=length_penalty, length_ratio=1.0, length_extra=3)
     found = search(model, SOURCE, BOS, EOS, how)
     assert [h.tokens for h in found] == [plain_beam(model, row, how) for row in SOURCE]
 
@@ -84,8 +82,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences() -> None:
         for body in itertools.product([1, 4, 5], repeat=length):
             tokens = [BOS, *body, EOS]
             score = sum(
-                log_probs(model, source[0], tokens[:i])[tokens[i]]
-                for i in range(1, len(tokens))
+                log_probs(model, source[0], tokens[:i])[tokens[i]] for i in range(1, len(tokens))
             )
             best = max(best, (score / (length + 1), body))
     found = search(model, source, BOS, EOS, how)[0]

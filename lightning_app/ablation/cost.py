@@ -1,0 +1,62 @@
+"""What a cell costs: its parameters, and the seconds of a step as measured."""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from lightning_app.config import RunCLI
+from lightning_app.data.tokenizer import PAD
+from lightning_app.models.heads import build_model
+
+
+class _Clock(pl.Callback):
+    """Wall-clock seconds of each training step after the first."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last: float | None = None
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        now = time.perf_counter()
+        if self._last is not None:
+            self.seconds.append(now - self._last)
+        self._last = now
+
+
+def build(config: dict[str, Any]) -> RunCLI:
+    """Return the run of a resolved config with its module, data and trainer; nothing is trained."""
+    return RunCLI(config, run=False)
+
+
+def parameters(config: dict[str, Any]) -> int:
+    """Return the number of trained parameters, without allocating them."""
+    run = build(config)
+    run.datamodule.prepare_data()
+    run.datamodule.setup("fit")
+    with torch.device("meta"):
+        model = build_model(run.model.architecture, run.model.block, run.datamodule.vocab_size, PAD)
+    return sum(p.numel() for p in model.parameters())
+
+
+def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
+    """Train `steps` steps and return the median seconds of one, the first left out."""
+    trainer = dict(config["trainer"])
+    trainer |= {
+        "max_steps": steps,
+        "limit_val_batches": 0,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        trainer["default_root_dir"] = str(Path(folder))
+        run = build({**config, "trainer": trainer})
+        clock = _Clock()
+        run.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
+        run.trainer.fit(run.model, datamodule=run.datamodule)
+    return sorted(clock.seconds)[len(clock.seconds) // 2]

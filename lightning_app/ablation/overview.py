@@ -1,0 +1,177 @@
+"""`ablate plan`: the cells of a grid, and what they cost in parameters, tokens, time and disk."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from lightning_app.ablation.display import clock, plain_console
+from lightning_app.ablation.files import writing_in
+from lightning_app.ablation.grid import SEED, WARMUP, Grid, read_grid
+from lightning_app.ablation.plan import (
+    Cell,
+    Plan,
+    check_folder,
+    expand,
+    load_plan,
+    save_plan,
+    variant,
+)
+from lightning_app.ablation.runner import default_workers, supervisor_lock
+from lightning_app.ablation.runs import Run, read_run, run_folder
+
+_STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
+_CHECKPOINTS = 2  # last and best
+_FREE = (SEED, WARMUP, "model.optimizer.lr")  # axes that change no step's cost
+
+
+@dataclass(kw_only=True)
+class Shape:
+    """The cells that cost the same: one model on one corpus for one number of steps."""
+
+    label: str
+    config: dict[str, Any]
+    cells: list[Cell] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    parameters: int = 0
+    step: float | None = None  # measured seconds
+
+    @property
+    def done(self) -> int:
+        return sum(run.state == "done" for run in self.runs)
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens that one run trains on at most, or None where its steps are not bounded."""
+        trainer = self.config["trainer"]
+        if trainer["max_steps"] < 1:
+            return None
+        batches = trainer["max_steps"] * (trainer.get("accumulate_grad_batches") or 1)
+        return batches * self.config["data"]["tokens_per_batch"]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of one run: the mean of the finished ones, else from the measured step."""
+        known = [run.result["seconds"] for run in self.runs if run.result is not None]
+        if known:
+            return sum(known) / len(known)
+        steps = self.config["trainer"]["max_steps"]
+        return None if self.step is None or steps < 1 else self.step * steps
+
+
+def plan_command(
+    grid: str | Path, experiments: Path = Path("experiments"), probe: bool = False
+) -> int:
+    """Print what a grid comes to and what of it is done; write its plan. Trains nothing.
+
+    With `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
+    """
+    from lightning_app.ablation.cost import parameters, seconds_per_step
+    from lightning_app.config import cell_id, resolve
+
+    spec = read_grid(grid)
+    directory = experiments / spec.name
+    plan, configs = expand(spec, resolve, cell_id)
+    old = load_plan(directory)
+    if old is None or old.made_from != plan.made_from:
+        with supervisor_lock(directory), writing_in(directory):
+            check_folder(directory, spec, plan)
+            save_plan(directory, spec, plan)
+    shapes = _shapes(spec, directory, plan, configs)
+    for shape in shapes:
+        shape.parameters = parameters(shape.config)
+        if probe and shape.done < len(shape.cells):
+            shape.step = seconds_per_step(shape.config)
+    _print(plan, directory, shapes)
+    return 0
+
+
+def _shapes(grid: Grid, directory: Path, plan: Plan, configs: list[dict[str, Any]]) -> list[Shape]:
+    shapes: dict[str, Shape] = {}
+    for cell, config in zip(plan.cells, configs, strict=True):
+        model, data = config["model"], {**config["data"], "seed": None}
+        kind = model["optimizer"]["kind"]
+        parts = [model["block"], model["architecture"], model["objective"], kind]
+        key = json.dumps([*parts, data, config["trainer"]], sort_keys=True)
+        label = variant(cell.axes, grid.base_config)
+        others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
+        label = " ".join([label, *(f"{each}={cell.axes[each]}" for each in others)])
+        shape = shapes.setdefault(key, Shape(label=label, config=config))
+        shape.cells.append(cell)
+        shape.runs.append(read_run(directory, cell))
+    return list(shapes.values())
+
+
+def _print(plan: Plan, directory: Path, shapes: list[Shape]) -> None:
+    console = plain_console()
+    states = [run.state for shape in shapes for run in shape.runs]
+    done, failed = states.count("done"), states.count("failed")
+    console.print(
+        f"{plan.name}: {len(plan.cells)} cells, {plan.excluded} excluded, {done} done, "
+        f"{failed} failed, {len(plan.cells) - done} to run ({directory})",
+        markup=False,
+    )
+    for axis, values in plan.axes.items():
+        console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variant", overflow="fold")
+    for column in ("cells", "done", "parameters", "tokens a run", "seconds a run"):
+        table.add_column(column, justify="right")
+    for shape in shapes:
+        table.add_row(
+            shape.label,
+            str(len(shape.cells)),
+            str(shape.done),
+            f"{shape.parameters:,}",
+            "unbounded" if shape.tokens is None else f"{shape.tokens:,}",
+            "unknown" if shape.seconds is None else f"{shape.seconds:.1f}",
+        )
+    console.print(table)
+    console.print(f"tokens: {_tokens(shapes)} in all", markup=False)
+    console.print(f"time: {_time(shapes)}", markup=False)
+    console.print(f"disk: about {_disk(directory, shapes) / 1e6:,.0f} MB in all", markup=False)
+
+
+def _tokens(shapes: Iterable[Shape]) -> str:
+    counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
+    if any(tokens is None for tokens, _ in counts):
+        return "unbounded"
+    return f"{sum((tokens or 0) * cells for tokens, cells in counts):,}"
+
+
+def _time(shapes: list[Shape]) -> str:
+    """What is still to run, over as many workers as cores."""
+    left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
+    cells = sum(count for _, count in left)
+    if not cells:
+        return "nothing is left to run"
+    known = [shape.seconds for shape in shapes if shape.seconds is not None]
+    if not known:
+        return "unknown, use --probe"
+    mean = sum(known) / len(known)  # for shapes of which none has finished yet
+    total = sum((mean if shape.seconds is None else shape.seconds) * n for shape, n in left)
+    workers = min(default_workers(), cells)
+    measured = any(shape.step is not None for shape in shapes)
+    source = "from a probe" if measured else "from the cells that are done"
+    return f"about {clock(total / workers)} with {workers} workers, {source}"
+
+
+def _disk(directory: Path, shapes: list[Shape]) -> float:
+    """Bytes of all run folders: as measured on finished ones, else what their checkpoints take."""
+    total = 0.0
+    for shape in shapes:
+        finished = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
+        if finished:
+            sizes = [_size(run_folder(directory, cell)) for cell in finished]
+            total += len(shape.cells) * sum(sizes) / len(sizes)
+        else:
+            states = _STATES.get(shape.config["model"]["optimizer"]["kind"], 2)
+            total += len(shape.cells) * _CHECKPOINTS * 4 * (1 + states) * shape.parameters
+    return total
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,232 @@
+"""What was run and what that leaves open, in words."""
+
+from typing import Any
+
+from lightning_app.analysis.runs import Grid, label
+from lightning_app.analysis.sensitivity import FEW_SEEDS, LEVEL
+
+DASH = "–"
+
+
+def counts(grid: Grid) -> str:
+    """How many cells there are in each state."""
+    states = [cell.state for cell in grid.cells]
+    parts = [
+        f"{states.count('diverged')} of them stalled or diverged",
+        f"{states.count('failed')} crashed" if "failed" in states else "",
+        f"{states.count('unfinished')} unfinished" if "unfinished" in states else "",
+        f"{states.count('waiting')} not started" if "waiting" in states else "",
+    ]
+    counted = ", ".join(part for part in parts if part)
+    return f"{len(grid.finished)} of {len(states)} planned cells finished; {counted}."
+
+
+def facts(grid: Grid) -> dict[str, str]:
+    """Everything that a reader needs to run it again, by name."""
+    found = {
+        "Variants": ", ".join(grid.variants),
+        "Compared with": grid.baseline or DASH,
+        "Warm-up": _warmups(grid),
+        "Learning rate": ", ".join(f"{lr:g}" for lr in grid.rates) or DASH,
+        "Seeds": f"{len(grid.seeds)} ({', '.join(map(str, grid.seeds))})" if grid.seeds else DASH,
+        "Other axes": _other_axes(grid),
+        "Budget of a run": _budget(grid),
+        "Data": _data(grid),
+        "Task": _task(grid),
+        "Model": _model(grid),
+        "Optimizer": _optimizer(grid),
+        "Schedule": _schedule(grid),
+        "Device": ", ".join(_distinct(grid, "device")) or DASH,
+        "Precision": ", ".join(_distinct(grid, "precision")) or DASH,
+        "Versions": _versions(grid),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def limits(grid: Grid) -> list[str]:
+    """What the runs cannot tell, from what they were."""
+    items = [
+        f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "
+        "leave it later, so “stalls” and Δ hold for this budget, not for training to the end.",
+    ]
+    if len(grid.rates) == 1:
+        items.append(
+            f"One learning rate, {grid.rates[0]:g}. The rate at which warm-up begins to matter "
+            "depends on the variant and on the data; another rate can change the order."
+        )
+    elif grid.rates:
+        items.append(
+            f"Learning rates from {grid.rates[0]:g} to {grid.rates[-1]:g}; outside of them nothing "
+            "is known."
+        )
+    items.append(
+        f"What was trained on: {_corpus(grid)}; {_range(grid, 'parameters')} parameters. Intervals "
+        "are over seeds only: they do not cover other corpora, languages, depths or widths."
+    )
+    if len(grid.seeds) < 2:
+        items.append(
+            "One seed: differences between variants may be chance; there are no intervals."
+        )
+    else:
+        few = " With so few, an interval is wide or lucky." if len(grid.seeds) < FEW_SEEDS else ""
+        items.append(
+            f"{len(grid.seeds)} seeds. Intervals are Student's t at {LEVEL:.0%}, not corrected for "
+            f"several comparisons; p values are, over the variants of one rate (Holm).{few}"
+        )
+    kind, coupling = _coupling(grid)
+    if kind == "inverse_sqrt" and coupling == "paper":
+        items.append(
+            "The schedule is coupled: no warm-up is also almost no learning rate after the first "
+            "steps. In short runs this alone makes a variant look sensitive, Pre-LN most of all. "
+            "Do not read Δ as the effect of warm-up; use coupling: decoupled for that."
+        )
+    elif kind == "inverse_sqrt":
+        reference = grid.setting("model.schedule.reference_steps")
+        items.append(
+            "Warm-up and decay are decoupled: all arms share the decay of reference "
+            f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
+            "comparable with papers that couple the two (Xiong et al. 2020)."
+        )
+    if len(_distinct(grid, "device")) > 1 or len(_distinct(grid, "precision")) > 1:
+        items.append(
+            "Cells ran on different devices or precisions; differences may come from these."
+        )
+    missing = len(grid.cells) - len(grid.finished)
+    if missing:
+        items.append(
+            f"{missing} of {len(grid.cells)} cells have no result. Seeds are compared in pairs, so "
+            "a missing cell takes its partner out of the score as well."
+        )
+    return items
+
+
+def _warmups(grid: Grid) -> str:
+    listed = ", ".join(f"{warmup:,}" for warmup in grid.warmups) + " updates"
+    if grid.reference_warmup is None:
+        return f"{listed}; no reference named"
+    return f"{listed}; reference {grid.reference_warmup:,}, fixed in the grid file"
+
+
+def _other_axes(grid: Grid) -> str:
+    groups = dict.fromkeys(cell.group for cell in grid.cells)
+    return "" if list(groups) == ["all"] else "; ".join(groups)
+
+
+def _budget(grid: Grid) -> str:
+    steps, tokens = _range(grid, "steps"), _range(grid, "tokens")
+    if not steps:
+        planned = grid.setting("trainer.max_steps")
+        return f"{planned:,} steps planned" if planned else DASH
+    seconds = sorted(float(cell.record["seconds"]) for cell in grid.finished)
+    middle = f"{seconds[len(seconds) // 2]:,.1f} s of wall time (median)"
+    return f"{steps} optimizer steps, {tokens} tokens, {middle}"
+
+
+def _data(grid: Grid) -> str:
+    found = {}
+    for cell in grid.finished:
+        data = cell.data
+        sizes = data.get("sizes") or {}
+        counts = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
+        vocabulary = data.get("vocab_size")
+        text = f"{data.get('name')}: {data.get('protocol')}; {counts}"
+        found[f"{text}; vocabulary {vocabulary:,}" if vocabulary else text] = None
+    entropies = sorted({round(cell.entropy, 3) for cell in grid.finished})
+    unigram = " to ".join(f"{value:.3f}" for value in dict.fromkeys(entropies[:1] + entropies[-1:]))
+    if not found:
+        return str(grid.setting("data.name") or DASH)
+    return f"{' | '.join(found)}; unigram entropy of the validation targets {unigram} nats"
+
+
+def _task(grid: Grid) -> str:
+    kind = str(grid.setting("model.objective.kind") or DASH).replace("_", " ")
+    smoothing = grid.setting("model.objective.label_smoothing")
+    trained = f", trained with label smoothing {smoothing:g}" if smoothing else ""
+    return f"{kind}{trained}; val/nll is in unsmoothed nats per target token"
+
+
+def _model(grid: Grid) -> str:
+    def value(key: str) -> str:
+        found = grid.setting(f"model.architecture.{key}")
+        return "several" if found is None else label(found)
+
+    kind = grid.setting("model.architecture.kind")
+    if kind is None:
+        return DASH
+    depth = value("encoder_depth")
+    if kind == "encoder_decoder":
+        depth = f"{depth} + {value('decoder_depth')}"
+    parts = [
+        f"{kind.replace('_', '-')}, {depth} layers",
+        f"width {value('model_dim')}, feed-forward {value('ff_dim')}, {value('num_heads')} heads",
+        f"dropout {value('dropout')}",
+    ]
+    parameters = _range(grid, "parameters")
+    return "; ".join([*parts, f"{parameters} parameters"] if parameters else parts)
+
+
+def _optimizer(grid: Grid) -> str:
+    given = grid.setting("model.optimizer") or {}
+    shown = [f"{key} {label(v)}" for key, v in given.items() if key not in ("kind", "lr") and v]
+    clip = grid.setting("trainer.gradient_clip_val")
+    shown.append(f"gradients clipped at {clip:g}" if clip else "no gradient clipping")
+    return "; ".join([str(given.get("kind", DASH)), *shown])
+
+
+def _schedule(grid: Grid) -> str:
+    kind, coupling = _coupling(grid)
+    if not kind:
+        return DASH
+    text = str(kind).replace("_", " ")
+    if kind == "inverse_sqrt" and coupling == "paper":
+        return f"{text}, coupled as in Xiong et al. 2020: lr · min(t / T_w, √(T_w / t))"
+    if kind == "inverse_sqrt":
+        reference = grid.setting("model.schedule.reference_steps")
+        return (
+            f"{text}, decoupled: lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}"
+        )
+    return f"{text} after a linear warm-up"
+
+
+def _coupling(grid: Grid) -> tuple[Any, Any]:
+    return grid.setting("model.schedule.kind"), grid.setting("model.schedule.coupling")
+
+
+def _versions(grid: Grid) -> str:
+    found = {}
+    for cell in grid.finished:
+        versions = cell.record.get("versions") or {}
+        shown = [f"{name} {versions[name]}" for name in ("torch", "lightning") if name in versions]
+        found[", ".join(shown)] = None
+    return " | ".join(text for text in found if text)
+
+
+def budget_of(grid: Grid) -> str:
+    return f"{_range(grid, 'steps')} steps"
+
+
+def in_short(grid: Grid) -> str:
+    """Data and budget, short, for a caption."""
+    steps, tokens = _range(grid, "steps"), _range(grid, "tokens")
+    return f"Data: {_corpus(grid)}. {steps} steps, {tokens} tokens a run."
+
+
+def _corpus(grid: Grid) -> str:
+    found = {}
+    for cell in grid.finished:
+        data = cell.data
+        sizes = " / ".join(f"{count:,}" for count in (data.get("sizes") or {}).values())
+        found[f"{data.get('name')}, {sizes} examples"] = None
+    return " and ".join(found) or str(grid.setting("data.name") or "not known")
+
+
+def _distinct(grid: Grid, key: str) -> list[str]:
+    return list(dict.fromkeys(str(cell.record.get(key)) for cell in grid.finished))
+
+
+def _range(grid: Grid, key: str) -> str:
+    values = [int(cell.record.get(key) or 0) for cell in grid.finished]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

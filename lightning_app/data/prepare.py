@@ -1,0 +1,289 @@
+"""Text becomes a folder of memory-mapped token ids, once; everything later only reads it.
+
+<cache>/<name>-<checksum of what made it>/
+    meta.json  tokenizer.model
+    <split>.<column>.{ids,offsets}.npy      row i is ids[offsets[i]:offsets[i + 1]], ends in EOS
+    <split>.{source,target,reference}.txt   valid and test of a translation corpus
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.resources
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_app.data import batching, moses, sources, tokenizer
+from lightning_app.data.config import DataConfig
+from lightning_app.data.folders import complete
+from lightning_app.errors import UserError
+
+# The fields of the config that decide what is in the folder, and the code that makes it.
+_KEY = ("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits")
+_CODE = ("config", "download", "moses", "prepare", "sources", "synthetic", "tokenizer")
+PADDING_BUDGETS = (1024, 4096, 32768)
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """A prepared folder, open for reading."""
+
+    folder: Path
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """What `meta.json` says: sizes, drops, tokens, rates, protocol, digests."""
+        return json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+
+    @cached_property
+    def tokenizer(self) -> tokenizer.Tokenizer:
+        """The tokenizer of both sides."""
+        return tokenizer.Tokenizer(self.folder / "tokenizer.model")
+
+    def ids(self, split: str, column: str) -> np.ndarray:
+        """Return all token ids of a column, int32, memory-mapped; every row ends in EOS."""
+        return np.load(self.folder / f"{split}.{column}.ids.npy", mmap_mode="r")
+
+    def offsets(self, split: str, column: str) -> np.ndarray:
+        """Return where each row begins, int64, (rows + 1,), memory-mapped."""
+        return np.load(self.folder / f"{split}.{column}.offsets.npy", mmap_mode="r")
+
+    def lengths(self, split: str, column: str) -> np.ndarray:
+        """Return the tokens of each row, EOS included."""
+        return np.diff(self.offsets(split, column))
+
+    def lines(self, split: str, kind: str) -> list[str]:
+        """Return the `source`, `target` (as in the corpus) or `reference` (plain) lines."""
+        text = (self.folder / f"{split}.{kind}.txt").read_text(encoding="utf-8")
+        return text.split("\n")[:-1]
+
+    def padding_share(self, tokens_per_batch: int, split: str = "train") -> float:
+        """Return the share of padding among all places of the batches of an epoch, both sides."""
+        return _padding_share(
+            self.lengths(split, "source"), self.lengths(split, "target"), tokens_per_batch
+        )
+
+
+def prepare(config: DataConfig) -> PreparedCorpus:
+    """Read, check, tokenise and cache a corpus; a second call only finds it.
+
+    Safe with several processes at once, and after a kill: the folder appears whole or not at all.
+
+    Raises:
+        UserError: something is wrong with the files, the config, or the rights of the cache.
+        OSError: the disk is full.
+    """
+    source = sources.locate(config)
+    checksum = _checksum(config, source)
+    folder = sources.cache_root(config) / f"{config.name}-{checksum}"
+    return PreparedCorpus(complete(folder, lambda partial: _write(partial, config, source)))
+
+
+def _checksum(config: DataConfig, source: sources.Source) -> str:
+    fields = asdict(config)
+    if config.task == "masked_lm":
+        fields |= {"source_language": None, "max_length": None}
+    code = importlib.resources.files("lightning_app.data")
+    made_of = {
+        "config": {key: fields[key] for key in (*_KEY, "max_length")},
+        "files": source.digests(),
+        "code": [tokenizer.sha256((code / f"{name}.py").read_bytes()) for name in _CODE],
+        "sentencepiece": importlib.metadata.version("sentencepiece"),
+    }
+    text = json.dumps(made_of, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
+    began = time.perf_counter()
+    corpus = sources.read(source, config)
+    read = {split: len(rows) for split, rows in corpus.splits.items()}
+    splits = {split: rows.to_dict() for split, rows in corpus.splits.items()}
+    dropped: dict[str, dict[str, int]] = {}
+    for split in splits:
+        splits[split], dropped[split] = _drop_lines(splits[split], split, config, corpus.max_ratio)
+    _refuse_empty(splits, config)
+
+    def training_lines() -> Iterator[str]:
+        for column in splits["train"].values():
+            yield from column
+
+    model = tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
+    path = folder / "tokenizer.model"
+    path.write_bytes(model)
+    trained = tokenizer.Tokenizer(path)
+
+    encoded = {
+        split: {column: trained.encode_lines(lines) for column, lines in columns.items()}
+        for split, columns in splits.items()
+    }
+    if config.task == "translation":
+        encoded["train"], too_long = _drop_long(encoded["train"], config.max_length)
+        dropped["train"]["too_long"] = too_long
+        _refuse_empty(encoded, config)
+    flat = {
+        split: {column: tokenizer.flatten(rows) for column, rows in columns.items()}
+        for split, columns in encoded.items()
+    }
+    del encoded
+    content = hashlib.sha256(model)
+    for split, columns in flat.items():
+        for column, (ids, offsets) in columns.items():
+            _save(folder / f"{split}.{column}.ids.npy", ids)
+            _save(folder / f"{split}.{column}.offsets.npy", offsets)
+            content.update(ids.tobytes())
+            content.update(offsets.tobytes())
+    if config.task == "translation":
+        _write_text(folder, splits, corpus, config.target_language)
+    predicted = "target" if config.task == "translation" else "text"
+    meta = {
+        "schema": 1,
+        "name": config.name,
+        "task": config.task,
+        "protocol": corpus.protocol,
+        "tokenized": corpus.tokenized,
+        "languages": [config.source_language, config.target_language]
+        if config.task == "translation"
+        else [config.target_language],
+        "tokenizer": config.tokenizer,
+        "vocab_size": trained.vocab_size,
+        "tokenizer_sha256": tokenizer.sha256(model),
+        "checksum": content.hexdigest()[:16],
+        "read": read,
+        "dropped": dropped,
+        "sizes": {split: len(columns[predicted][1]) - 1 for split, columns in flat.items()},
+        "tokens": {s: {c: len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()},
+        "unknown_rate": {
+            s: {c: float(np.mean(ids == tokenizer.UNK)) for c, (ids, _) in of.items()}
+            for s, of in flat.items()
+        },
+        "unigram_entropy": {
+            split: tokenizer.unigram_entropy(flat[split][predicted][0])
+            for split in ("valid", "test")
+        },
+        "padding_share": {
+            str(budget): _padding_share(
+                np.diff(flat["train"]["source"][1]), np.diff(flat["train"]["target"][1]), budget
+            )
+            for budget in PADDING_BUDGETS
+        }
+        if config.task == "translation"
+        else {},
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+    text = json.dumps(meta, indent=2, ensure_ascii=False) + "\n"
+    (folder / "meta.json").write_text(text, encoding="utf-8")
+
+
+def _drop_lines(
+    columns: dict[str, list[str]], split: str, config: DataConfig, max_ratio: float | None
+) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """Leave out what cannot be used, counted by reason.
+
+    Validation and test pairs are all kept, so that scores stay comparable.
+    """
+    if config.task == "masked_lm":
+        kept = [line for line in columns["text"] if line]
+        return {"text": kept}, {"empty": len(columns["text"]) - len(kept)}
+    if split != "train":
+        return columns, {}
+    reasons = Counter(empty=0, ratio=0)
+    pairs = []
+    for pair in zip(columns["source"], columns["target"], strict=True):
+        words = sorted(len(line.split()) for line in pair)
+        if words[0] == 0:
+            reasons["empty"] += 1
+        elif max_ratio is not None and words[1] > max_ratio * words[0]:
+            reasons["ratio"] += 1
+        else:
+            pairs.append(pair)
+    if max_ratio is None:
+        del reasons["ratio"]
+    return {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}, dict(reasons)
+
+
+def _drop_long(
+    columns: dict[str, list[list[int]]], max_length: int
+) -> tuple[dict[str, list[list[int]]], int]:
+    """Leave out training pairs with more than `max_length` tokens, EOS not counted, on a side."""
+    pairs = zip(columns["source"], columns["target"], strict=True)
+    kept = [pair for pair in pairs if max(map(len, pair)) <= max_length + 1]
+    dropped = len(columns["source"]) - len(kept)
+    return {"source": [s for s, _ in kept], "target": [t for _, t in kept]}, dropped
+
+
+def _refuse_empty(splits: dict[str, dict[str, list]], config: DataConfig) -> None:
+    for split, columns in splits.items():
+        if not all(columns.values()):
+            raise UserError(
+                f"data.name '{config.name}': nothing is left of the {split} split; every line is "
+                f"empty, too unlike its partner, or longer than data.max_length {config.max_length}"
+            )
+
+
+def _write_text(
+    folder: Path, splits: dict[str, dict[str, list[str]]], corpus: sources.Corpus, language: str
+) -> None:
+    for split in ("valid", "test"):
+        target = splits[split]["target"]
+        reference = corpus.references.get(split)
+        if reference is None:
+            reference = (
+                [moses.detokenize(line, language) for line in target]
+                if corpus.tokenized
+                else target
+            )
+        lines = {"source": splits[split]["source"], "target": target, "reference": reference}
+        for kind, of in lines.items():
+            text = "".join(line + "\n" for line in of)
+            (folder / f"{split}.{kind}.txt").write_bytes(text.encode())
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    # np.save loses the errno of a full disk, which tells it from other failures
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(memoryview(array).cast("B"))
+
+
+def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int) -> float:
+    batches = batching.global_batches(source, target, tokens_per_batch)
+    places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in batches)
+    return 1 - float(source.sum() + target.sum()) / places
+
+
+def report(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
+    """Return what `ablate prepare` prints: pairs, drops, tokens, unknown rate, padding, place."""
+    meta = corpus.meta
+    unit = "pairs" if meta["task"] == "translation" else "lines"
+    rows = [
+        ("corpus", meta["protocol"]),
+        (
+            "tokenizer",
+            f"{meta['tokenizer']}, {meta['vocab_size']:,} ids, "
+            f"sha256 {meta['tokenizer_sha256'][:16]}",
+        ),
+    ]
+    for split, size in meta["sizes"].items():
+        drops = meta["dropped"][split]
+        why = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in drops.items())
+        tokens = ", ".join(f"{n:,} {c}" for c, n in meta["tokens"][split].items())
+        unknown = ", ".join(f"{r:.3%} {c}" for c, r in meta["unknown_rate"][split].items())
+        rows.append(
+            (split, f"{size:,} of {meta['read'][split]:,} {unit}; dropped: {why or 'none by rule'}")
+        )
+        rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
+    entropy = meta["unigram_entropy"]["valid"]
+    rows.append(("entropy", f"{entropy:.3f} nats a validation token, unigram"))
+    if meta["task"] == "translation":
+        share = corpus.padding_share(tokens_per_batch)
+        rows.append(("padding", f"{share:.1%} of batches of {tokens_per_batch:,} tokens"))
+    rows.append(("folder", str(corpus.folder)))
+    return "\n".join(f"{name:<10}{text}" for name, text in rows)

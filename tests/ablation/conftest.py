@@ -1,0 +1,139 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+import pytest
+import yaml
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from lightning_app.ablation.plan import load_plan
+from lightning_app.ablation.runs import Run, read_run
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+class World:
+    """A grid in a temporary folder, the supervisors that run it, and what they leave behind.
+
+    Every process that a supervisor starts inherits a mark in its environment and writes into a
+    ledger, so the tests know what happened without asking the code under test.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "experiments" / "tiny"
+        self.grid = root / "tiny.yaml"
+        self.ledger = root / "ledger"
+        self.mark = uuid.uuid4().hex
+        self.environment = {
+            **os.environ,
+            "LEDGER": str(self.ledger),
+            "MARK": self.mark,
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
+        }
+        self.write()
+
+    def write(self, seeds: int = 2, delay: float = 0.02, steps: int = 4, **changes: Any) -> None:
+        """Write the grid file: two presets, two warm-ups, `seeds` seeds."""
+        axes = {
+            "model.block.preset": ["post_ln", "pre_ln"],
+            "model.schedule.warmup_steps": [0, 60],
+            "seed_everything": list(range(1, seeds + 1)),
+        }
+        base = {"delay": delay, "trainer": {"max_steps": steps}, **changes.pop("base_config", {})}
+        tree = {"name": "tiny", "base_config": base, "axes": axes | changes.pop("axes", {})}
+        self.grid.write_text("# Does it run?\n" + yaml.safe_dump(tree | changes, sort_keys=False))
+
+    def start(self, *options: str, workers: int = 2) -> subprocess.Popen[str]:
+        """Start a supervisor as the leader of a process group of its own."""
+        command = [sys.executable, "-W", "error", str(HERE / "stand_in.py"), str(self.grid)]
+        return subprocess.Popen(
+            [*command, str(self.folder), str(workers), *options],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *options: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
+        process = self.start(*options, workers=workers)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def wait_for(self, happened: Callable[[], object], seconds: float = 20.0) -> None:
+        until = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < until, f"did not happen; ledger: {self.lines()}"
+            time.sleep(0.01)
+
+    def lines(self, kind: str = "") -> list[list[str]]:
+        text = self.ledger.read_text() if self.ledger.exists() else ""
+        return [line.split(" ") for line in text.splitlines() if line.startswith(kind)]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that descends from one of our supervisors."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("MARK") == self.mark:
+                    found.append(process)
+            except psutil.Error:
+                continue  # ended meanwhile, or a zombie that nobody has waited for
+        return found
+
+    def runs(self) -> dict[str, Run]:
+        plan = load_plan(self.folder)
+        assert plan is not None
+        return {cell.name: read_run(self.folder, cell) for cell in plan.cells}
+
+    def study(self) -> optuna.Study:
+        plan = load_plan(self.folder)
+        assert plan is not None
+        storage = JournalStorage(JournalFileBackend(str(self.folder / "optuna.journal")))
+        return optuna.load_study(study_name=plan.study, storage=storage)
+
+    def states(self) -> Counter[str]:
+        return Counter(trial.state.name for trial in self.study().get_trials(deepcopy=False))
+
+    def assert_nothing_left(self) -> None:
+        self.wait_for(lambda: not self.processes(), seconds=5.0)
+
+    def assert_finished(self) -> None:
+        """Each cell has exactly one result, was finished once, and has one complete trial."""
+        runs = self.runs()
+        assert {name: run.state for name, run in runs.items()} == dict.fromkeys(runs, "done")
+        assert Counter(line[1] for line in self.lines("end")) == dict.fromkeys(runs, 1)
+        trials = self.study().get_trials(deepcopy=False)
+        complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+        assert sorted(trial.user_attrs["name"] for trial in complete) == sorted(runs)
+        assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
+        assert [path for path in self.folder.rglob("*.part")] == []
+        self.assert_nothing_left()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    for process in world.processes():
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def quiet_optuna() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -1,0 +1,167 @@
+"""A program for the grid runner that trains nothing and misbehaves where its config says so.
+
+Run as a script it is the supervisor: `stand_in.py GRID FOLDER WORKERS [retry] [seconds=N]`.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from lightning_app.ablation.files import write_whole
+from lightning_app.errors import UserError
+
+BASE = {
+    "seed_everything": 1,
+    "trainer": {"max_steps": 4, "devices": 1},
+    "model": {
+        "block": {"preset": "post_ln", "norm": None, "shaped_attention": None},
+        "optimizer": {"kind": "adam", "lr": 0.1},
+        "schedule": {
+            "kind": "inverse_sqrt",
+            "coupling": "decoupled",
+            "warmup_steps": 0,
+            "reference_steps": 60,
+        },
+    },
+    "data": {"name": "synthetic", "seed": 1},
+    "delay": 0.02,  # seconds a step
+    "behaviour": "ok",
+}
+
+
+def resolve(tree: dict, source: str) -> dict:
+    def fill(given: dict, default: dict, where: str) -> dict:
+        for key in given:
+            if key not in default:
+                raise UserError(f"{source}: unknown key '{where}{key}'")
+        filled = {}
+        for key, value in default.items():
+            if isinstance(value, dict):
+                filled[key] = fill(given.get(key, {}), value, f"{where}{key}.")
+            else:
+                filled[key] = given.get(key, value)
+        return filled
+
+    config = fill(tree, BASE, "")
+    if config["model"]["block"]["preset"] == "sas" and config["model"]["block"]["norm"] == "none":
+        raise UserError(f"{source}: model.block.norm: 'none' is impossible with sas")
+    config["data"]["seed"] = config["seed_everything"]
+    return config
+
+
+def cell_id(config: dict) -> str:
+    relevant = {**config, "trainer": {**config["trainer"], "devices": None}}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def prepare(config: dict) -> None:
+    if config["name"] == "missing":
+        raise UserError("data.root: no such folder: nowhere")
+    note("prepare", config["name"])
+
+
+def note(*words: object) -> None:
+    """Append a line to the ledger, whole: what really happened, independent of the runner."""
+    line = " ".join(map(str, words)) + "\n"
+    ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(ledger, line.encode())
+    os.close(ledger)
+
+
+def run_cell(run_dir: Path, attempt: int) -> None:
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    steps, behaviour = config["trainer"]["max_steps"], config["behaviour"]
+    note("start", run_dir.name, attempt, os.getpid())
+    print("training", run_dir.name)
+    record = run_dir / "attempts" / str(attempt)
+    started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    for step in range(steps):
+        progress = {"step": step, "max_steps": steps, "rate": 50.0, "loss": 3.0}
+        write_whole(record / "progress.json", json.dumps(progress))
+        time.sleep(config["delay"])
+        misbehave(behaviour, run_dir, attempt)
+    seed, warmup = config["seed_everything"], config["model"]["schedule"]["warmup_steps"]
+    diverged = behaviour in ("stall", "not finite")
+    nll = 9.0 if diverged else 3.0 + seed / 10 - warmup / 100
+    result = {
+        "schema": 1,
+        "id": cell_id(config),
+        "name": run_dir.name,
+        "status": "diverged" if diverged else "ok",
+        "diverged": {"step": 4, "rule": "stall", "last_finite_loss": 9.0} if diverged else None,
+        "metrics": {"val/nll": None if behaviour == "not finite" else nll, "val/bleu": 10.0},
+        "unigram_entropy": 6.0,
+        "steps": steps,
+        "seconds": steps * config["delay"],
+        "attempt": attempt,
+        "started": started,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+    }
+    write_whole(run_dir / "result.json", json.dumps(result))
+    note("end", run_dir.name, attempt)
+    if behaviour == "crash after the result":
+        raise RuntimeError("too late to matter")
+
+
+def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
+    if behaviour == "crash":
+        raise ValueError("a bad\nday")
+    if behaviour == "crash once" and attempt == 1:
+        raise ValueError("once")
+    if behaviour == "leave":
+        sys.exit(0)
+    if behaviour == "die" or (behaviour == "die once" and attempt == 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "full disk":
+        raise RuntimeError("while saving") from OSError(errno.ENOSPC, "No space left on device")
+    if behaviour == "fill":
+        with (run_dir / "attempts" / str(attempt) / "big").open("ab") as file:
+            file.write(b"x" * (1 << 20))
+    if behaviour == "child":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    if behaviour == "environment":
+        names = ("RANK", "MASTER_PORT", "SLURM_JOB_ID", "PL_GLOBAL_SEED", "OMP_NUM_THREADS")
+        print("environment", {name: os.environ.get(name) for name in names})
+
+
+def main() -> int:
+    from math import inf
+
+    from lightning_app.ablation.grid import read_grid
+    from lightning_app.ablation.runner import run_grid
+    from lightning_app.ablation.workers import Interrupted
+
+    grid, folder, workers, *rest = sys.argv[1:]
+    options = dict(word.partition("=")[::2] for word in rest)
+    try:
+        run_grid(
+            read_grid(grid),
+            Path(folder),
+            workers=int(workers),
+            seconds=float(options.get("seconds", inf)),
+            retry_failed="retry" in options,
+            program="stand_in",
+        )
+    except UserError as error:
+        print(f"ablate: {error}", file=sys.stderr)
+        return 2
+    except Interrupted:
+        return 130
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"ablate: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

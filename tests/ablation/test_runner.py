@@ -1,0 +1,364 @@
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from conftest import World  # pyright: ignore[reportMissingImports]
+
+
+def cells_of(world: World) -> list[psutil.Process]:
+    """The processes that train now, by the pids that they wrote down themselves."""
+    ended = {tuple(line[1:3]) for line in world.lines("end")}
+    pids = [int(line[3]) for line in world.lines("start") if tuple(line[1:3]) not in ended]
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_grid_runs_seeds_slowest_and_a_finished_grid_runs_nothing(world: World) -> None:
+    first = world.run()
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "[8/8]" in first.stdout
+    assert "val/nll" in first.stdout
+    world.assert_finished()
+    assert [("seed1" in line[1]) for line in world.lines("start")] == [True] * 4 + [False] * 4
+    before = world.ledger.read_text()
+    start = time.monotonic()
+    again = world.run()
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert time.monotonic() - start < 5.0
+    assert world.ledger.read_text() == before
+
+
+def test_the_study_shows_parameters_and_values_of_every_cell(world: World) -> None:
+    world.write(axes={"behaviour": ["ok", "stall", "not finite"]}, seeds=1)
+    assert world.run().returncode == 0
+    table = world.study().trials_dataframe()
+    assert set(table["params_model.block.preset"]) == {"post_ln", "pre_ln"}
+    assert set(table["params_model.schedule.warmup_steps"]) == {0, 60}
+    assert set(table["state"]) == {"COMPLETE"}
+    by_behaviour = table.groupby("params_behaviour")
+    assert by_behaviour["value"].max().to_dict() == {"ok": 3.1, "stall": 6.0, "not finite": 6.0}
+    assert by_behaviour["user_attrs_diverged"].all().to_dict() == {
+        "ok": False,
+        "stall": True,
+        "not finite": True,
+    }
+
+
+@pytest.mark.parametrize("whom", ["supervisor", "group", "fork server"])
+def test_killed_then_run_again(world: World, whom: str) -> None:
+    world.write(seeds=3, delay=0.05)
+    process = world.start()
+    world.wait_for(lambda: len(world.lines("end")) >= 3 and cells_of(world))
+    if whom == "fork server":
+        server = cells_of(world)[0].parent()
+        assert server is not None
+        server.kill()
+        assert process.wait(timeout=30) == 0
+        process.communicate()
+        world.assert_finished()
+        return
+    if whom == "supervisor":
+        process.kill()
+        process.communicate()
+    else:
+        kill_group(process)
+    world.assert_nothing_left()
+    done = {line[1] for line in world.lines("end")}
+    assert 3 <= len(done) < 12
+    assert world.states()["RUNNING"] > 0
+    assert world.run().returncode == 0
+    world.assert_finished()
+    restarted = Counter(line[1] for line in world.lines("start"))
+    assert all(restarted[name] == 1 for name in done)
+
+
+def test_killed_five_times_in_a_row(world: World) -> None:
+    world.write(seeds=4, delay=0.03)
+    for kills in range(5):
+        process = world.start()
+        world.wait_for(lambda kills=kills: len(world.lines("end")) >= 2 * (kills + 1))
+        kill_group(process)
+    assert world.run().returncode == 0
+    world.assert_finished()
+
+
+def test_a_killed_worker_is_put_back(world: World) -> None:
+    world.write(delay=0.1)
+    process = world.start()
+    world.wait_for(lambda: cells_of(world))
+    victim = cells_of(world)[0]
+    victim.kill()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "killed (SIGKILL), put back" in out
+    world.assert_finished()
+    assert world.states() == {"COMPLETE": 8, "FAIL": 1}
+
+
+def test_a_stopped_worker_does_not_outlive_its_killed_supervisor(world: World) -> None:
+    world.write(delay=0.1)
+    process = world.start()
+    world.wait_for(lambda: len(cells_of(world)) == 2)
+    for cell in cells_of(world):
+        cell.suspend()
+    process.kill()
+    process.communicate()
+    world.assert_nothing_left()
+
+
+def test_what_a_cell_started_dies_with_it(world: World) -> None:
+    world.write(seeds=1, steps=1, base_config={"behaviour": "child"})
+    assert world.run().returncode == 0
+    world.assert_finished()
+
+
+def test_a_cell_that_is_killed_three_times_fails(world: World) -> None:
+    world.write(seeds=1, steps=1, axes={"behaviour": ["ok", "die", "die once"]})
+    assert world.run().returncode == 0
+    runs = world.runs()
+    starts = Counter(line[1] for line in world.lines("start"))
+    assert Counter(run.state for run in runs.values()) == {"done": 8, "failed": 4}
+    for name, run in runs.items():
+        if "behaviourdie-" in name:
+            assert (starts[name], run.error) == (3, "killed 3 times, at last by SIGKILL")
+        else:
+            assert run.state == "done"
+            assert starts[name] == (2 if "die_once" in name else 1)
+    world.assert_nothing_left()
+
+
+def test_a_crash_fails_one_cell_and_only_a_retry_runs_it_again(world: World) -> None:
+    world.write(seeds=1, steps=1, axes={"behaviour": ["ok", "crash", "crash once", "leave"]})
+    assert "failed ValueError: a bad day" in world.run().stdout
+    runs = world.runs()
+    errors = {name: run.error for name, run in runs.items() if run.state == "failed"}
+    assert Counter(errors.values()) == {
+        "ValueError: a bad day": 4,
+        "ValueError: once": 4,
+        "SystemExit: 0": 4,
+    }
+    crashed = next(name for name in errors if "crash-" in name)
+    attempt = world.folder / "runs" / crashed / "attempts" / "1"
+    assert "training" in (attempt / "log.txt").read_text()
+    assert "Traceback" in (attempt / "log.txt").read_text()
+    assert world.states() == {"COMPLETE": 4, "FAIL": 12}
+    before = len(world.lines("start"))
+    world.run()
+    assert len(world.lines("start")) == before
+    world.run("retry")
+    assert len(world.lines("start")) == before + 12
+    assert Counter(run.state for run in world.runs().values()) == {"done": 8, "failed": 8}
+
+
+def test_a_result_counts_whatever_the_exit_code(world: World) -> None:
+    world.write(seeds=1, steps=1, base_config={"behaviour": "crash after the result"})
+    assert world.run().returncode == 0
+    world.assert_finished()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(world: World, number: signal.Signals) -> None:
+    world.write(seeds=3, delay=0.1)
+    process = world.start()
+    world.wait_for(lambda: len(world.lines("end")) >= 2)
+    os.killpg(process.pid, number)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    world.assert_nothing_left()
+    assert world.states()["RUNNING"] == 0
+    assert world.run().returncode == 0
+    world.assert_finished()
+
+
+def test_no_cell_starts_after_the_time_is_over(world: World) -> None:
+    world.write(seeds=3, delay=0.1)
+    assert world.run("seconds=2").returncode == 0
+    done = len(world.lines("end"))
+    assert 0 < done < 12
+    world.assert_nothing_left()
+    assert (world.states()["COMPLETE"], world.states()["WAITING"]) == (done, 12 - done)
+    assert world.run().returncode == 0
+    world.assert_finished()
+
+
+def test_a_second_supervisor_is_refused_by_the_pid_of_the_first(world: World) -> None:
+    world.write(delay=0.2)
+    first = world.start()
+    world.wait_for(lambda: cells_of(world))
+    second = world.run()
+    assert second.returncode == 2
+    assert f"process {first.pid} is already running this grid" in second.stderr
+    first.kill()
+    first.communicate()
+    assert world.run().returncode == 0
+    world.assert_finished()
+
+
+@pytest.mark.parametrize("damage", ["torn", "garbage", "absent", "stale lock"])
+def test_a_damaged_journal_is_mended_from_the_run_folders(world: World, damage: str) -> None:
+    process = world.start()
+    world.wait_for(lambda: len(world.lines("end")) >= 3)
+    kill_group(process)
+    journal = world.folder / "optuna.journal"
+    whole = journal.read_bytes()
+    if damage == "torn":
+        journal.write_bytes(whole + b'{"op_code":6,"worker_id":"4f7')
+    elif damage == "garbage":
+        journal.write_bytes(whole[:200] + b"\0" * 50 + whole[250:])
+    elif damage == "absent":
+        journal.unlink()
+    else:
+        journal.with_name("optuna.journal.lock").symlink_to("optuna.journal")
+    start = time.monotonic()
+    result = world.run()
+    assert result.returncode == 0
+    assert time.monotonic() - start < 15.0
+    assert ("torn last line" in result.stdout) == (damage == "torn")
+    assert ("damaged, kept" in result.stdout) == (damage == "garbage")
+    world.assert_finished()
+
+
+def test_finished_cells_outlive_a_study_that_was_lost(world: World) -> None:
+    world.write(seeds=1, axes={"behaviour": ["ok", "crash"]})
+    world.run()
+    values = world.study().trials_dataframe()["value"].dropna().tolist()
+    (world.folder / "optuna.journal").unlink()
+    world.run()
+    table = world.study().trials_dataframe()
+    assert sorted(table["value"].dropna()) == sorted(values)
+    assert Counter(table["state"]) == {"COMPLETE": 4, "FAIL": 4}
+    assert set(table["user_attrs_error"].dropna()) == {"ValueError: a bad day"}
+    assert len(world.lines("start")) == 8
+
+
+def test_a_removed_result_runs_again(world: World) -> None:
+    world.run()
+    name = next(iter(world.runs()))
+    (world.folder / "runs" / name / "result.json").unlink()
+    world.run()
+    assert world.states() == {"COMPLETE": 8}
+    assert Counter(line[1] for line in world.lines("start"))[name] == 2
+    assert len(world.lines("start")) == 9
+
+
+def test_a_grid_that_grew_keeps_its_cells(world: World) -> None:
+    world.run()
+    world.write(seeds=3)
+    assert world.run().returncode == 0
+    world.assert_finished()
+    assert world.states() == {"COMPLETE": 12}
+    assert len(world.lines("start")) == 12
+
+
+def test_another_grid_in_the_same_folder_is_refused(world: World) -> None:
+    world.run()
+    before = world.ledger.read_text(), (world.folder / "grid.yaml").read_text()
+    world.write(delay=0.01)
+    result = world.run()
+    assert result.returncode == 2
+    assert "holds 8 runs of another grid" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert (world.ledger.read_text(), (world.folder / "grid.yaml").read_text()) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"axes": {"model.optimizer.lrr": [1.0]}}, "did you mean 'model.optimizer.lr'?"),
+        ({"base_config": {"data": {"name": "missing"}}}, "data.root: no such folder: nowhere"),
+        ({"base_config": {"modle": {}}}, "unknown key 'modle'"),
+    ],
+)
+def test_a_mistake_is_one_line_from_any_process(world: World, changes: dict, said: str) -> None:
+    world.write(**changes)
+    result = world.run()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert world.lines("start") == []
+    world.assert_nothing_left()
+
+
+def test_cells_get_a_clean_environment_and_their_share_of_the_cores(world: World) -> None:
+    foreign = {"RANK": "1", "MASTER_PORT": "29500", "SLURM_JOB_ID": "7", "PL_GLOBAL_SEED": "3"}
+    world.environment |= foreign
+    world.write(seeds=1, steps=1, base_config={"behaviour": "environment"})
+    assert world.run(workers=1).returncode == 0
+    name = next(iter(world.runs()))
+    log = (world.folder / "runs" / name / "attempts" / "1" / "log.txt").read_text()
+    seen = yaml.safe_load(log.partition("environment ")[2].replace("None", "null"))
+    cores = len(os.sched_getaffinity(0))
+    assert seen == {**dict.fromkeys(foreign), "OMP_NUM_THREADS": str(cores)}
+
+
+def mount(world: World, *options: str) -> None:
+    world.folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(world.folder)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a tmpfs is not allowed here")
+
+
+def unmount(folder: Path) -> None:
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_the_grid_and_loses_nothing(world: World) -> None:
+    mount(world, "size=3m")
+    try:
+        world.write(seeds=1, steps=8, axes={"behaviour": ["ok", "fill"]})
+        result = world.run(workers=1)
+        assert result.returncode == 1
+        assert result.stderr.count("\n") == 1
+        assert "No space left on device" in result.stderr
+        world.assert_nothing_left()
+        states = Counter(run.state for run in world.runs().values())
+        assert states["done"] >= 1
+        assert states["failed"] == 0
+        for big in world.folder.rglob("big"):
+            big.unlink()
+        subprocess.run(["mount", "-o", "remount,size=100m", str(world.folder)], check=True)
+        assert world.run(workers=1).returncode == 0
+        world.assert_finished()
+    finally:
+        unmount(world.folder)
+
+
+def test_a_disk_that_a_cell_reports_as_full_stops_the_grid(world: World) -> None:
+    world.write(seeds=1, axes={"behaviour": ["ok", "full disk"]})
+    result = world.run(workers=1)
+    assert result.returncode == 1
+    assert "No space left on device" in result.stderr
+    assert Counter(run.state for run in world.runs().values())["failed"] == 0
+
+
+def test_a_folder_that_is_full_before_anything_is_planned(world: World) -> None:
+    mount(world, "size=16k")
+    try:
+        (world.folder / "ballast").write_bytes(b"x" * 16384)
+        result = world.run()
+        assert result.returncode == 1
+        assert "No space left on device" in result.stderr
+        assert not (world.folder / "plan.json").exists()
+    finally:
+        unmount(world.folder)
+
+
+def test_a_read_only_folder_is_named(world: World) -> None:
+    mount(world, "size=1m,ro")
+    try:
+        result = world.run()
+        assert (result.returncode, result.stdout) == (2, "")
+        assert f"{world.folder}: cannot be written: Read-only file system" in result.stderr
+        assert result.stderr.count("\n") == 1
+    finally:
+        unmount(world.folder)

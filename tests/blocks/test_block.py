@@ -1,0 +1,200 @@
+"""Blocks against PyTorch's own layers, and the specifications that are refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
+from lightning_app.blocks.block import (
+    BlockSpec,
+    DecoderBlock,
+    DecoderScores,
+    EncoderBlock,
+    LayerCache,
+    Sizes,
+)
+from lightning_app.blocks.feed_forward import Activation
+from lightning_app.blocks.kernels import causal_mask, padding_mask
+from lightning_app.blocks.presets import ABSENT, PRESETS, Stack
+from lightning_app.blocks.residual import Gain, ResidualSpec
+from tests import tiny
+
+BATCH, SOURCE, TARGET, MODEL, FF, HEADS = 3, 7, 11, 10, 13, 2
+PRESENT = torch.arange(SOURCE) < torch.tensor([7, 4, 1])[:, None]
+TORCH_LAYERS = [
+    pytest.param(preset, norm_first, activation, id=f"{preset}-{activation}")
+    for preset, norm_first in (("post_ln", False), ("pre_ln", True))
+    for activation in ("relu", "gelu")
+]
+
+
+def spec_of(preset: str, side: str = "encoder") -> BlockSpec:
+    stack = Stack(side="decoder" if side == "decoder" else "encoder", depth=1, peer_depth=1)
+    return PRESETS[preset](stack).blocks[0]
+
+
+def sizes(activation: Activation = "relu") -> Sizes:
+    return Sizes(model_dim=MODEL, ff_dim=FF, num_heads=HEADS, activation=activation)
+
+
+@torch.no_grad()
+def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
+    parts = (ours.query, ours.key, ours.value)
+    theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))  # pyright: ignore
+    theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))  # pyright: ignore
+    theirs.out_proj.load_state_dict(ours.output.state_dict())
+
+
+def copy_rest(theirs: nn.Module, ours: EncoderBlock | DecoderBlock, norms: list[str]) -> None:
+    """Copy the feed-forward and the norms, which PyTorch numbers in the order of sub-layers."""
+    theirs.get_submodule("linear1").load_state_dict(ours.feed_forward.inner.state_dict())
+    theirs.get_submodule("linear2").load_state_dict(ours.feed_forward.outer.state_dict())
+    for number, around in enumerate(norms, start=1):
+        residual = ours.get_submodule(around)
+        (norm,) = (m for m in residual.modules() if isinstance(m, nn.LayerNorm))
+        theirs.get_submodule(f"norm{number}").load_state_dict(norm.state_dict())
+
+
+def compare(ours: Tensor, theirs: Tensor, real: Tensor, inputs: list[Tensor]) -> None:
+    """Compare outputs at real tokens and the gradients of a random loss over them."""
+    torch.testing.assert_close(ours[real], theirs[real], rtol=1e-11, atol=1e-11)
+    weight = torch.randn_like(ours) * real[..., None]
+    for a, b in zip(
+        torch.autograd.grad((ours * weight).sum(), inputs),
+        torch.autograd.grad((theirs * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("preset", "norm_first", "activation"), TORCH_LAYERS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_encoder_block_equals_torch_layer(
+    float64: None, preset: str, norm_first: bool, activation: Activation, causal: bool
+) -> None:
+    ours = tiny.randomise(EncoderBlock(spec_of(preset), sizes(activation)))
+    theirs = nn.TransformerEncoderLayer(
+        MODEL, HEADS, FF, 0.0, activation, norm_first=norm_first, batch_first=True
+    )
+    copy_attention(theirs.self_attn, ours.self_attention)
+    copy_rest(theirs, ours, ["around_self", "around_ff"])
+    x = torch.randn(BATCH, SOURCE, MODEL, requires_grad=True)
+    if causal:
+        mask = causal_mask(SOURCE, x.device)
+        expected = theirs(x, src_mask=~mask.allowed[0, 0])
+        real = torch.ones_like(PRESENT)
+    else:
+        mask = padding_mask(PRESENT)
+        expected = theirs(x, src_key_padding_mask=~PRESENT)
+        real = PRESENT
+    compare(ours(x, mask, None)[0], expected, real, [x])
+
+
+@pytest.mark.parametrize(("preset", "norm_first", "activation"), TORCH_LAYERS)
+def test_decoder_block_equals_torch_layer(
+    float64: None, preset: str, norm_first: bool, activation: Activation
+) -> None:
+    ours = tiny.randomise(DecoderBlock(spec_of(preset, "decoder"), sizes(activation)))
+    theirs = nn.TransformerDecoderLayer(
+        MODEL, HEADS, FF, 0.0, activation, norm_first=norm_first, batch_first=True
+    )
+    copy_attention(theirs.self_attn, ours.self_attention)
+    copy_attention(theirs.multihead_attn, ours.cross_attention)
+    copy_rest(theirs, ours, ["around_self", "around_cross", "around_ff"])
+    x = torch.randn(BATCH, TARGET, MODEL, requires_grad=True)
+    memory = torch.randn(BATCH, SOURCE, MODEL, requires_grad=True)
+    mask = causal_mask(TARGET, x.device)
+    keys, values = ours.cross_attention.keys_values(memory)
+    cache = LayerCache(keys[:, :, :0], values[:, :, :0], keys, values)
+    y, _, _ = ours(x, mask, padding_mask(PRESENT), DecoderScores(), cache)
+    expected = theirs(x, memory, tgt_mask=~mask.allowed[0, 0], memory_key_padding_mask=~PRESENT)
+    compare(y, expected, torch.ones(BATCH, TARGET, dtype=torch.bool), [x, memory])
+
+
+PLAIN = ResidualSpec(norm_input="layer_norm")
+SKIPLESS = replace(PLAIN, skip=ABSENT)
+SHAPED = AttentionSpec(shaping=ShapingSpec())
+
+
+def block(**changes) -> BlockSpec:
+    parts = {"around_self": PLAIN, "around_cross": PLAIN, "around_ff": PLAIN, **changes}
+    return BlockSpec(**parts)
+
+
+REFUSED = {
+    "shaped cross-attention": ({"cross_attention": SHAPED}, "shaped_attention on cross"),
+    "identity values in cross-attention": (
+        {"cross_attention": AttentionSpec(value="identity")},
+        "identity projections on cross",
+    ),
+    "identity plus in cross-attention": (
+        {"cross_attention": AttentionSpec(value="identity_plus")},
+        "identity projections on cross",
+    ),
+    "identity output in cross-attention": (
+        {"cross_attention": AttentionSpec(output="identity")},
+        "identity projections on cross",
+    ),
+    "no skip around plain attention": ({"around_self": SKIPLESS}, "attention_skip 0"),
+    "no skip and no identity part": (
+        {
+            "around_self": SKIPLESS,
+            "self_attention": AttentionSpec(shaping=ShapingSpec(alpha=0.0)),
+        },
+        "attention_skip 0",
+    ),
+    "no skip at all in a plain parallel block": (
+        {"layout": "parallel", "around_self": SKIPLESS, "around_ff": SKIPLESS},
+        "skip 0 without shaped_attention",
+    ),
+    "parallel with post": (
+        {
+            "layout": "parallel",
+            "around_self": ResidualSpec(norm_sum="layer_norm", skip=ABSENT),
+            "around_ff": ResidualSpec(norm_sum="layer_norm"),
+        },
+        "layout parallel with norm_placement post",
+    ),
+    "parallel with two input norms": (
+        {
+            "layout": "parallel",
+            "around_self": SKIPLESS,
+            "around_ff": ResidualSpec(norm_input="rms_norm"),
+        },
+        "layout parallel",
+    ),
+    "parallel with two skips": ({"layout": "parallel"}, "layout parallel has one skip"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_block_without_meaning_is_refused(changes: dict, message: str) -> None:
+    block()
+    with pytest.raises(ValueError, match=message):
+        block(**changes)
+
+
+def test_skip_that_is_learned_from_zero_is_allowed() -> None:
+    block(around_self=replace(PLAIN, skip=Gain(value=0.0, learned=True)))
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ValueError, match=r"model_dim 10 .* num_heads 3"):
+        Sizes(model_dim=10, ff_dim=13, num_heads=3)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_block_builds_no_part_that_it_does_not_run(preset: str) -> None:
+    """A parameter without a gradient stops distributed training and is counted for nothing."""
+    x = torch.randn(BATCH, SOURCE, MODEL)
+    encoder = EncoderBlock(spec_of(preset), sizes())
+    encoder(x, padding_mask(PRESENT), None)[0].sum().backward()
+    decoder = DecoderBlock(spec_of(preset, "decoder"), sizes())
+    keys, values = decoder.cross_attention.keys_values(x)
+    cache = LayerCache(keys[:, :, :0], values[:, :, :0], keys, values)
+    mask = causal_mask(SOURCE, x.device)
+    decoder(x, mask, padding_mask(PRESENT), DecoderScores(), cache)[0].sum().backward()
+    for module in (encoder, decoder):
+        assert [name for name, p in module.named_parameters() if p.grad is None] == []

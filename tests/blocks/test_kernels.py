@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lightning_app.blocks.kernels import (
+    Mask,
+    attend,
+    attend_with_carry,
+    causal_mask,
+    full_mask,
+    padding_mask,
+    shape_map,
+)
+from tests import reference
+
+BATCH, HEADS, QUERIES, KEYS, DIM = 3, 2, 5, 7, 11
+CPU = torch.device("cpu")
+LENGTHS = torch.tensor([7, 4, 1])
+
+
+def inputs(queries: int = QUERIES, keys: int = KEYS) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.randn(BATCH, HEADS, queries, DIM),
+        torch.randn(BATCH, HEADS, keys, DIM),
+        torch.randn(BATCH, HEADS, keys, DIM),
+    )
+
+
+def padded(keys: int = KEYS) -> Mask:
+    return padding_mask(torch.arange(keys) < LENGTHS[:, None])
+
+
+def merged(x: Tensor) -> np.ndarray:
+    """Return (batch, head, token, dim) as the reference has it, (batch, token, head * dim)."""
+    return x.transpose(1, 2).flatten(2).numpy()
+
+
+def naive(query: Tensor, key: Tensor, value: Tensor, mask: Mask, temperature: float = 1.0):
+    """Return the reference's heads, (batch, head, query, dim), and its scores."""
+    scores = reference.scaled_scores(merged(query), merged(key), HEADS)
+    allowed = mask.allowed.expand(BATCH, 1, query.shape[2], key.shape[2])[:, 0].numpy()
+    heads = reference.mix(reference.softmax_map(scores / temperature, allowed), merged(value))
+    split = torch.from_numpy(heads).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
+    return split, torch.from_numpy(scores)
+
+
+def identity_values() -> Tensor:
+    """V = I: the first columns of what attention returns are its map."""
+    return torch.eye(KEYS, DIM).expand(BATCH, HEADS, KEYS, DIM)
+
+
+@pytest.mark.parametrize("kind", ["padding", "causal", "full"])
+def test_both_forms_equal_the_naive_one(float64: None, kind: str) -> None:
+    queries = KEYS if kind == "causal" else QUERIES
+    mask = {"padding": padded(), "causal": causal_mask(KEYS, CPU), "full": full_mask(KEYS, CPU)}
+    query, key, value = inputs(queries)
+    heads, scores = naive(query, key, value, mask[kind])
+    carried, z = attend_with_carry(query, key, value, mask[kind], 0.0, None, 1.0)
+    for ours in (attend(query, key, value, mask[kind], 0.0), carried):
+        torch.testing.assert_close(ours, heads, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(z, scores, rtol=1e-12, atol=1e-12)
+
+
+def test_masks_allow_what_they_say() -> None:
+    assert padded().allowed.shape == (BATCH, 1, 1, KEYS)
+    assert padded().allowed.sum(-1).flatten().tolist() == LENGTHS.tolist()
+    causal = causal_mask(3, CPU).allowed[0, 0].tolist()
+    assert causal == [[True, False, False], [True, True, False], [True, True, True]]
+    assert full_mask(KEYS, CPU).allowed.flatten().tolist() == [True] * KEYS
+
+
+def test_centre_is_the_softmax_of_the_mask(float64: None) -> None:
+    for mask in (padded(), causal_mask(KEYS, CPU)):
+        scores = torch.zeros(mask.allowed.shape).masked_fill(~mask.allowed, -torch.inf)
+        torch.testing.assert_close(mask.centre, scores.softmax(-1), rtol=1e-15, atol=1e-15)
+
+
+def test_carry_is_a_sum_that_leaves_the_layer_below_intact(float64: None) -> None:
+    previous = torch.randn(BATCH, HEADS, QUERIES, KEYS)
+    kept = previous.clone()
+    query, key, value = inputs()
+    _, z = attend_with_carry(query, key, value, padded(), 0.0, previous, 3.0)
+    _, scores = naive(query, key, value, padded())
+    torch.testing.assert_close(z, kept + scores, rtol=1e-12, atol=1e-12)
+    assert torch.equal(previous, kept)
+
+
+def test_carry_does_not_depend_on_the_mask(float64: None) -> None:
+    query, key, value = inputs(KEYS)
+    previous = torch.randn(BATCH, HEADS, KEYS, KEYS)
+    nothing = Mask(torch.zeros(BATCH, 1, 1, KEYS, dtype=torch.bool))
+    carried = [
+        attend_with_carry(query, key, value, mask, 0.0, previous, 1.0)[1]
+        for mask in (full_mask(KEYS, CPU), padded(), causal_mask(KEYS, CPU), nothing)
+    ]
+    assert all(torch.equal(carried[0], z) for z in carried[1:])
+    assert bool(carried[0].isfinite().all())
+
+
+def test_running_sum_is_attention_on_concatenated_queries_and_keys(float64: None) -> None:
+    """``[Q_1 .. Q_n] [K_1 .. K_n]^T = sum_i Q_i K_i^T``."""
+    layers = [inputs() for _ in range(3)]
+    z = None
+    for query, key, value in layers:
+        heads, z = attend_with_carry(query, key, value, padded(), 0.0, z, 1.0)
+    queries = torch.cat([query for query, _, _ in layers], dim=-1)
+    keys = torch.cat([key for _, key, _ in layers], dim=-1)
+    torch.testing.assert_close(z, queries @ keys.mT / DIM**0.5, rtol=1e-12, atol=1e-12)
+    # SDPA divides by the root of its own, three times wider, heads.
+    values = pad(layers[-1][2], (0, 2 * DIM))
+    wide = attend(queries * 3**0.5, keys, values, padded(), 0.0)[..., :DIM]
+    torch.testing.assert_close(heads, wide, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [1, 2, 5])
+def test_mean_is_the_sum_with_the_layer_as_temperature(float64: None, layer: int) -> None:
+    query, key, value = inputs()
+    heads, scores = attend_with_carry(query, key, value, padded(), 0.0, None, float(layer))
+    expected, unchanged = naive(query, key, value, padded(), temperature=layer)
+    torch.testing.assert_close(heads, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(scores, unchanged, rtol=1e-12, atol=1e-12)
+
+
+def test_carry_is_float32_under_autocast() -> None:
+    query, key, value = (x.bfloat16() for x in inputs())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, below = attend_with_carry(query, key, value, padded(), 0.0, None, 1.0)
+        heads, z = attend_with_carry(query, key, value, padded(), 0.0, below, 1.0)
+    assert (below.dtype, z.dtype, heads.dtype) == (torch.float32, torch.float32, torch.bfloat16)
+    # Products of bfloat16 entries, summed in float32 and not rounded after.
+    exact = 2 * (query.double() @ key.double().mT) / DIM**0.5
+    torch.testing.assert_close(z.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_query_that_sees_nothing_gives_no_nan() -> None:
+    nothing = Mask(torch.zeros(BATCH, 1, 1, KEYS, dtype=torch.bool))
+    for form in ("plain", "carry"):
+        tensors = [x.requires_grad_() for x in inputs()]
+        query, key, value = tensors
+        if form == "plain":
+            heads = attend(query, key, value, nothing, 0.0)
+        else:
+            heads, _ = attend_with_carry(query, key, value, nothing, 0.0, None, 1.0)
+        assert bool(heads.isfinite().all())
+        for gradient in torch.autograd.grad(heads.sum(), tensors):
+            assert bool(gradient.isfinite().all())
+    assert nothing.centre.abs().sum() == 0.0
+
+
+def test_dropout_of_the_carried_form_acts_on_the_map_alone() -> None:
+    query, key, _ = inputs()
+    value = identity_values()
+    whole, z = attend_with_carry(query, key, value, full_mask(KEYS, CPU), 0.0, None, 1.0)
+    dropped, same = attend_with_carry(query, key, value, full_mask(KEYS, CPU), 0.5, None, 1.0)
+    assert torch.equal(z, same)
+    whole, dropped = whole[..., :KEYS], dropped[..., :KEYS]
+    kept = dropped != 0.0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2.0 * whole[kept])
+
+
+def head_weights() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["padding", "causal"])
+def test_shaped_map_is_the_equation_and_its_rows_sum_to_the_weights(
+    float64: None, kind: str
+) -> None:
+    """``alpha I + beta A - gamma C``, seen by V = I; rows sum to alpha + beta - gamma."""
+    mask = padded() if kind == "padding" else causal_mask(KEYS, CPU)
+    query, key, _ = inputs(KEYS)
+    value = identity_values()
+    alpha, beta, gamma = head_weights()
+    attention = attend(query, key, value, mask, 0.0)
+    shaped = shape_map(attention, value, mask, alpha, beta, gamma)
+    attention, shaped = attention[..., :KEYS], shaped[..., :KEYS]
+    centre = mask.allowed / mask.allowed.sum(-1, keepdim=True)
+    expected = alpha * torch.eye(KEYS) + beta * attention - gamma * centre
+    torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12)
+    rows = (alpha + beta - gamma)[:, :, 0].expand(BATCH, HEADS, KEYS)
+    torch.testing.assert_close(shaped.sum(-1), rows, rtol=1e-12, atol=1e-12)
+
+
+def test_identity_part_of_cached_queries_is_the_newest_keys(float64: None) -> None:
+    """The last queries alone give the last rows of the whole map."""
+    query, key, value = inputs(KEYS)
+    weights = head_weights()
+    whole = causal_mask(KEYS, CPU)
+    full = shape_map(attend(query, key, value, whole, 0.0), value, whole, *weights)
+    newest = Mask(whole.allowed[:, :, -2:])
+    attended = attend(query[:, :, -2:], key, value, newest, 0.0)
+    cached = shape_map(attended, value, newest, *weights)
+    torch.testing.assert_close(cached, full[:, :, -2:], rtol=1e-12, atol=1e-12)

@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from lightning_app.blocks.norm import build_norm
+from tests import reference, tiny
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+# The second scale makes epsilon count: x^2 is as small as epsilon.
+SCALES = [1.0, 3e-3]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_layer_norm_is_the_equation(scale: float) -> None:
+    norm = tiny.randomise(build_norm("layer_norm", 7))
+    x = scale * torch.randn(3, 5, 7) + scale
+    gain, bias = (p.detach().numpy() for p in norm.parameters())
+    expected = reference.layer_norm(x.numpy(), gain, bias)
+    torch.testing.assert_close(norm(x), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_rms_norm_is_the_equation(scale: float) -> None:
+    norm = tiny.randomise(build_norm("rms_norm", 7))
+    x = scale * torch.randn(3, 5, 7) + scale
+    (gain,) = (p.detach().numpy() for p in norm.parameters())
+    expected = reference.rms_norm(x.numpy(), gain)
+    torch.testing.assert_close(norm(x), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_none_is_the_identity_without_parameters() -> None:
+    norm = build_norm("none", 7)
+    x = torch.randn(3, 5, 7)
+    assert norm(x) is x
+    assert not list(norm.parameters())

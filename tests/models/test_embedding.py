@@ -1,0 +1,70 @@
+import math
+
+import pytest
+import torch
+
+from lightning_app.models.embedding import Embedding, sinusoids
+from tests import reference, tiny
+
+DIM = 10
+
+
+def build() -> Embedding:
+    return tiny.randomise(Embedding(tiny.VOCABULARY, DIM, tiny.PAD, dropout=0.0))
+
+
+@pytest.mark.parametrize(("length", "dim"), [(1, 2), (11, 10), (301, 6)])
+def test_sinusoids_are_the_equation(float64: None, length: int, dim: int) -> None:
+    ours = sinusoids(length, dim, torch.device("cpu"))
+    expected = torch.from_numpy(reference.sinusoids(length, dim))
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_embedding_is_scaled_and_has_its_position(float64: None) -> None:
+    """``sqrt(d) E[token] + PE(position)``, also from a later start and past the first table."""
+    embedding = build()
+    tokens = tiny.words(3, 7)
+    for start in (0, 5, 1000):
+        table = reference.sinusoids(start + 7, DIM)[start:]
+        rows = embedding.tokens.weight.detach().numpy()[tokens.numpy()]
+        expected = torch.from_numpy(math.sqrt(DIM) * rows + table)
+        torch.testing.assert_close(embedding(tokens, start), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_logits_are_tied_to_the_embedding(float64: None) -> None:
+    embedding = build()
+    states = torch.randn(3, 7, DIM)
+    torch.testing.assert_close(embedding.logits(states), states @ embedding.tokens.weight.T)
+    assert [name for name, _ in embedding.named_parameters()] == ["tokens.weight"]
+
+
+def test_positions_made_in_evaluation_serve_training() -> None:
+    """The sanity check of a run evaluates in inference mode before the first training step."""
+    embedding = build()
+    with torch.inference_mode():
+        embedding(tiny.words(3, 7))
+    embedding(tiny.words(3, 7)).sum().backward()
+    assert embedding.tokens.weight.grad is not None
+
+
+def test_positions_are_not_saved() -> None:
+    embedding = build()
+    embedding(tiny.words(3, 300))
+    assert list(embedding.state_dict()) == ["tokens.weight"]
+
+
+def test_no_buffer_depends_on_the_lengths_seen() -> None:
+    """Distributed training broadcasts buffers: ranks that saw other lengths must agree in shape."""
+    short, long = build(), build()
+    short(tiny.words(3, 7))
+    long(tiny.words(3, 300))
+    shapes = [[(name, b.shape) for name, b in e.named_buffers()] for e in (short, long)]
+    assert shapes[0] == shapes[1]
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    embedding = Embedding(tiny.VOCABULARY, DIM, tiny.PAD, dropout=0.5)
+    tokens = tiny.words(3, 7)
+    assert (embedding(tokens) == 0.0).float().mean() > 0.3
+    embedding.eval()
+    assert torch.equal(embedding(tokens), embedding(tokens))

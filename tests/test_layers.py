@@ -1,0 +1,127 @@
+"""Imports run one way: blocks <- models <- objectives <- module <- ablation <- cli."""
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "lightning_app"
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
+
+MODEL = {"blocks", "models", "objectives", "optim"}
+RUN = {*MODEL, "data", "callbacks", "module", "config"}
+# What each part may import besides itself; all may import `errors`.
+ALLOWED: dict[str, set[str]] = {
+    "": set(),
+    "errors": set(),
+    "blocks": set(),
+    "models": {"blocks"},
+    "data": set(),
+    "objectives": {"blocks", "models", "data"},
+    "optim": {"blocks", "models"},
+    "module": {*MODEL, "data"},
+    "callbacks": {*MODEL, "data"},
+    "config": RUN,
+    "analysis": set(),
+    "ablation": {*RUN, "analysis"},
+    "cli": {*RUN, "analysis", "ablation"},
+    "__main__": {"cli"},
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {module_name(path) for path in FILES}
+
+
+def part_of(module: str) -> str:
+    """Return the folder or file directly inside the package that holds `module`."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the full name of everything that `path` imports, anywhere in it."""
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                # `from package import module` names a module, otherwise something inside one.
+                yield name if name in NAMES else base
+
+
+def ours(path: Path) -> set[str]:
+    return {name for name in imports(path) if name.partition(".")[0] == PACKAGE}
+
+
+each_file = pytest.mark.parametrize("path", FILES, ids=[module_name(path) for path in FILES])
+
+
+@each_file
+def test_imports_point_down(path: Path) -> None:
+    part = part_of(module_name(path))
+    assert part in ALLOWED, f"say in {Path(__file__).name} what '{part}' may import"
+    allowed = ALLOWED[part] | {part, "errors"}
+    if part == "blocks":
+        allowed = {"blocks"}
+    assert sorted(name for name in ours(path) if part_of(name) not in allowed | {""}) == []
+
+
+def test_allowed_imports_have_no_cycle() -> None:
+    graphlib.TopologicalSorter(ALLOWED).prepare()
+
+
+def test_modules_have_no_cycle() -> None:
+    graph = {module_name(path): ours(path) - {module_name(path)} for path in FILES}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@each_file
+def test_foreign_imports_are_the_right_ones(path: Path) -> None:
+    """Annotations stay what they say, for the shape checks; Lightning has one name."""
+    names = set(imports(path))
+    assert "__future__" not in names
+    assert "pytorch_lightning" not in {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("part", ["blocks", "models", "objectives"])
+def test_plain_parts_do_not_know_lightning(part: str) -> None:
+    files = [path for path in FILES if part_of(module_name(path)) == part]
+    assert files
+    known = {name.partition(".")[0] for path in files for name in imports(path)}
+    assert not known & {"lightning", "jsonargparse", "optuna"}
+
+
+def test_analysis_needs_no_torch() -> None:
+    files = [path for path in FILES if part_of(module_name(path)) == "analysis"]
+    known = {name.partition(".")[0] for path in files for name in imports(path)}
+    assert not known & {"torch", "lightning"}
+
+
+def test_reference_shares_nothing_with_the_package() -> None:
+    names = set(imports(ROOT / "tests" / "reference.py"))
+    assert {name.partition(".")[0] for name in names} <= {
+        "collections",
+        "dataclasses",
+        "math",
+        "numpy",
+    }
+
+
+def test_this_test_sees_the_imports() -> None:
+    """The reading itself: a known edge, and a relative import resolved."""
+    heads = ROOT / PACKAGE / "models" / "heads.py"
+    assert "lightning_app.models.transformer" in ours(heads)
+    assert {module_name(path) for path in FILES} >= {PACKAGE, "lightning_app.blocks.block"}
