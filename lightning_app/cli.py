@@ -52,9 +52,9 @@ def translate(args: argparse.Namespace) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    from lightning_app.data.command import prepare_command
+    from lightning_app.preparation import prepare_corpus
 
-    return prepare_command(args)
+    return prepare_corpus(args.data, args.root, args.config)
 
 
 def plan(args: argparse.Namespace) -> int:

@@ -158,7 +158,7 @@ def check(tree: dict[str, Any]) -> None:
         raise UserError(f"model.block.preset: '{preset}' is not one of {known}{hint}")
     try:
         parser = _model_parser()
-        module = parser.instantiate_classes(parser.parse_object({"model": tree["model"]})).model
+        module = parser.instantiate(parser.parse_object({"model": tree["model"]})).model
         module.architecture.stacks(module.block)
         module.architecture.sizes()
     except ValueError as error:

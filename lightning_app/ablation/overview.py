@@ -1,6 +1,7 @@
 """`ablate plan`: the cells of a grid, and what they cost in parameters, tokens, time and disk."""
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,8 @@ def plan_command(
     from lightning_app.ablation.cost import parameters, seconds_per_step
     from lightning_app.config import cell_id, resolve
 
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     spec = read_grid(grid)
     directory = experiments / spec.name
     plan, configs = expand(spec, resolve, cell_id)

@@ -72,8 +72,6 @@ def combinations(grid: Grid) -> Iterator[dict[str, Any]]:
 def expand(grid: Grid, resolve: Resolve, identify: Identify) -> tuple[Plan, list[dict[str, Any]]]:
     """Return the plan of a grid and the resolved config of every cell, in the same order.
 
-    Every distinct combination is resolved, hence validated, under the first seed. A seed can take
-    part in no check, so for the others only the fields that a seed reaches are exchanged.
     Raises `UserError` naming file, field and value.
     """
     _check_axes(grid, resolve(dict(grid.base_config), grid.source))
@@ -168,23 +166,43 @@ def check_folder(directory: Path, grid: Grid, plan: Plan) -> None:
 
 
 def _resolved(grid: Grid, resolve: Resolve) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield axes and resolved config of every cell."""
-    known: dict[str, dict[str, Any]] = {}
+    """Yield axes and resolved config of every cell.
+
+    Sections of the config that no check compares are resolved apart: each combination of one
+    section's axes once, upon the first cell, and its changes are carried over to the others.
+    """
+
+    def resolved(axes: Mapping[str, Any]) -> dict[str, Any]:
+        where = ", ".join(f"{name}={_label(value)}" for name, value in axes.items())
+        return resolve(cell_tree(grid.base_config, axes), f"{grid.source} (cell {where})")
+
+    sections = {section: [] for section in map(_section, grid.axes)}
+    for axis in grid.axes:
+        sections[_section(axis)].append(axis)
+    first: dict[str, Any] = {}
+    origin: dict[str, Any] = {}
     changes: dict[str, list[tuple[str, Any]]] = {}
     for axes in combinations(grid):
-        rest = {key: axes[key] for key in axes if key != SEED}
-        key, seed = _canonical(rest), _canonical(axes.get(SEED))
-        if key in known and seed in changes:
-            config = known[key]
-            for path, value in changes[seed]:
+        if not first:
+            first, origin = axes, resolved(axes)
+        config = origin
+        for section in sections.values():
+            values = {axis: axes[axis] for axis in section}
+            key = _canonical(values)
+            if key not in changes:
+                changes[key] = _changes(origin, resolved({**first, **values}))
+            for path, value in changes[key]:
                 config = _replaced(config, path, value)
-        else:
-            where = ", ".join(f"{name}={_label(value)}" for name, value in axes.items())
-            config = resolve(cell_tree(grid.base_config, axes), f"{grid.source} (cell {where})")
-            if key in known:
-                changes[seed] = _changes(known[key], config)
-            known.setdefault(key, config)
         yield axes, config
+
+
+def _section(axis: str) -> str:
+    """The part of a config within which alone one field may forbid the value of another."""
+    if axis == SEED:
+        return "seed"
+    if axis.startswith("model.optimizer."):
+        return "optimizer"
+    return "steps" if axis.startswith(("model.schedule.", "trainer.")) else "model and data"
 
 
 def _check_axes(grid: Grid, base: Tree) -> None:
@@ -238,8 +256,8 @@ def _cell_name(grid: Grid, axes: Mapping[str, Any], identity: str) -> str:
     shown = [key for key in axes if not key.startswith(BLOCK)]
     parts = [variant(axes, grid.base_config)]
     parts += [f"{_short(key, shown)}{_label(axes[key])}" for key in shown]
-    name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join(parts)).lstrip(".-")
-    return f"{name[:_LONGEST]}-{identity[:8]}"
+    name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join(parts))
+    return f"{name[:_LONGEST]}-{identity[:8]}".lstrip(".-")
 
 
 def _short(key: str, keys: list[str]) -> str:
@@ -266,10 +284,11 @@ def _changes(old: Tree, new: Tree, prefix: str = "") -> list[tuple[str, Any]]:
     """Dotted key and new value of every field in which two resolved configs differ."""
     found = []
     for key in new:
-        if isinstance(new[key], dict) and isinstance(old.get(key), dict):
-            found += _changes(old[key], new[key], f"{prefix}{key}.")
-        elif key not in old or old[key] != new[key]:
-            found.append((f"{prefix}{key}", new[key]))
+        before, after = old[key], new[key]
+        if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+            found += _changes(before, after, f"{prefix}{key}.")
+        elif before != after or type(before) is not type(after):
+            found.append((f"{prefix}{key}", after))
     return found
 
 

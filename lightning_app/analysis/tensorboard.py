@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 SUFFIX = ".index"
+FIRST, LAST = "0000000000", "9999999999"  # where a file name has its time
 CURVES = ("train/nll", LOSS)
 POINTS = 500  # of one copied curve, at most
 DIVERGED = "diverged"  # 0 or 1, beside the metrics
@@ -174,7 +175,12 @@ def _tensor(tag: str, plugin: str, content: bytes, data: bytes = b"") -> "Summar
 
 
 def _replace(folder: Path, wall_time: float, events: "Iterable[tuple[int, Summary]]") -> None:
-    """Leave exactly one index file in the folder, the one with these events."""
+    """Leave exactly one index file in the folder, the one with these events.
+
+    TensorBoard reads the files of a folder by name and does not come back to an earlier one, and a
+    smaller step makes it forget the greater ones. So the file stands before the trainer's as long
+    as that one may grow (no `wall_time`), and after it when the run has finished.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -185,7 +191,7 @@ def _replace(folder: Path, wall_time: float, events: "Iterable[tuple[int, Summar
         event = Event(wall_time=wall_time, step=step, summary=summary)
         writer.write(event.SerializeToString(deterministic=True))
     digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:12]
-    path = folder / f"events.out.tfevents.{int(wall_time):010d}.{digest}{SUFFIX}"
+    path = folder / f"events.out.tfevents.{LAST if wall_time else FIRST}.{digest}{SUFFIX}"
     if not path.is_file():
         write_whole(path, buffer.getvalue())
     for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):

@@ -162,8 +162,8 @@ class ResumableLoader:
     """Batches of one rank, epoch after epoch; its state counts the batches handed over.
 
     Lightning stores `state_dict` in a checkpoint, calls `load_state_dict` on resume, and calls
-    `set_epoch` on `sampler`. No `torch.utils.data.DataLoader`, so that Lightning leaves the sharding
-    to us. With workers, batches fetched ahead are not counted, so none is skipped.
+    `set_epoch` on `sampler`. It is no `torch.utils.data.DataLoader`, so that Lightning leaves the
+    sharding to us. With workers, batches fetched ahead are not counted, so none is skipped.
     """
 
     batch_sampler = None

@@ -32,11 +32,11 @@ class TextDataModule(pl.LightningDataModule):
     Args:
         name: corpus: `iwslt14` (German-English talks), `wikitext2` (English articles), `text` (own
             files in `root`), `synthetic` (built-in German-English grammar, needs no download).
-        root: folder of the corpus. null: $LIGHTNING_APP_DATA/<folder of the corpus> if that variable
-            is set, else the corpus is downloaded once. `hf://OWNER/NAME`: the parquet files of that
-            dataset on the hub.
-        cache: folder for prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
-            cache.
+        root: folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen or .../wikitext-2 if that
+            variable is set, else the corpus is downloaded once. `hf://OWNER/NAME`: the parquet
+            files of that dataset on the hub.
+        cache: folder for prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the
+            user's cache.
         task: `translation` or `masked_lm`; set from model.objective.kind.
         tokens_per_batch: budget of the global batch of one step, in tokens of the longer side with
             padding, whatever the number of devices.

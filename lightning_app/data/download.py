@@ -177,7 +177,8 @@ def _hub(config: DataConfig, repository: str, folder: Path) -> None:
     if config.name == "iwslt14":
         notes = (
             f"IWSLT14 de-en as {HUB}{repository} has it, Moses-tokenised, lower-cased: "
-            f"{' / '.join(counts)} pairs, not fairseq's splits, so BLEU is not comparable with published numbers"
+            f"{' / '.join(counts)} pairs, not fairseq's splits, so BLEU is not comparable with "
+            f"published numbers"
         )
         _write(folder / NOTES, [notes])
 

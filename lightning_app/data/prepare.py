@@ -27,7 +27,16 @@ from lightning_app.errors import UserError
 
 # The fields of the config that decide what is in the folder, and the code that makes it.
 _KEY = ("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits")
-_CODE = ("config", "download", "moses", "prepare", "sources", "synthetic", "tokenizer")
+_CODE = (
+    "config",
+    "download",
+    "lexicon",
+    "moses",
+    "prepare",
+    "sources",
+    "synthetic",
+    "tokenizer",
+)
 PADDING_BUDGETS = (1024, 4096, 32768)
 
 
@@ -105,7 +114,10 @@ def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
     began = time.perf_counter()
     corpus = sources.read(source, config)
     read = {split: len(rows) for split, rows in corpus.splits.items()}
-    splits = {split: rows.to_dict() for split, rows in corpus.splits.items()}
+    splits = {
+        split: {column: list(rows[column]) for column in rows.column_names}
+        for split, rows in corpus.splits.items()
+    }
     dropped: dict[str, dict[str, int]] = {}
     for split in splits:
         splits[split], dropped[split] = _drop_lines(splits[split], split, config, corpus.max_ratio)
@@ -250,7 +262,7 @@ def _save(path: Path, array: np.ndarray) -> None:
     # np.save loses the errno of a full disk, which tells it from other failures
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(memoryview(array).cast("B"))
+        file.write(array.data)
 
 
 def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int) -> float:

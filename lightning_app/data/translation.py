@@ -5,8 +5,14 @@ from typing import final
 import numpy as np
 import torch
 
-from lightning_app.data.batching import EpochSampler, Item, TranslationBatch
-from lightning_app.data.batching import gather, global_batches, share
+from lightning_app.data.batching import (
+    EpochSampler,
+    Item,
+    TranslationBatch,
+    gather,
+    global_batches,
+    share,
+)
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 

@@ -1,5 +1,4 @@
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -42,6 +41,7 @@ class World:
             "MARK": self.mark,
             "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
         }
+        self.supervisors: list[subprocess.Popen[str]] = []
         self.write()
 
     def write(self, seeds: int = 2, delay: float = 0.02, steps: int = 4, **changes: Any) -> None:
@@ -58,7 +58,7 @@ class World:
     def start(self, *options: str, workers: int = 2) -> subprocess.Popen[str]:
         """Start a supervisor as the leader of a process group of its own."""
         command = [sys.executable, "-W", "error", str(HERE / "stand_in.py"), str(self.grid)]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, str(self.folder), str(workers), *options],
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -66,13 +66,12 @@ class World:
             text=True,
             start_new_session=True,
         )
+        self.supervisors.append(process)
+        return process
 
     def run(self, *options: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
         process = self.start(*options, workers=workers)
-        try:
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
+        out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def wait_for(self, happened: Callable[[], object], seconds: float = 20.0) -> None:
@@ -122,7 +121,7 @@ class World:
         complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
         assert sorted(trial.user_attrs["name"] for trial in complete) == sorted(runs)
         assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
-        assert [path for path in self.folder.rglob("*.part")] == []
+        assert list(self.folder.rglob("*.part")) == []
         self.assert_nothing_left()
 
 
@@ -131,7 +130,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
     yield world
     for process in world.processes():
-        process.send_signal(signal.SIGKILL)
+        process.kill()
+    for supervisor in world.supervisors:
+        supervisor.communicate()
 
 
 @pytest.fixture(autouse=True)

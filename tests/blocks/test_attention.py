@@ -66,7 +66,8 @@ def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) ->
     u = torch.randn(BATCH, LENGTH, MODEL)
     keys, values = attention.keys_values(u)
     sums, _ = attention(u, keys, torch.ones_like(values), mask, None)
-    weights = attention.shaping.alpha + attention.shaping.beta - attention.shaping.gamma
+    alpha, beta, gamma = attention.shaping.parameters()
+    weights = alpha + beta - gamma
     expected = weights.expand(HEADS, 1, DIM).flatten().expand_as(sums)
     torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
 

@@ -165,7 +165,7 @@ REFUSED = {
         },
         "layout parallel",
     ),
-    "parallel with two skips": ({"layout": "parallel"}, "layout parallel has one skip"),
+    "parallel with two skips": ({"layout": "parallel"}, "layout parallel"),
 }
 
 

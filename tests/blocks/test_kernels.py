@@ -102,7 +102,7 @@ def test_carry_does_not_depend_on_the_mask(float64: None) -> None:
 def test_running_sum_is_attention_on_concatenated_queries_and_keys(float64: None) -> None:
     """``[Q_1 .. Q_n] [K_1 .. K_n]^T = sum_i Q_i K_i^T``."""
     layers = [inputs() for _ in range(3)]
-    z = None
+    z, heads = None, torch.empty(0)
     for query, key, value in layers:
         heads, z = attend_with_carry(query, key, value, padded(), 0.0, z, 1.0)
     queries = torch.cat([query for query, _, _ in layers], dim=-1)

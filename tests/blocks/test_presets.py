@@ -24,6 +24,7 @@ every_spec = pytest.mark.parametrize(
         for where, stack in STACKS.items()
     ],
 )
+UNIT = Gain()
 ALONE = STACKS["encoder alone"]
 
 
@@ -41,12 +42,11 @@ def rebuild(kind: Any, tree: Any) -> Any:
     """Return the specification of type `kind` that `asdict` and JSON made `tree` from."""
     if get_origin(kind) is tuple:
         return tuple(rebuild(get_args(kind)[0], entry) for entry in tree)
-    if isinstance(kind, UnionType) and tree is not None:
-        return rebuild(get_args(kind)[0], tree)
-    if not is_dataclass(kind):
+    if isinstance(kind, UnionType):
+        return None if tree is None else rebuild(get_args(kind)[0], tree)
+    if not isinstance(kind, type) or not is_dataclass(kind):
         return tree
     hints = get_type_hints(kind)
-    assert isinstance(kind, type)
     return kind(**{name: rebuild(hints[name], entry) for name, entry in tree.items()})
 
 
@@ -157,8 +157,8 @@ def test_stack_without_blocks_is_refused(side: Any) -> None:
         Stack(side=side, depth=0)
 
 
-def bare(depth: int, **residual: Gain) -> StackSpec:
-    return StackSpec(blocks=(around(ResidualSpec(**residual)),) * depth)
+def bare(depth: int, skip: Gain = UNIT, branch: Gain = UNIT) -> StackSpec:
+    return StackSpec(blocks=(around(ResidualSpec(skip=skip, branch=branch)),) * depth)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def test_dropout_acts_on_the_branch_alone() -> None:
     torch.testing.assert_close(residual.leave(x, branch), x + 3.0)
 
 
-@pytest.mark.parametrize("slot", ["norm_input", "norm_branch", "norm_sum"])
-def test_a_norm_in_any_slot_normalizes(slot: str) -> None:
-    assert ResidualSpec().unnormalized
-    assert not ResidualSpec(**{slot: "rms_norm"}).unnormalized
+def test_a_norm_in_any_slot_normalizes() -> None:
+    assert ResidualSpec(skip=Gain(value=2.0), branch=Gain(value=0.1)).unnormalized
+    assert not ResidualSpec(norm_input="rms_norm").unnormalized
+    assert not ResidualSpec(norm_branch="rms_norm").unnormalized
+    assert not ResidualSpec(norm_sum="layer_norm").unnormalized

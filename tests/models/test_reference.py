@@ -39,8 +39,8 @@ def test_translation_equals_reference(block: BlockConfig, activation: str) -> No
     )
     memory: list[Tensor] = []
     states: list[Tensor] = []
-    model.encoder.register_forward_hook(lambda _, __, out: memory.append(out))
-    model.decoder.register_forward_hook(lambda _, __, out: states.append(out[0]))
+    model.encoder.register_forward_hook(lambda *call: memory.append(call[2]))
+    model.decoder.register_forward_hook(lambda *call: states.append(call[2][0]))
     logits = model(source, target)
 
     real_source, real_target = source != tiny.PAD, target != tiny.PAD

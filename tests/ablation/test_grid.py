@@ -1,0 +1,129 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_app.ablation.grid import find_grid, read_grid, same
+from lightning_app.errors import UserError
+
+GRID = {
+    "name": "tiny",
+    "base_config": {"seed_everything": 1},
+    "axes": {"model.block.preset": ["post_ln", "pre_ln"], "model.schedule.warmup_steps": [0, 60]},
+    "exclude": [{"model.block.preset": "pre_ln", "model.schedule.warmup_steps": 60}],
+    "metric": {"name": "val/nll", "mode": "min"},
+    "sensitivity": {"reference_warmup": 60, "baseline": "pre_ln"},
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(GRID | changes, sort_keys=False))
+    return path
+
+
+def test_reads_a_grid_with_its_question_and_base(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "run.yaml").write_text("model: {optimizer: {lr: 5e-4}}\n")
+    path = tmp_path / "grid.yaml"
+    path.write_text(
+        "# Which one?\n# 4 cells.\n\n# no question\nname: a.b-c\nbase: base/run.yaml\n"
+        "axes: {model.optimizer.lr: [1e-3, 2.0e-3]}\n"
+    )
+    grid = read_grid(path)
+    assert grid.question == "Which one?\n4 cells."
+    assert grid.base_config == {"model": {"optimizer": {"lr": 0.0005}}}
+    assert grid.axes == {"model.optimizer.lr": [0.001, 0.002]}
+    assert (grid.metric, grid.mode, grid.sensitivity) == ("val/nll", "min", {})
+
+
+def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
+    grid = read_grid(write(tmp_path, question="Does it?"))
+    copy = tmp_path / "grid.yaml"
+    copy.write_text(yaml.safe_dump(grid.tree()))
+    assert read_grid(copy).tree() == grid.tree()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"exlude": []}, "unknown key 'exlude'; did you mean 'exclude'?"),
+        ({"name": "../up"}, "name: expected letters"),
+        ({"name": ".."}, "name: expected letters"),
+        ({"name": 7}, "name: expected letters"),
+        ({"base": "base.yaml"}, "expected one of 'base' (a file) and 'base_config'"),
+        ({"base_config": [1]}, "base_config: expected a mapping"),
+        ({"axes": {}}, "at least one axis"),
+        ({"axes": {"model.block.preset": "pre_ln"}}, "preset: expected a list of values"),
+        ({"axes": {"seed_everything": [1, 2, 1.0]}}, "seed_everything: value 1 stands twice"),
+        ({"axes": {"model.optimizer.lr": [float("nan")]}}, "lr: nan is not a finite number"),
+        ({"axes": {"model": [{}], "model.block": [{}]}}, "model.block lies inside of"),
+        ({"exclude": [{"model.block.prest": "sas"}]}, "did you mean 'model.block.preset'?"),
+        ({"exclude": [{"model.block.preset": "pre_nl"}]}, "did you mean 'pre_ln'?"),
+        ({"exclude": [{}]}, "would exclude every cell"),
+        (
+            {"metric": {"name": "val/nl"}},
+            "metric.name: no metric 'val/nl'; did you mean 'val/nll'?",
+        ),
+        ({"metric": {"name": "val/nll", "mode": "least"}}, "expected 'min' or 'max'"),
+        ({"metric": {"nmae": "val/nll"}}, "metric: unknown key 'nmae'; did you mean 'name'?"),
+        ({"sensitivity": {"reference_warmup": 50}}, "reference_warmup: 50 is not on the axis"),
+        ({"sensitivity": {"reference_warmup": "60"}}, "expected a whole number, found '60'"),
+        ({"sensitivity": {"baseline": "preln"}}, "did you mean 'pre_ln'?"),
+        ({"question": 3}, "question: expected text"),
+    ],
+)
+def test_a_mistake_names_file_field_and_what_is_near(
+    tmp_path: Path, changes: dict, said: str
+) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(UserError) as error:
+        read_grid(path)
+    assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name: a\nname: b\n", "line 2: key 'name' stands twice"),
+        (b"axes:\n  x: [1]\n  x: [2]\n", "line 3: key 'x' stands twice"),
+        (b"name: [a\n", "line 2:"),
+        (b"- a\n", "expected a mapping"),
+        (b"", "expected a mapping"),
+        (b"1: a\n", "expected a mapping with text keys"),
+        (b"name: \xff\xfe\n", "invalid UTF-8 at byte 6"),
+        (b"name: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        (b"name: a\nbase: nowhere.yaml\naxes: {a: [1]}\n", "base: no such file"),
+    ],
+)
+def test_a_file_that_is_no_grid(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"grid\.yaml") as error:
+        read_grid(path)
+    assert said in str(error.value)
+
+
+def test_a_mistake_in_the_base_names_the_base(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("a: 1\na: 2\n")
+    (tmp_path / "grid.yaml").write_text("name: a\nbase: base.yaml\naxes: {a: [1]}\n")
+    with pytest.raises(UserError, match=r"base\.yaml: line 2: key 'a' stands twice"):
+        read_grid(tmp_path / "grid.yaml")
+
+
+def test_ablations_that_ship_are_found_by_name() -> None:
+    assert find_grid("demo").name == "demo.yaml"
+    with pytest.raises(UserError, match=r"demo_mlm.*did you mean 'demo'\?"):
+        find_grid("dmo")
+    with pytest.raises(UserError, match="no such grid file"):
+        find_grid("nowhere/demo.yaml")
+
+
+def test_values_mean_the_same_or_not() -> None:
+    assert same(400, 400.0)
+    assert same([1, {"a": None}], [1, {"a": None}])
+    assert not same(1, True)
+    assert not same(400.0, 400.001)
+    assert not same("1", 1)

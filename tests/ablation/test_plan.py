@@ -1,0 +1,184 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stand_in  # pyright: ignore[reportMissingImports]
+
+from lightning_app.ablation.grid import Grid, read_grid
+from lightning_app.ablation.plan import (
+    Plan,
+    cell_tree,
+    check_folder,
+    combinations,
+    expand,
+    load_plan,
+    made_from,
+    save_plan,
+    variant,
+)
+from lightning_app.errors import UserError
+
+PRESET, WARMUP, SEED = "model.block.preset", "model.schedule.warmup_steps", "seed_everything"
+
+
+def grid(**changes: Any) -> Grid:
+    axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
+    values = {"base_config": {}, "axes": axes, "exclude": (), "sensitivity": {}}
+    texts = {"source": "g.yaml", "name": "tiny", "question": "", "metric": "val/nll", "mode": "min"}
+    return Grid(**{**texts, **values, **changes})
+
+
+def plan_of(given: Grid) -> Plan:
+    return expand(given, stand_in.resolve, stand_in.cell_id)[0]
+
+
+def test_seeds_are_slowest_then_file_order() -> None:
+    cells = plan_of(grid()).cells
+    assert [cell.axes[SEED] for cell in cells] == [1] * 4 + [2] * 4 + [3] * 4
+    assert [(cell.axes[PRESET], cell.axes[WARMUP]) for cell in cells[:4]] == [
+        ("post_ln", 0),
+        ("post_ln", 60),
+        ("pre_ln", 0),
+        ("pre_ln", 60),
+    ]
+    assert list(cells[0].axes) == [PRESET, WARMUP, SEED]
+
+
+def test_excluded_cells_are_left_out_and_counted() -> None:
+    plan = plan_of(grid(exclude=({PRESET: "pre_ln", WARMUP: 60.0}, {SEED: 3, WARMUP: 0})))
+    assert (plan.excluded, len(plan.cells)) == (5, 7)
+    for cell in plan.cells:
+        assert (cell.axes[PRESET], cell.axes[WARMUP]) != ("pre_ln", 60)
+        assert (cell.axes[SEED], cell.axes[WARMUP]) != (3, 0)
+    with pytest.raises(UserError, match="no cell is left"):
+        plan_of(grid(exclude=({PRESET: "pre_ln"}, {PRESET: "post_ln"})))
+
+
+def test_sections_resolved_apart_give_what_resolving_every_cell_gives() -> None:
+    axes = {
+        PRESET: ["post_ln", "sas"],
+        "model.block.shaped_attention": [None, {"alpha": 1.0}, {"beta": 2.0}],
+        "model.optimizer.lr": [0.1, 0.2],
+        "trainer.max_steps": [4, 5],
+        WARMUP: [0, 60],
+        SEED: [1, 2],
+    }
+    given = grid(axes=axes, exclude=({PRESET: "post_ln", SEED: 1},))
+    plan, configs = expand(given, stand_in.resolve, stand_in.cell_id)
+    assert len(plan.cells) == 72
+    for cell, config in zip(plan.cells, configs, strict=True):
+        full = stand_in.resolve(cell_tree(given.base_config, cell.axes), "")
+        assert config == full
+        assert cell.id == stand_in.cell_id(full)
+        assert config["data"]["seed"] == cell.axes[SEED]  # a field that the seed reaches
+
+
+def test_thousands_of_cells_take_few_resolutions() -> None:
+    calls = []
+
+    def counted(tree: dict, source: str) -> dict:
+        calls.append(source)
+        return stand_in.resolve(tree, source)
+
+    axes = {PRESET: ["a", "b", "c"], "model.optimizer.lr": [k / 10 for k in range(1, 11)]}
+    given = grid(axes={**axes, WARMUP: [0, 10, 20], SEED: list(range(50))})
+    plan, _ = expand(given, counted, stand_in.cell_id)
+    assert len(plan.cells) == 4500
+    assert len(calls) <= 2 + 3 + 10 + 3 + 50
+
+
+def test_an_impossible_pair_names_the_cell() -> None:
+    axes = {PRESET: ["post_ln", "sas"], "model.block.norm": ["none", "layer_norm"]}
+    with pytest.raises(UserError, match=r"cell model.block.preset=sas, model.block.norm=none"):
+        plan_of(grid(axes=axes))
+    assert (
+        len(plan_of(grid(axes=axes, exclude=({PRESET: "sas", "model.block.norm": "none"},))).cells)
+        == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"model.optimizer.lrr": [1]}, "no field 'model.optimizer.lrr'; did you mean 'model.opt"),
+        ({"modle.optimizer.lr": [1]}, "did you mean 'model.optimizer.lr'?"),
+        ({"nonsense": [1]}, "g.yaml: axes: no field 'nonsense'"),
+        ({"trainer.devices": [1, 2]}, "the same experiment twice: trainer.devices=1, trainer.devi"),
+        ({WARMUP: [0, 100]}, "reference_steps: 60 is below the largest warm-up"),
+    ],
+)
+def test_axes_that_cannot_be(axes: dict, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        plan_of(grid(axes=axes))
+    assert said in str(error.value)
+
+
+def test_a_coupled_schedule_needs_no_reference() -> None:
+    base = {"model": {"schedule": {"coupling": "paper"}}}
+    assert len(plan_of(grid(base_config=base, axes={WARMUP: [0, 100]})).cells) == 2
+
+
+def test_a_baseline_without_a_preset_axis_is_a_variant() -> None:
+    axes = {"model.block.norm": ["rms_norm", "layer_norm"]}
+    plan_of(grid(axes=axes, sensitivity={"baseline": "norm=rms_norm"}))
+    with pytest.raises(UserError, match=r"did you mean 'norm=rms_norm'\?"):
+        plan_of(grid(axes=axes, sensitivity={"baseline": "norm=rmsnorm"}))
+
+
+def test_names_are_short_sortable_and_stay_in_the_folder() -> None:
+    cell = plan_of(grid()).cells[1]
+    assert cell.name == f"post_ln-warmup60-seed1-{cell.id[:8]}"
+    evil = grid(axes={PRESET: ["../../etc/passwd", "-rf", ".", "a b\n\0c", "x" * 500]})
+    for cell in plan_of(evil).cells:
+        assert "/" not in cell.name
+        assert cell.name[0] not in ".-"
+        assert cell.name.isprintable()
+        assert len(cell.name) < 200
+        assert Path("runs", cell.name).resolve().parent == Path("runs").resolve()
+
+
+def test_a_variant_is_the_blocks_axes_preset_first() -> None:
+    assert variant({"model.block.norm": None, PRESET: "sas", SEED: 1}, {}) == "sas+norm=null"
+    assert variant({"model.block.norm": "rms_norm"}, {}) == "norm=rms_norm"
+    assert variant({SEED: 1}, {"model": {"block": {"preset": "pre_ln"}}}) == "pre_ln"
+    assert variant({SEED: 1}, {}) == "base"
+
+
+def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path) -> None:
+    given = grid()
+    plan = plan_of(given)
+    assert load_plan(tmp_path) is None
+    save_plan(tmp_path, given, plan)
+    assert load_plan(tmp_path) == plan
+    assert plan.made_from == made_from(given) == made_from(read_grid(tmp_path / "grid.yaml"))
+    assert made_from(replace(given, base_config={"delay": 1})) != plan.made_from
+    tree = json.loads((tmp_path / "plan.json").read_text())
+    assert (tree["schema"], tree["name"], tree["excluded"]) == (1, "tiny", 0)
+    assert tree["cells"][0].keys() == {"id", "name", "axes"}
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(UserError, match=r"plan\.json: no valid JSON"):
+        load_plan(tmp_path)
+
+
+def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:
+    plan = plan_of(grid())
+    assert plan.study == f"tiny-{plan.hash}" == plan_of(grid(question="?")).study
+    assert plan_of(grid(mode="max")).study != plan.study
+    assert plan_of(grid(base_config={"delay": 1})).study != plan.study
+
+
+def test_runs_of_another_grid_are_refused(tmp_path: Path) -> None:
+    given = grid()
+    plan = plan_of(given)
+    check_folder(tmp_path, given, plan)
+    (tmp_path / "runs" / plan.cells[0].name).mkdir(parents=True)
+    check_folder(tmp_path, given, plan)
+    other = grid(base_config={"delay": 1})
+    with pytest.raises(UserError, match=f"holds 1 runs of another grid .*{plan.cells[0].name}"):
+        check_folder(tmp_path, other, plan_of(other))
+
+
+def test_combinations_need_no_resolved_config() -> None:
+    assert len(list(combinations(grid(exclude=({SEED: 1},))))) == 8

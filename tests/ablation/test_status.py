@@ -1,0 +1,52 @@
+import json
+import re
+import signal
+
+import pytest
+from conftest import World  # pyright: ignore[reportMissingImports]
+
+from lightning_app.ablation.status import status_command
+from lightning_app.errors import UserError
+
+
+def status(world: World, capsys: pytest.CaptureFixture[str]) -> str:
+    assert status_command(world.grid, world.folder.parent) == 0
+    return capsys.readouterr().out
+
+
+def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.write(seeds=1, delay=0.3, axes={"behaviour": ["crash", "stall", "ok"]})
+    process = world.start()
+    world.wait_for(lambda: len(world.lines("start")) >= 5)
+    seen = [""]
+    world.wait_for(lambda: seen.append(status(world, capsys)) or "/4 " in seen[-1])
+    assert "tiny: 12 cells: " in seen[-1]
+    assert re.search(r" [12] running", seen[-1])
+    assert re.search(r"_ln-warmup\d+-seed1-\S+ +[0-3]/4 +50\.0 +3\.000", seen[-1])
+    assert "time left: 0:00:0" in seen[-1]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    world.assert_nothing_left()
+    assert "running" not in status(world, capsys)
+    assert world.run().returncode == 0
+    text = status(world, capsys)
+    assert "tiny: 12 cells: 4 ok, 4 diverged, 4 failed\n" in text
+    assert text.count(": ValueError: a bad day\n") == 4
+
+
+def test_before_anything_is_planned(world: World) -> None:
+    with pytest.raises(UserError, match="holds no plan yet"):
+        status_command(world.grid, world.folder.parent)
+
+
+def test_a_torn_progress_file_is_no_progress(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.write(seeds=1, steps=1)
+    world.run()
+    name = next(iter(world.runs()))
+    record = world.folder / "runs" / name / "attempts" / "1"
+    (record / "progress.json").write_text('{"step": 1')
+    (world.folder / "runs" / name / "result.json").unlink()
+    assert "3 ok, 1 waiting" in status(world, capsys)
+    assert json.loads((world.folder / "plan.json").read_text())["name"] == "tiny"

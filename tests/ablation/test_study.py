@@ -1,0 +1,143 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from lightning_app.ablation.plan import Cell, Plan
+from lightning_app.ablation.study import Queue
+from lightning_app.errors import UserError
+
+AXES = {"model.block.shaped_attention": [None, {"alpha": 1.0}, [1, 2]], "seed_everything": [1]}
+CELLS = tuple(
+    Cell(id=f"{k:016x}", name=f"cell{k}", axes={**dict.fromkeys(AXES, 1), next(iter(AXES)): value})
+    for k, value in enumerate(AXES["model.block.shaped_attention"])
+)
+
+
+def plan(metric: str = "val/nll", mode: str = "min") -> Plan:
+    fixed = {"name": "tiny", "hash": "abc", "made_from": "", "excluded": 0, "data": ()}
+    return Plan(**fixed, metric=metric, mode=mode, axes=AXES, cells=CELLS)
+
+
+def leave(folder: Path, cell: Cell, status: str = "ok", **metrics: Any) -> dict[str, Any]:
+    result = {
+        "id": cell.id,
+        "status": status,
+        "metrics": {key.replace("_", "/"): value for key, value in metrics.items()},
+        "unigram_entropy": 6.0,
+        "seconds": 1.0,
+        "attempt": 1,
+        "started": "2026-01-01T10:00:00+00:00",
+        "finished": "2026-01-01T10:00:05+00:00",
+    }
+    run = folder / "runs" / cell.name
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "result.json").write_text(json.dumps(result))
+    return result
+
+
+def study(folder: Path) -> optuna.Study:
+    storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
+    return optuna.load_study(study_name="tiny-abc", storage=storage)
+
+
+def test_waiting_cells_show_their_parameters_and_come_in_order(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, plan(), retry_failed=False)
+    table = study(tmp_path).trials_dataframe()
+    assert set(table["state"]) == {"WAITING"}
+    assert list(table["user_attrs_name"]) == ["cell0", "cell1", "cell2"]
+    shaped = [trial.params["model.block.shaped_attention"] for trial in study(tmp_path).trials]
+    assert "params_model.block.shaped_attention" in table
+    assert shaped == [None, '{"alpha": 1.0}', "[1, 2]"]
+    for cell in CELLS:
+        popped = queue.pop()
+        assert popped is not None
+        assert popped[0] == cell
+        queue.done(popped[1], leave(tmp_path, cell, val_nll=2.0))
+    assert (queue.pop(), queue.waiting) == (None, 0)
+    assert set(study(tmp_path).trials_dataframe()["state"]) == {"COMPLETE"}
+
+
+def test_what_was_put_back_comes_again_at_the_end(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, plan(), retry_failed=False)
+    cell, trial = queue.pop() or pytest.fail("empty")
+    queue.put_back(cell, trial, "killed: SIGKILL")
+    names = []
+    while (popped := queue.pop()) is not None:
+        names.append(popped[0].name)
+    assert names == ["cell1", "cell2", "cell0"]
+    failed = study(tmp_path).get_trials(states=(optuna.trial.TrialState.FAIL,))
+    assert [trial.user_attrs["error"] for trial in failed] == ["killed: SIGKILL"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "status", "value", "expected"),
+    [
+        ("val/nll", "ok", 2.0, 2.0),
+        ("val/nll", "ok", 7.0, 7.0),
+        ("val/nll", "diverged", 7.0, 6.0),
+        ("val/nll", "diverged", 5.97, 5.97),
+        ("val/nll", "diverged", None, 6.0),
+        ("val/perplexity", "diverged", None, 403.4287934927351),
+        ("val/bleu", "diverged", None, 0.0),
+        ("val/bleu", "diverged", 0.3, 0.3),
+    ],
+)
+def test_a_value_is_finite_and_a_stall_costs_no_more_than_no_context(
+    tmp_path: Path, metric: str, status: str, value: float | None, expected: float
+) -> None:
+    queue = Queue(tmp_path, plan(metric), retry_failed=False)
+    cell, trial = queue.pop() or pytest.fail("empty")
+    queue.done(trial, leave(tmp_path, cell, status, **{metric.replace("/", "_"): value}))
+    complete = study(tmp_path).trials[0]
+    assert complete.value == pytest.approx(expected, rel=1e-12)
+    assert complete.user_attrs["diverged"] is (status == "diverged")
+
+
+def test_a_metric_that_runs_do_not_report_is_the_users_mistake(tmp_path: Path) -> None:
+    leave(tmp_path, CELLS[0], val_nll=1.0)
+    with pytest.raises(UserError, match=r"metric\.name: runs report no 'test/bleu' \(val/nll\)"):
+        Queue(tmp_path, plan("test/bleu", "max"), retry_failed=False)
+
+
+def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
+    leave(tmp_path, CELLS[1], val_nll=1.5)
+    queue = Queue(tmp_path, plan(), retry_failed=False)
+    assert queue.waiting == 2
+    complete = study(tmp_path).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    assert [(trial.user_attrs["name"], trial.value) for trial in complete] == [("cell1", 1.5)]
+    assert complete[0].duration is not None
+    assert complete[0].duration.total_seconds() == 5.0
+
+
+def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, plan(), retry_failed=False)
+    for _ in CELLS:
+        queue.pop()
+    leave(tmp_path, CELLS[0], val_nll=1.5)
+    attempt = tmp_path / "runs" / "cell1" / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    (attempt / "error.txt").write_text("Traceback\nValueError: no\n")
+    queue = Queue(tmp_path, plan(), retry_failed=False)
+    states = [trial.state.name for trial in study(tmp_path).trials]
+    assert states == ["COMPLETE", "FAIL", "FAIL", "WAITING"]
+    assert study(tmp_path).trials[1].user_attrs["error"] == "ValueError: no"
+    assert study(tmp_path).trials[2].user_attrs["error"] == "its supervisor ended"
+    assert Queue(tmp_path, plan(), retry_failed=True).waiting == 2
+
+
+def test_a_result_of_another_experiment_is_not_taken(tmp_path: Path) -> None:
+    leave(tmp_path, CELLS[0], val_nll=1.5)
+    path = tmp_path / "runs" / "cell0" / "result.json"
+    path.write_text(path.read_text().replace(CELLS[0].id, "f" * 16))
+    with pytest.raises(UserError, match="is not the planned"):
+        Queue(tmp_path, plan(), retry_failed=False)
+
+
+def test_optuna_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Queue(tmp_path, plan(), retry_failed=False)
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,262 @@
+"""The report's files: what they hold, that the page is sound HTML, and that odd grids have one."""
+
+import csv
+import errno
+import os
+import re
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lightning_app.analysis import report
+from lightning_app.analysis.report import write_report
+from lightning_app.errors import UserError
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+VOID = {"meta", "br", "hr", "col"}
+
+
+class Page(HTMLParser):
+    """The page as a reader's program sees it; fails on a tag that is not closed where it should."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def row(self, first: str) -> list[str]:
+        return next(row for row in self.rows if row and row[0] == first)
+
+
+def test_the_files_of_a_report(make_grid, outcome):
+    grid = make_grid(outcome)
+    assert write_report(grid.folder) == grid.folder / "report.html"
+    left = {path.name for path in grid.folder.iterdir()}
+    assert left >= {"results.csv", "results.parquet", "sensitivity.csv", "report.html", "figures"}
+    figures = sorted(path.name for path in (grid.folder / "figures").iterdir())
+    assert figures == ["loss_by_warmup.svg", "training_train.svg", "training_valid.svg"]
+    assert len(list(grid.folder.glob("events.out.tfevents*"))) == 1
+    table = pd.read_csv(grid.folder / "results.csv")
+    assert len(table) == 30
+    same = pd.read_parquet(grid.folder / "results.parquet")
+    assert list(same) == list(table)
+    assert same["val/nll"].tolist() == table["val/nll"].tolist()
+    with (grid.folder / "sensitivity.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    delta = next(row for row in rows if (row["variant"], row["score"]) == ("post_ln", "delta"))
+    assert float(delta["low"]) < float(delta["estimate"]) < float(delta["high"])
+
+
+def test_the_page(make_grid, outcome):
+    page = Page(write_report(make_grid(outcome).folder))
+    assert page.all("html") == [{"lang": "en"}]
+    assert page.all("script") == []
+    assert len(page.all("title")) == 1 + 3
+    assert all(attributes.get("scope") for attributes in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table")) == 4
+    assert len(page.all("figcaption")) == len(page.all("svg")) == 3
+    assert all(attributes.get("role") == "img" for attributes in page.all("svg"))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.tags:
+        for key, value in attributes.items():
+            if key in ("href", "src", "xlink:href"):
+                assert value
+                assert value.startswith("#")
+                assert value[1:] in ids
+    for said in (
+        "Which blocks need warm-up?",
+        "30 of 30 planned cells finished; 5 of them stalled or diverged.",
+        "warm-up matters more for post_ln",
+        "built-in grammar, seed 0; train 30,000, valid 500, test 500",
+        "Every run ended after 200 steps.",
+        "One learning rate, 0.004.",
+        "all arms share the decay of reference 60 steps",
+        "n = 5 seeds, 30 finished runs. Learning rate 0.004. Data: synthetic",
+        "None: every planned cell has a result.",
+        "tensorboard --logdir",
+    ):
+        assert said in page.text
+
+
+def test_the_headline_table_says_what_the_csv_says(make_grid, outcome):
+    folder = make_grid(outcome).folder
+    page = Page(write_report(folder))
+    scores = pd.read_csv(folder / "sensitivity.csv")
+    for variant in ("post_ln", "sas"):
+        own = scores[scores["variant"] == variant].set_index("score")
+        start = next(i for i, row in enumerate(page.rows) if row[-1:] == ["reads"])
+        row = next(row for row in page.rows[start:] if row[0] == variant)
+        for cell, name in ((row[1], "delta"), (row[3], "interaction")):
+            shown = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]
+            estimate = own.loc[name, ["estimate", "low", "high"]].astype(float)
+            assert shown == pytest.approx(estimate.tolist(), abs=6e-4)
+    assert row[-1] == "no difference shown" or row[-1].startswith("needs it")
+
+
+def test_every_string_is_escaped(make_grid):
+    nasty = '<script>alert("1")</script> & <b>'
+    axes = {SEED: [1, 2], PRESET: ["pre_ln", "x<i>&$_y"], WARMUP: [0, 60]}
+    ends = {0: 3.0, 60: 2.0}
+
+    def outcome(axes: Mapping[str, Any]) -> float | str:
+        return "failed" if axes[SEED] == 2 else ends[axes[WARMUP]]
+
+    page = Page(write_report(make_grid(outcome, axes, question=nasty).folder))
+    assert page.all("script") == page.all("i") == []
+    assert nasty in page.text
+    assert "x<i>&$_y" in page.text
+    assert "RuntimeError: <b>out of</b> memory" in page.text
+
+
+def one_seed(axes: Mapping[str, Any]) -> float:
+    return 2.0 + (axes.get(WARMUP) == 0)
+
+
+def some_missing(axes: Mapping[str, Any]) -> float | str:
+    ends = {2: "failed", 3: "unfinished", 4: "waiting"}
+    return ends[axes[SEED]] if axes[WARMUP] == 0 and axes[SEED] in ends else 2.0 + 0.1 * axes[SEED]
+
+
+SIX = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+ODD = {
+    "one seed": (one_seed, {**SIX, SEED: [1]}, ["One seed: differences", "one seed, no interval"]),
+    "missing cells": (
+        some_missing,
+        {**SIX, SEED: [1, 2, 3, 4]},
+        ["2 crashed, 2 unfinished, 2 not started", "6 of 16 cells have no result", "out of"],
+    ),
+    "no baseline arm": (one_seed, {**SIX, PRESET: ["sas"]}, ["no arm of the baseline pre_ln"]),
+    "all stalled": (lambda axes: None, SIX, ["never learned"]),
+    "no warm-up axis": (
+        one_seed,
+        {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"]},
+        ["no arm without warm-up"],
+    ),
+    "several rates": (
+        one_seed,
+        {**SIX, RATE: [0.001, 0.01]},
+        ["Over learning rates", "learning rate 0.01", "from 0.001 to 0.01"],
+    ),
+    "extra axes": (
+        one_seed,
+        {**SIX, "data.tokens_per_batch": [512, 1024], "model.block.norm": [None, "rms_norm"]},
+        ["data.tokens_per_batch=512", "post_ln+norm=rms_norm"],
+    ),
+    "nothing finished": (
+        lambda axes: "waiting",
+        SIX,
+        ["No cell has finished yet: there is nothing to score.", "8 not started", "not started"],
+    ),
+    "nothing but crashes": (lambda axes: "failed", SIX, ["No cell has finished yet", "8 crashed"]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_grids_have_a_report(make_grid, name):
+    outcome, axes, wanted = ODD[name]
+    page = Page(write_report(make_grid(outcome, axes).folder))
+    for said in wanted:
+        assert said in page.text
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+
+
+@pytest.mark.parametrize(("coupling", "said"), [("paper", "Do not read Δ"), ("decoupled", "share")])
+def test_the_coupling_is_told(make_grid, coupling, said):
+    base = {"model": {"schedule": {"kind": "inverse_sqrt", "coupling": coupling}}}
+    page = Page(write_report(make_grid(one_seed, SIX, base=base).folder))
+    assert said in page.text
+
+
+def test_the_same_runs_give_the_same_bytes(make_grid, outcome, tmp_path):
+    grid = make_grid(outcome, SIX)
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_report(grid.folder, first)
+    write_report(grid.folder, second)
+    names = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert len(names) == 7
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_a_report_elsewhere_leaves_the_grid_alone(make_grid, outcome, tmp_path):
+    grid = make_grid(outcome, SIX)
+    before = sorted(grid.folder.rglob("*"))
+    write_report(grid.folder, tmp_path / "new" / "elsewhere")
+    assert sorted(grid.folder.rglob("*")) == before
+
+
+def test_figures_of_an_older_report_do_not_stay(make_grid):
+    grid = make_grid(lambda axes: 2.0, {**SIX, RATE: [0.001, 0.01]})
+    figures = grid.folder / "figures"
+    write_report(grid.folder)
+    assert len(list(figures.glob("*-2.svg"))) == 3
+    for cell in grid.cells:
+        if cell["axes"][RATE] == 0.01:
+            (grid.run(cell) / "result.json").unlink()
+    (figures / "mine.svg").write_text("<svg/>")
+    write_report(grid.folder)
+    wanted = {"loss_by_warmup.svg", "training_train.svg", "training_valid.svg", "mine.svg"}
+    assert {path.name for path in figures.iterdir()} == wanted
+
+
+def test_a_folder_in_the_way_is_named(make_grid, outcome, tmp_path):
+    grid = make_grid(outcome, SIX)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out"):
+        write_report(grid.folder, tmp_path / "file" / "out")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_leaves_the_old_page_whole(make_grid, outcome, monkeypatch):
+    grid = make_grid(outcome, SIX)
+    page = write_report(grid.folder)
+    before = page.read_text()
+
+    def full(path: Path, content: str | bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(report, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(grid.folder)
+    assert page.read_text() == before

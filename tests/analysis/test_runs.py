@@ -1,0 +1,139 @@
+"""A grid folder is read as it is: every planned cell has a state, nothing is guessed."""
+
+import json
+import math
+
+import pytest
+
+from lightning_app.analysis.runs import curve, label, read_grid, results_frame
+from lightning_app.errors import UserError
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+
+
+def test_every_planned_cell_has_a_state(make_grid):
+    ends = dict(enumerate([2.0, 4.6, None, "failed", "unfinished", "waiting"], start=1))
+    grid = read_grid(make_grid(lambda axes: ends[axes[SEED]], {SEED: list(ends)}).folder)
+    states = [cell.state for cell in grid.cells]
+    assert states == ["ok", "diverged", "diverged", "failed", "unfinished", "waiting"]
+    assert [cell.loss for cell in grid.finished] == [2.0, 4.5, 4.5]
+    assert grid.cells[3].error == "RuntimeError: <b>out of</b> memory"
+    assert all(math.isnan(cell.loss) for cell in grid.cells[3:])
+
+
+def test_a_crash_followed_by_another_attempt_is_not_a_failure(make_grid):
+    fake = make_grid(lambda axes: "failed", {SEED: [1]})
+    (fake.run(fake.cells[0]) / "attempts" / "10").mkdir()
+    assert read_grid(fake.folder).cells[0].state == "unfinished"
+
+
+def test_axes_that_are_not_in_the_grid_come_from_the_config(make_grid):
+    (cell,) = read_grid(make_grid(lambda axes: 2.0, {SEED: [3]}).folder).cells
+    assert (cell.variant, cell.warmup, cell.lr, cell.seed) == ("post_ln", 60, 0.004, 3)
+    assert cell.group == "all"
+
+
+def test_defaults_come_from_the_resolved_config_of_a_run(make_grid):
+    base = {"model": {"block": {"preset": "sas"}}}
+    fake = make_grid(lambda axes: 2.0, {SEED: [3]}, base=base)
+    (cell,) = read_grid(fake.folder).cells
+    assert (cell.warmup, cell.lr) == (None, None)
+    resolved = "model: {optimizer: {lr: 0.5}, schedule: {warmup_steps: 7}}\n"
+    (fake.run(fake.cells[0]) / "config.yaml").write_text(resolved)
+    (cell,) = read_grid(fake.folder).cells
+    assert (cell.variant, cell.warmup, cell.lr) == ("sas", 7, 0.5)
+
+
+def test_variants_put_the_preset_first(make_grid):
+    axes = {
+        "model.block.shaped_attention": [{"alpha": 1.0, "learned": True}, None],
+        SEED: [1],
+        PRESET: ["sas"],
+        "data.window": [64],
+    }
+    grid = read_grid(make_grid(lambda axes: 2.0, axes).folder)
+    shaped = '{"alpha":1.0,"learned":true}'
+    expected = (f"sas+shaped_attention={shaped}", "sas+shaped_attention=null")
+    assert grid.variants == expected
+    assert {cell.group for cell in grid.cells} == {"data.window=64"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a b", "a b"), (0.001, "0.001"), (1e-9, "1e-09"), (None, "null"), (True, "true"), (3, "3")],
+)
+def test_label(value, text):
+    assert label(value) == text
+
+
+def test_a_row_for_each_finished_cell(make_grid):
+    axes = {SEED: [1, 2, 3], WARMUP: [0, 60], RATE: [0.002], "data.mixed": [1, "a", {"b": [2]}]}
+    metrics = {"test/bleu": 21.5}
+
+    def outcome(axes):
+        return {1: 2.0, 2: None, 3: "failed"}[axes[SEED]]
+
+    frame = results_frame(read_grid(make_grid(outcome, axes, metrics=metrics).folder))
+    assert len(frame) == 12
+    first, last = frame.iloc[0], frame.iloc[-1]
+    assert (first["status"], first["val/nll"], first["test/bleu"]) == ("ok", 2.0, 21.5)
+    assert (last["status"], last["diverged_step"]) == ("diverged", 200)
+    assert math.isnan(last["val/nll"])
+    assert (first["warmup"], first["lr"], first["seed"]) == (0, 0.002, 1)
+    assert set(frame["data.mixed"]) == {"1", "a", '{"b":[2]}'}
+    assert (first["data_train"], first["protocol"]) == (30000, "built-in grammar, seed 0")
+    assert (first["steps"], first["tokens"], first["parameters"]) == (200, 204800, 251904)
+
+
+def test_no_finished_cell_is_an_empty_table(make_grid):
+    frame = results_frame(read_grid(make_grid(lambda axes: "waiting").folder))
+    assert len(frame) == 0
+    assert {"id", "status", "warmup", "val/nll", PRESET} <= set(frame)
+
+
+def test_curve(make_grid):
+    (cell,) = read_grid(make_grid(lambda axes: 2.0, {SEED: [1]}).folder).cells
+    steps, values = curve(cell, "val/nll")
+    assert steps == [50, 100, 150, 200]
+    assert values[-1] == 2.0
+    assert curve(cell, "train/nll")[0][:3] == [1, 2, 5]
+    assert curve(cell, "no/such") == ([], [])
+
+
+def test_a_folder_that_is_no_grid(tmp_path):
+    with pytest.raises(UserError, match=r"nothing: holds no grid.yaml"):
+        read_grid(tmp_path / "nothing")
+    (tmp_path / "grid.yaml").write_text("name: a\n")
+    with pytest.raises(UserError, match=r"holds no plan.json"):
+        read_grid(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("plan.json", "{", r"plan.json: cannot be read"),
+        ("plan.json", "[]", r"plan.json: expected a mapping, found list"),
+        ("plan.json", '{"cells": []}', r"plan.json: field 'name' is missing"),
+        ("grid.yaml", "a: [", r"grid.yaml: cannot be read"),
+    ],
+)
+def test_a_broken_file_is_named(make_grid, file, text, message):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    (fake.folder / file).write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_grid(fake.folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_result_of_another_cell_is_refused(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    path = fake.run(fake.cells[0]) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id": "f" * 16}))
+    with pytest.raises(UserError, match=r"id f+ is not the plan's"):
+        read_grid(fake.folder)
+    path.write_text("{}")
+    with pytest.raises(UserError, match=r"result.json: field 'id' is missing"):
+        read_grid(fake.folder)

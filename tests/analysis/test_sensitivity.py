@@ -1,0 +1,303 @@
+"""Scores against numbers worked by hand, and against a slow second road to the same numbers."""
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lightning_app.analysis.runs import read_grid
+from lightning_app.analysis.sensitivity import (
+    Score,
+    fieller_interval,
+    holm,
+    scores,
+    scores_frame,
+    t_interval,
+    wilson_interval,
+)
+
+H = 4.5
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+THREE = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+LOSSES = {
+    ("post_ln", 0): [4.47, 4.5, 5.25],  # all failed, so each counts as 4.5
+    ("post_ln", 60): [2.0, 2.2, 2.4],
+    ("pre_ln", 0): [2.3, 2.5, 2.4],
+    ("pre_ln", 60): [2.2, 2.3, 2.1],
+}
+
+
+def worked(axes: Mapping[str, Any]) -> float:
+    return LOSSES[axes[PRESET], axes[WARMUP]][axes[SEED] - 1]
+
+
+def by_name(folder, **where: Any) -> dict[tuple[str, str], Score]:
+    """Scores by variant and name, of one slice of the grid."""
+    found = [
+        score
+        for score in scores(read_grid(folder))
+        if all(getattr(score, key) == value for key, value in where.items())
+    ]
+    named = {(score.variant, score.score): score for score in found}
+    assert len(named) == len(found)
+    return named
+
+
+def interval(score: Score) -> tuple[float, float, float]:
+    return score.low, score.estimate, score.high
+
+
+def test_three_seeds_by_hand(make_grid):
+    found = by_name(make_grid(worked, THREE).folder)
+    # 2.5 2.3 2.1: sd 0.2, t_2 = 4.302653, half width 4.302653 * 0.2 / sqrt(3)
+    assert interval(found["post_ln", "delta"]) == pytest.approx((1.803172, 2.3, 2.796828), abs=1e-6)
+    # 0.1 0.2 0.3
+    assert interval(found["pre_ln", "delta"]) == pytest.approx((-0.048414, 0.2, 0.448414), abs=1e-6)
+    assert found["post_ln", "relative_delta"].estimate == pytest.approx(1.0)
+    assert found["pre_ln", "relative_delta"].estimate == pytest.approx(0.2 / (H - 2.2))
+    # 2.4 2.1 1.8: t = 2.1 / (0.3 / sqrt(3)); p = 1 - t / sqrt(t^2 + 2) for 2 degrees of freedom
+    versus = found["post_ln", "interaction"]
+    assert interval(versus) == pytest.approx((1.354758, 2.1, 2.845242), abs=1e-6)
+    assert versus.p == pytest.approx(1 - math.sqrt(147 / 149))
+    assert versus.p_holm == versus.p
+    assert (versus.seeds, versus.cells, versus.diverged) == (3, 12, 3)
+    assert found["post_ln", "R_w"].estimate == pytest.approx(0.5)
+    assert found["post_ln", "S_w"].estimate == pytest.approx(1.15)
+    assert found["pre_ln", "R_w"].estimate == pytest.approx(0.1 / 2.3)
+    # Wilson: 3 of 3 has the lower end 1 / (1 + z^2 / 3)
+    low, estimate, high = interval(found["post_ln", "stalls w=0"])
+    assert (low, estimate, high) == pytest.approx((1 / (1 + 1.959964**2 / 3), 1.0, 1.0), abs=1e-6)
+    assert found["pre_ln", "stalls w=0"].diverged == 0
+    assert found["post_ln", "delta"].note == "per seed 1: 2.5000, 2: 2.3000, 3: 2.1000"
+
+
+def test_the_baseline_is_not_compared_with_itself(make_grid):
+    own = by_name(make_grid(worked, THREE).folder)["pre_ln", "interaction"]
+    assert math.isnan(own.estimate)
+    assert math.isnan(own.p)
+    assert own.note == "is the baseline"
+
+
+def test_a_second_road_to_every_score(make_grid):
+    """Seven seeds, four variants, three warm-ups, random losses: NumPy and SciPy, array-wise."""
+    presets, warmups, seeds = ["post_ln", "pre_ln", "sas", "realformer"], [0, 30, 60], range(1, 8)
+    draw = random.Random(5)
+    table = np.array([[[draw.uniform(1.5, 4.6) for _ in seeds] for _ in warmups] for _ in presets])
+
+    def outcome(axes: Mapping[str, Any]) -> float:
+        return float(
+            table[presets.index(axes[PRESET]), warmups.index(axes[WARMUP]), axes[SEED] - 1]
+        )
+
+    axes = {SEED: list(seeds), PRESET: presets, WARMUP: warmups}
+    found = by_name(make_grid(outcome, axes).folder)
+    failed = table >= H - 0.05
+    capped = np.where(failed, H, table)
+    assert 0 < failed.sum() < failed.size
+    lost = capped[:, 0] - capped[:, 2]
+    versus = lost - lost[1]
+    p = {}
+    for i, name in enumerate(presets):
+        student = stats.t(len(seeds) - 1, lost[i].mean(), stats.sem(lost[i]))
+        expected = student.ppf([0.025, 0.5, 0.975])
+        assert interval(found[name, "delta"]) == pytest.approx(expected)
+        gain = H - capped[i, 2]
+        relative = found[name, "relative_delta"]
+        assert relative.estimate == pytest.approx(lost[i].mean() / gain.mean())
+        for end in (relative.low, relative.high):
+            assert stats.ttest_1samp(lost[i] - end * gain, 0).pvalue == pytest.approx(0.05)
+        means = capped[i].mean(axis=-1)
+        flat = (means.mean() - means.min()) / (H - means.min())
+        assert found[name, "R_w"].estimate == pytest.approx(flat)
+        assert found[name, "S_w"].estimate == pytest.approx(means.mean() - means.min())
+        for j, warmup in enumerate(warmups):
+            stalled = found[name, f"stalls w={warmup}"]
+            k = int(failed[i, j].sum())
+            ends = stats.binomtest(k, 7).proportion_ci(0.95, "wilson")
+            assert interval(stalled) == pytest.approx((ends.low, k / 7, ends.high))
+        if name != "pre_ln":
+            test = stats.ttest_1samp(versus[i], 0)
+            ends = test.confidence_interval(0.95)
+            expected = (ends.low, versus[i].mean(), ends.high)
+            assert interval(found[name, "interaction"]) == pytest.approx(expected)
+            p[name] = test.pvalue
+    for name, value in p.items():
+        assert found[name, "interaction"].p == pytest.approx(value)
+        ranked = sorted(p.values())
+        steps = [(3 - rank) * q for rank, q in enumerate(ranked)]
+        expected = min(1.0, max(steps[: ranked.index(value) + 1]))
+        assert found[name, "interaction"].p_holm == pytest.approx(expected)
+
+
+def test_holm_by_hand():
+    rows = [
+        Score(group="all", lr=1.0, variant=str(p), score="interaction", p=p)
+        for p in (0.04, math.nan, 0.01, 0.03)
+    ]
+    corrected = [row.p_holm for row in holm(rows)]
+    assert math.isnan(corrected[1])
+    assert [corrected[i] for i in (0, 2, 3)] == pytest.approx([0.06, 0.03, 0.06])
+
+
+def test_intervals_that_do_not_exist():
+    assert all(math.isnan(value) for value in t_interval([1.0]))
+    assert all(math.isnan(value) for value in t_interval([0.3, 0.1 + 0.2, 0.3]))
+    assert all(math.isnan(value) for value in fieller_interval([1.0], [2.0]))
+    # A denominator that may be zero: the set of ratios is unbounded.
+    assert all(math.isnan(value) for value in fieller_interval([1.0, 2.0, 3.0], [-1.0, 0.5, 1.0]))
+    assert wilson_interval(0, 1) == pytest.approx((0.0, 0.793450), abs=1e-6)
+
+
+def test_one_seed_has_estimates_and_no_intervals(make_grid):
+    found = by_name(make_grid(worked, {**THREE, SEED: [1]}).folder)
+    for name in ("delta", "relative_delta", "interaction"):
+        score = found["post_ln", name]
+        assert math.isfinite(score.estimate)
+        assert math.isnan(score.low)
+        assert math.isnan(score.high)
+        assert score.note.startswith("one seed, no interval")
+    assert found["post_ln", "delta"].estimate == pytest.approx(2.5)
+    assert math.isnan(found["post_ln", "interaction"].p)
+
+
+def test_a_missing_cell_takes_its_partners_out(make_grid):
+    def outcome(axes: Mapping[str, Any]) -> float | str:
+        gone = (axes[PRESET], axes[WARMUP], axes[SEED]) == ("pre_ln", 60, 2)
+        return "failed" if gone else worked(axes)
+
+    found = by_name(make_grid(outcome, THREE).folder)
+    assert found["pre_ln", "delta"].estimate == pytest.approx((0.1 + 0.3) / 2)
+    assert found["post_ln", "delta"].estimate == pytest.approx(2.3)
+    assert found["post_ln", "interaction"].estimate == pytest.approx((2.4 + 1.8) / 2)
+    assert found["post_ln", "interaction"].seeds == 2
+    assert "1 of 3 seeds not finished" in found["pre_ln", "delta"].note
+    assert "1 of 3 seeds not finished" in found["post_ln", "interaction"].note
+    assert found["pre_ln", "stalls w=60"].note == "1 of 3 runs not finished"
+    assert found["pre_ln", "stalls w=60"].cells == 2
+
+
+@pytest.mark.parametrize(
+    ("sensitivity", "reason"),
+    [
+        ({"reference_warmup": 60, "baseline": "sas"}, "no arm of the baseline sas"),
+        ({"reference_warmup": 60, "baseline": None}, "the grid file names no baseline"),
+    ],
+)
+def test_no_baseline(make_grid, sensitivity, reason):
+    found = by_name(make_grid(worked, THREE, sensitivity=sensitivity).folder)
+    assert math.isnan(found["post_ln", "interaction"].estimate)
+    assert found["post_ln", "interaction"].note == reason
+    assert found["post_ln", "delta"].estimate == pytest.approx(2.3)
+
+
+def test_all_stalled(make_grid):
+    found = by_name(make_grid(lambda axes: None if axes[SEED] == 1 else 4.6, THREE).folder)
+    for name in ("relative_delta", "R_w"):
+        assert math.isnan(found["post_ln", name].estimate)
+        assert found["post_ln", name].note == "never learned"
+    assert found["post_ln", "delta"].estimate == 0.0
+    assert math.isnan(found["post_ln", "delta"].low)
+    assert "never learned" in found["post_ln", "delta"].note
+    assert "never learned" in found["post_ln", "interaction"].note
+    assert "never learned" in found["post_ln", "S_w"].note
+    assert found["post_ln", "stalls w=60"].estimate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("warmups", "reference", "reason"),
+    [
+        (None, 60, "no arm without warm-up"),
+        ([0, 30], 60, "no arm with the reference warm-up 60"),
+        ([0, 60], 0, "the reference is no warm-up itself"),
+        ([0, 60], None, "the grid file names no reference warm-up"),
+    ],
+)
+def test_no_arm_to_compare(make_grid, warmups, reference, reason):
+    axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: warmups}
+    axes = {key: values for key, values in axes.items() if values}
+    scored = {"reference_warmup": reference, "baseline": "pre_ln"}
+    found = by_name(make_grid(lambda axes: 2.0, axes, sensitivity=scored).folder)
+    for name in ("delta", "relative_delta", "interaction"):
+        assert math.isnan(found["post_ln", name].estimate)
+        assert found["post_ln", name].note == reason
+    if warmups is None:
+        assert found["post_ln", "R_w"].note == "one warm-up only"
+        assert found["post_ln", "stalls w=60"].estimate == 0.0
+
+
+def test_several_rates(make_grid):
+    """Each rate has its own scores; D and eta_max look over the rates."""
+    losses = {
+        (0, 0.001): 2.6,
+        (0, 0.002): 2.4,
+        (0, 0.004): 4.5,
+        (60, 0.001): 2.5,
+        (60, 0.002): 2.2,
+        (60, 0.004): 2.0,
+    }
+    rates = [0.001, 0.002, 0.004]
+    axes = {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60], RATE: rates}
+    folder = make_grid(lambda a: losses[a[WARMUP], a[RATE]] + 0.02 * a[SEED], axes).folder
+    for lr, lost in ((0.001, 0.1), (0.002, 0.2), (0.004, 4.5 - 2.03)):
+        assert by_name(folder, lr=lr)["post_ln", "delta"].estimate == pytest.approx(lost)
+    overall = {s.score: s for s in scores(read_grid(folder)) if math.isnan(s.lr)}
+    assert set(overall) == {"D", "eta_max w=0", "eta_max w=60"}
+    assert overall["D"].estimate == pytest.approx(2.43 - 2.03)
+    assert overall["eta_max w=0"].estimate == 0.002
+    assert overall["eta_max w=60"].estimate == 0.004
+    assert "lower bound" in overall["eta_max w=60"].note
+    assert (overall["eta_max w=0"].cells, overall["eta_max w=0"].diverged) == (6, 2)
+
+
+def test_no_rate_without_a_stall(make_grid):
+    axes = {SEED: [1], PRESET: ["post_ln"], WARMUP: [0, 60], RATE: [0.001, 0.002]}
+    folder = make_grid(lambda a: 4.5 if a[WARMUP] == 0 else 2.0, axes).folder
+    overall = {s.score: s for s in scores(read_grid(folder)) if math.isnan(s.lr)}
+    assert math.isnan(overall["eta_max w=0"].estimate)
+    assert overall["eta_max w=0"].note == "stalled at every rate"
+
+
+def test_other_axes_make_groups(make_grid):
+    axes = {**THREE, "data.tokens_per_batch": [512, 1024]}
+    folder = make_grid(lambda a: worked(a) - a["data.tokens_per_batch"] / 10240, axes).folder
+    for tokens in (512, 1024):
+        found = by_name(folder, group=f"data.tokens_per_batch={tokens}")
+        assert found["pre_ln", "delta"].estimate == pytest.approx(0.2)
+        assert found["pre_ln", "delta"].seeds == 3
+        assert found["post_ln", "interaction"].cells == 12
+
+
+def test_the_baseline_shares_the_other_block_axes(make_grid):
+    """`post_ln` with RMSNorm is compared with `pre_ln` with RMSNorm."""
+    axes = {**THREE, "model.block.norm": ["layer_norm", "rms_norm"]}
+
+    def outcome(a: Mapping[str, Any]) -> float:
+        extra = 0.5 if a["model.block.norm"] == "rms_norm" and a[WARMUP] == 0 else 0.0
+        return worked(a) + (extra if a[PRESET] == "pre_ln" else 0.0)
+
+    found = by_name(make_grid(outcome, axes).folder)
+    plain, rms = (f"post_ln+norm={norm}" for norm in ("layer_norm", "rms_norm"))
+    assert found[plain, "interaction"].estimate == pytest.approx(2.1)
+    assert found[rms, "interaction"].estimate == pytest.approx(1.6)
+    assert found["pre_ln+norm=rms_norm", "interaction"].note == "is the baseline"
+
+
+def test_nothing_finished(make_grid):
+    found = by_name(make_grid(lambda axes: "waiting", THREE).folder)
+    assert len(found) == 14
+    assert all(math.isnan(score.estimate) and score.note for score in found.values())
+
+
+def test_the_table_has_a_row_for_each_variant_and_score(make_grid):
+    frame = scores_frame(scores(read_grid(make_grid(worked, THREE).folder)))
+    wanted = "group lr variant score estimate low high p p_holm seeds cells diverged note"
+    assert list(frame) == wanted.split()
+    assert len(frame) == 14
+    assert not frame.duplicated(["group", "lr", "variant", "score"]).any()

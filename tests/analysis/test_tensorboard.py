@@ -1,0 +1,263 @@
+"""The index, read back by TensorBoard's own server over HTTP."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from lightning_app.analysis.tensorboard import write_index
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+SEED = "seed_everything"
+EVERY_STATUS = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
+SMALL = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+
+
+def log(run: Path, tag: str, points: Mapping[int, float]) -> None:
+    """What the training logger leaves in a run folder."""
+    writer = EventFileWriter(str(run))
+    for step, value in points.items():
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])  # pyright: ignore
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+    writer.close()
+
+
+@contextmanager
+def server(folder: Path, *options: str) -> Iterator[Callable[..., Any]]:
+    """TensorBoard on a free port of this machine; the value asks it, by POST where a body is."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+    command += ["--host", "127.0.0.1", "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        found = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in process.stderr)
+        address = next(match[0] for match in found if match)
+
+        def ask(route: str, body: Any = None) -> Any:
+            data = None if body is None else json.dumps(body).encode()
+            header = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{address}/data/plugin/{route}", data, header)
+            with urllib.request.urlopen(request, timeout=20) as response:
+                return json.loads(response.read())
+
+        yield ask
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """The first true value of the condition; TensorBoard reads files in its own time."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError("TensorBoard never showed it")
+
+
+def table(ask: Callable[..., Any]) -> dict[str, dict[str, Any]]:
+    """The rows of the HParams table by run."""
+    body = {"experimentName": "", "allowedStatuses": EVERY_STATUS, "colParams": []}
+    answer = ask("hparams/session_groups", {**body, "startIndex": 0, "sliceSize": 10_000})
+    rows = {}
+    for group in answer.get("sessionGroups", []):
+        assert len(group["sessions"]) == 1
+        rows[group["name"]] = {
+            "status": group["sessions"][0]["status"],
+            "hparams": group.get("hparams", {}),
+            "metrics": {m["name"]["tag"]: float(m["value"]) for m in group.get("metricValues", [])},
+        }
+    return rows
+
+
+def complete(ask: Callable[..., Any], count: int) -> dict[str, dict[str, Any]] | None:
+    """The table once all runs are in it with the last scalar of their file, None before."""
+    rows = table(ask)
+    full = len(rows) == count and all("diverged" in row["metrics"] for row in rows.values())
+    return rows if full else None
+
+
+def columns(ask: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    answer = ask("hparams/experiment", {"experimentName": ""})
+    names = [info["name"] for info in answer["hparamInfos"]]
+    return names, [info["name"]["tag"] for info in answer["metricInfos"]]
+
+
+def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
+    grid = make_grid(outcome)
+    write_index(grid.folder)
+    seen = []
+    for _ in range(5):
+        with server(grid.folder) as ask:
+            rows = until(lambda: complete(ask, 30))
+            seen.append((rows, columns(ask), ask("custom_scalars/layout"), ask("scalars/tags")))
+    assert all(each == seen[0] for each in seen[1:])
+    rows, (hparams, metrics), _, tags = seen[0]
+    assert set(hparams) == {"variant", "status", PRESET, WARMUP, SEED}
+    assert metrics == ["val/nll", "val/perplexity", "val/accuracy", "diverged"]
+    for cell in grid.cells:
+        row, axes = rows[f"runs/{cell['name']}"], cell["axes"]
+        stalled = axes[PRESET] == "post_ln" and axes[WARMUP] == 0
+        assert row["status"] == "STATUS_SUCCESS"
+        assert row["hparams"] == {
+            "variant": axes[PRESET],
+            "status": "diverged" if stalled else "ok",
+            PRESET: axes[PRESET],
+            WARMUP: axes[WARMUP],
+            SEED: axes[SEED],
+        }
+        assert row["metrics"]["val/nll"] == pytest.approx(outcome(axes), rel=1e-6)
+        assert row["metrics"]["diverged"] == float(stalled)
+        assert (
+            f"curves/{axes[PRESET]}/warmup_{axes[WARMUP]}/val/nll" in tags[f"runs/{cell['name']}"]
+        )
+
+
+@pytest.mark.parametrize("loader", ["true", "false"])
+def test_final_metrics_win_over_what_the_logger_saw_last(make_grid, loader):
+    grid = make_grid(lambda axes: None if axes[WARMUP] == 0 else 2.0, SMALL)
+    for cell in grid.cells:
+        log(grid.run(cell), "val/nll", {50: 5.0, 150: 4.75})
+    write_index(grid.folder)
+    with server(grid.folder, f"--load_fast={loader}") as ask:
+        rows = until(lambda: complete(ask, 8))
+        run = urllib.parse.quote(f"runs/{grid.cells[1]['name']}")
+        curve = ask(f"scalars/scalars?tag=val%2Fnll&run={run}")
+    for cell in grid.cells:
+        value = rows[f"runs/{cell['name']}"]["metrics"]["val/nll"]
+        assert math.isnan(value) if cell["axes"][WARMUP] == 0 else value == 2.0
+    assert [(step, value) for _, step, value in curve] == [(50, 5.0), (150, 4.75), (200, 2.0)]
+
+
+@pytest.mark.parametrize("loader", ["true", "false"])
+def test_an_open_server_follows_a_grid_that_goes_on(make_grid, loader):
+    ends = {("post_ln", 0): "unfinished", ("pre_ln", 0): "failed", ("post_ln", 60): "waiting"}
+    grid = make_grid(lambda axes: ends.get((axes[PRESET], axes[WARMUP]), 2.0), {**SMALL, SEED: [1]})
+    running, waiting, failed, done = (grid.cells[i] for i in (0, 1, 2, 3))
+    name = {cell["name"]: f"runs/{cell['name']}" for cell in grid.cells}
+    log(grid.run(running), "val/nll", {50: 5.0})
+    write_index(grid.folder)
+    with server(grid.folder, f"--load_fast={loader}", "--reload_interval=1") as ask:
+        before = until(lambda: (rows := table(ask)) and len(rows) == 3 and rows)
+        assert name[waiting["name"]] not in before
+        assert before[name[running["name"]]]["status"] == "STATUS_UNKNOWN"
+        assert "status" not in before[name[running["name"]]]["hparams"]
+        assert before[name[failed["name"]]]["status"] == "STATUS_FAILURE"
+        assert before[name[failed["name"]]]["hparams"]["status"] == "failed"
+        assert before[name[done["name"]]]["status"] == "STATUS_SUCCESS"
+        columns_before = columns(ask)
+        grid.end(running, 2.25)
+        grid.end(waiting, 4.5)
+        write_index(grid.folder)
+
+        def followed() -> Any:
+            rows = table(ask)
+            row = rows[name[running["name"]]]
+            return row["status"] == "STATUS_SUCCESS" and "diverged" in row["metrics"] and rows
+
+        after = until(followed)
+        assert after[name[running["name"]]]["metrics"]["val/nll"] == 2.25
+        assert after[name[running["name"]]]["metrics"]["diverged"] == 0.0
+        waited = until(lambda: table(ask).get(name[waiting["name"]]))
+        assert (waited["hparams"]["status"], waited["status"]) == ("diverged", "STATUS_SUCCESS")
+        assert columns(ask) == columns_before
+
+
+def test_each_variant_has_charts_that_match_its_curves_only(make_grid, outcome):
+    axes = {
+        SEED: [1],
+        PRESET: ["sas", "sas_p"],
+        "model.block.norm": ["none", None],
+        WARMUP: [0, 60],
+    }
+    grid = make_grid(lambda axes: 2.0, axes)
+    write_index(grid.folder)
+    with server(grid.folder) as ask:
+        layout = until(lambda: ask("custom_scalars/layout"))
+        until(lambda: complete(ask, 8))
+        tags = ask("scalars/tags")
+    warmup, health = layout["category"]
+    assert (warmup["title"], health["title"]) == ("Warm-up", "Health")
+    matched = {}
+    for chart in warmup["chart"]:
+        (pattern,) = chart["multiline"]["tag"]
+        runs = [run for run in tags if any(re.match(pattern, tag) for tag in tags[run])]
+        matched[chart["title"]] = runs
+        variant = chart["title"].split(":")[0]
+        assert len(runs) == 2
+        assert all(f"-{variant.split('+')[0]}-" in run for run in runs)
+    assert len(matched) == 8
+    health_tags = [chart["multiline"]["tag"] for chart in health["chart"]]
+    assert health_tags == [["^train/grad_norm$"], ["^train/tokens_per_second$"], ["^train/lr$"]]
+
+
+def test_writing_again_changes_no_file(make_grid, outcome):
+    grid = make_grid(outcome, SMALL)
+    write_index(grid.folder)
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        found = grid.folder.rglob("*tfevents*")
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+    first = files()
+    assert len(first) == 1 + len(grid.cells)
+    write_index(grid.folder)
+    assert files() == first
+
+
+def test_a_cell_that_went_on_leaves_one_index_file(make_grid):
+    grid = make_grid(lambda axes: "failed", {SEED: [1]})
+    (cell,) = grid.cells
+    log(grid.run(cell), "val/nll", {50: 5.0})
+    write_index(grid.folder)
+    grid.end(cell, 2.0)
+    write_index(grid.folder)
+    assert len(list(grid.run(cell).glob("*tfevents*.index"))) == 1
+    assert len(list(grid.run(cell).glob("*tfevents*"))) == 2
+
+
+def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
+    axes = {
+        SEED: [1],
+        "model.block.shaped_attention": [{"alpha": 1.0}, None],
+        "trainer.flag": [True, False],
+        "trainer.mixed": [1, "one"],
+        "data.tokens_per_batch": [512, 1024.0],
+    }
+    grid = make_grid(lambda axes: 2.0, axes)
+    write_index(grid.folder)
+    with server(grid.folder) as ask:
+        rows = until(lambda: complete(ask, 16))
+        answer = ask("hparams/experiment", {"experimentName": ""})
+    kinds = {
+        info["name"]: info["type"].removeprefix("DATA_TYPE_") for info in answer["hparamInfos"]
+    }
+    assert kinds == {
+        "variant": "STRING",
+        "status": "STRING",
+        SEED: "FLOAT64",
+        "model.block.shaped_attention": "STRING",
+        "trainer.flag": "BOOL",
+        "trainer.mixed": "STRING",
+        "data.tokens_per_batch": "FLOAT64",
+    }
+    shaped = [row["hparams"].get("model.block.shaped_attention") for row in rows.values()]
+    assert sorted(str(value) for value in shaped) == ["None"] * 8 + ['{"alpha":1.0}'] * 8
+    assert {row["hparams"]["trainer.flag"] for row in rows.values()} == {True, False}
+    assert {row["hparams"]["trainer.mixed"] for row in rows.values()} == {"1", "one"}

@@ -1,0 +1,126 @@
+"""The one module: checkpoints that load safely, and training that goes on from them."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_app.blocks.attention import ShapingSpec
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.residual import Gain
+from lightning_app.data.datamodule import TextDataModule
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.module import TransformerModule
+from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.optim import OptimizerConfig, ScheduleConfig
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def module(kind: str = "translation", **block: Any) -> TransformerModule:
+    return TransformerModule(
+        block=BlockConfig(**block),
+        architecture=ArchitectureConfig(
+            kind="encoder_decoder" if kind == "translation" else "encoder",
+            encoder_depth=2,
+            decoder_depth=1,
+            model_dim=12,
+            ff_dim=14,
+            num_heads=3,
+            dropout=0.0,
+        ),
+        objective=ObjectiveConfig(kind=kind, beam=1),  # pyright: ignore[reportArgumentType]
+        optimizer=OptimizerConfig(lr=3e-3),
+        schedule=ScheduleConfig(warmup_steps=5, reference_steps=5),
+    )
+
+
+def data(cache: str, kind: str = "translation") -> TextDataModule:
+    return TextDataModule(
+        name="synthetic",
+        cache=cache,
+        task=kind,  # pyright: ignore[reportArgumentType]
+        tokenizer="word",
+        vocab_size=None,
+        tokens_per_batch=512,
+        window=16,
+    )
+
+
+def trainer(folder: Path, **settings: Any) -> pl.Trainer:
+    common: dict[str, Any] = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "limit_val_batches": 0,
+        "default_root_dir": folder,
+    }
+    return pl.Trainer(**{**common, **settings})
+
+
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: str) -> None:
+    gains = {"ff_branch": Gain(value=0.3, learned=True), "shaped_attention": ShapingSpec()}
+    trained = module(kind, preset="sas", **gains)
+    fitter = trainer(tmp_path, max_steps=3)
+    fitter.fit(trained, datamodule=data(cache, kind))
+    path = tmp_path / "x.ckpt"
+    fitter.save_checkpoint(path)
+    torch.load(path, weights_only=True)
+
+    loaded = TransformerModule.load_from_checkpoint(path, weights_only=True)
+    assert loaded.block == trained.block
+    assert loaded.architecture == trained.architecture
+    assert loaded.schedule == trained.schedule
+    before, after = trained.state_dict(), loaded.state_dict()
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+    assert any("shaping.alpha" in name for name in after)
+
+
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
+    tmp_path: Path, cache: str, kind: str
+) -> None:
+    whole = module(kind, preset="realformer")
+    pl.seed_everything(3)
+    trainer(tmp_path, max_steps=9).fit(whole, datamodule=data(cache, kind))
+
+    first = module(kind, preset="realformer")
+    pl.seed_everything(3)
+    part = trainer(tmp_path, max_steps=5)
+    part.fit(first, datamodule=data(cache, kind))
+    path = tmp_path / "part.ckpt"
+    part.save_checkpoint(path)
+    rest = module(kind, preset="realformer")
+    trainer(tmp_path, max_steps=9).fit(
+        rest, datamodule=data(cache, kind), ckpt_path=path, weights_only=True
+    )
+    for (name, a), b in zip(whole.state_dict().items(), rest.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cache: str) -> None:
+    pl.seed_everything(1)
+    trained = module()
+    source = data(cache)
+    fitter = trainer(tmp_path, max_steps=1)
+    fitter.fit(trained, datamodule=source)
+    batch = next(iter(source.train_dataloader()))
+    assert int((batch.target[:, 1:] != 0).sum()) == int(batch.normalizer)
+    logits = trained(batch).flatten(0, 1)
+    labels = batch.target[:, 1:].flatten()
+    expected = torch.nn.functional.cross_entropy(
+        logits, labels, ignore_index=0, label_smoothing=0.1
+    )
+    trained.trainer = trainer(tmp_path, log_every_n_steps=1000)
+    sums = trained.objective.sums(trained.model, batch)
+    torch.testing.assert_close(sums.loss / batch.normalizer, expected)
