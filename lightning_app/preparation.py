@@ -22,7 +22,9 @@ def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> i
         known = [*BASES, "text"]
         if name not in known:
             choices = ", ".join(known)
-            raise UserError(f"prepare: --data '{name}' is not one of {choices}{nearest(name, known)}")
+            raise UserError(
+                f"prepare: --data '{name}' is not one of {choices}{nearest(name, known)}"
+            )
         if name == "text":
             if root is None:
                 raise UserError("prepare: --data text needs --root, the folder of its files")

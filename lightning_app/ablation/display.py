@@ -1,7 +1,7 @@
 """Progress over a whole grid: a live table on a terminal, else one line for each finished cell."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -56,12 +56,13 @@ class Display:
         self._progress.update(self._task, completed=self._over, left=left)
         self.say(f"[{self._over}/{self._total}] {name}: {status} {detail} {seconds:.1f} s, {left}")
 
-    def update(self, running: Sequence[tuple[str, Mapping[str, Any] | None]]) -> None:
-        """Redraw with (name, progress) of every running cell, at most once a second."""
+    def update(self, look: Callable[[], Sequence[tuple[str, Mapping[str, Any] | None]]]) -> None:
+        """Redraw with what `look` sees: (name, progress) of every running cell. Once a second."""
         now = time.monotonic()
         if not self._console.is_terminal or now - self._shown < _REFRESH:
             return
         self._shown = now
+        running = look()
         left = self._left(self._over + sum(fraction(progress) for _, progress in running))
         self._progress.update(self._task, left=left)
         self._live.update(Group(self._progress, running_table(running)), refresh=True)

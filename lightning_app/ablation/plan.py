@@ -156,7 +156,8 @@ def check_folder(directory: Path, grid: Grid, plan: Plan) -> None:
     if not (directory / "runs").is_dir():
         return
     planned = {cell.name for cell in plan.cells}
-    foreign = sorted(run.name for run in (directory / "runs").iterdir() if run.name not in planned)
+    found = (run.name for run in (directory / "runs").iterdir() if run.is_dir())
+    foreign = sorted(name for name in found if name not in planned)
     if foreign:
         raise UserError(
             f"{directory}: holds {len(foreign)} runs of another grid (such as {foreign[0]}) that "

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from math import inf
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from optuna.trial import Trial
@@ -143,6 +144,7 @@ def run_grid(
             print(note, flush=True)
         total = queue.waiting
         if total and time.monotonic() < until:
+            print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
             ask(stop, prepare_data, program, plan.data)
             launch = partial(_launch, directory, grid, program, threads)
             Supervisor(directory, queue, launch, workers, index, stop, until).run(grid.name, total)
@@ -220,10 +222,11 @@ class Supervisor:
             if time.monotonic() - self._indexed > _INDEX_EVERY:
                 self._index(self._directory)
                 self._indexed = time.monotonic()
-        folders = [(each, run_folder(self._directory, each.cell)) for each in self._running]
-        self._display.update(
-            [(each.cell.name, read_progress(folder, each.attempt)) for each, folder in folders]
-        )
+        self._display.update(lambda: [self._look(each) for each in self._running])
+
+    def _look(self, each: Running) -> tuple[str, Mapping[str, Any] | None]:
+        folder = run_folder(self._directory, each.cell)
+        return each.cell.name, read_progress(folder, each.attempt)
 
     def _conclude(self, each: Running) -> None:
         """Enter what a process that has ended left on disk."""

@@ -53,7 +53,8 @@ def cell_environment(threads: int) -> Iterator[None]:
     for name in before:
         if name.startswith(_FOREIGN) or name in _FOREIGN_NAMES:
             del os.environ[name]
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    for library in ("OMP", "MKL", "OPENBLAS"):
+        os.environ[f"{library}_NUM_THREADS"] = str(threads)
     try:
         yield
     finally:

@@ -49,29 +49,31 @@ def limits(grid: Grid) -> list[str]:
         f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "
         "leave it later, so “stalls” and Δ hold for this budget, not for training to the end.",
     ]
-    if len(grid.rates) == 1:
+    rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
+    if len(rates) == 1:
         items.append(
-            f"One learning rate, {grid.rates[0]:g}. The rate at which warm-up begins to matter "
-            "depends on the variant and on the data; another rate can change the order."
+            f"One learning rate, {rates[0]:g}. The rate at which warm-up begins to matter depends "
+            "on the variant and on the data; another rate can change the order."
         )
-    elif grid.rates:
+    elif rates:
         items.append(
-            f"Learning rates from {grid.rates[0]:g} to {grid.rates[-1]:g}; outside of them nothing "
-            "is known."
+            f"Learning rates from {rates[0]:g} to {rates[-1]:g}; outside of them nothing is known."
         )
     items.append(
         f"What was trained on: {_corpus(grid)}; {_range(grid, 'parameters')} parameters. Intervals "
         "are over seeds only: they do not cover other corpora, languages, depths or widths."
     )
-    if len(grid.seeds) < 2:
+    seeds = len({cell.seed for cell in grid.finished})
+    if seeds < 2:
         items.append(
-            "One seed: differences between variants may be chance; there are no intervals."
+            "One seed: differences between variants may be chance; there are no intervals over "
+            "seeds."
         )
     else:
-        few = " With so few, an interval is wide or lucky." if len(grid.seeds) < FEW_SEEDS else ""
+        few = " With so few, an interval is wide or lucky." if seeds < FEW_SEEDS else ""
         items.append(
-            f"{len(grid.seeds)} seeds. Intervals are Student's t at {LEVEL:.0%}, not corrected for "
-            f"several comparisons; p values are, over the variants of one rate (Holm).{few}"
+            f"{seeds} seeds. Intervals are Student's t at {LEVEL:.0%}, not corrected for several "
+            f"comparisons; p values are, over the variants of one rate (Holm).{few}"
         )
     kind, coupling = _coupling(grid)
     if kind == "inverse_sqrt" and coupling == "paper":

@@ -134,13 +134,14 @@ def _seeds(axes: "Axes", runs: Sequence[Cell], place: Mapping[int, int], colour:
         x = [place[cell.warmup or 0] + shift for cell in own]
         y = [cell.loss for cell in own]
         axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.9, zorder=2)
-        for at, cell in zip(x, own, strict=True):
-            failed = cell.state == "diverged"
+        for failed, marker, size in ((False, "o", 4.5), (True, "X", 7)):
+            shown = [i for i, cell in enumerate(own) if (cell.state == "diverged") == failed]
             axes.plot(
-                at,
-                cell.loss,
-                marker="X" if failed else "o",
-                markersize=7 if failed else 4.5,
+                [x[i] for i in shown],
+                [y[i] for i in shown],
+                linestyle="none",
+                marker=marker,
+                markersize=size,
                 markeredgecolor="white",
                 markeredgewidth=0.5,
                 color=colour,

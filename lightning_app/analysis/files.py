@@ -6,6 +6,8 @@ from pathlib import Path
 
 from lightning_app.errors import UserError
 
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write to a temporary name beside `path`, then rename over it.
@@ -22,6 +24,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError as error:
         if temporary.is_file():
             temporary.unlink()
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"{path.parent}: cannot write {path.name} into this folder") from error
+        if error.errno in REFUSED:
+            raise UserError(f"{path.parent}: cannot write {path.name}: {error.strerror}") from error
         raise

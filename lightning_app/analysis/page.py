@@ -129,13 +129,13 @@ def _headline(grid: Grid, scores: Sequence[Score]) -> Markup:
     shown = [s for s in scores if s.score in HEADLINE or s.score.startswith("stalls")]
     columns = [
         _column("Variant", text=True),
+        _column("Reads", text=True),
         _column("Δ", "nats per token"),
         _column("relative Δ", "of what is learned"),
         _column("interaction", f"Δ − Δ of {grid.baseline}" if grid.baseline else "no baseline"),
         _column("p", "Holm"),
         *(_column("stalls", f"warm-up {warmup:,}") for warmup in grid.warmups),
         _column("seeds"),
-        _column("reads", text=True),
     ]
 
     def row(variant: str, own: dict[str, Score]) -> Markup:
@@ -143,17 +143,18 @@ def _headline(grid: Grid, scores: Sequence[Score]) -> Markup:
         return element(
             "tr",
             element("th", variant, scope="row"),
+            element("td", _reading(own), class_="text"),
             *(_estimate(own[name]) for name in HEADLINE),
             element("td", _p(versus.p_holm)),
             *(_share(own.get(f"stalls w={warmup}")) for warmup in grid.warmups),
             element("td", str(own["delta"].seeds)),
-            element("td", _reading(own), class_="text"),
         )
 
+    few = any(len(score.each) > 1 for score in shown)
     caption = (
-        f"What each variant loses without warm-up. Second lines: {LEVEL:.0%} intervals (t over "
-        f"seeds for Δ and the interaction, Fieller for the ratio, Wilson for stalls). "
-        f"{in_short(grid)}"
+        f"What each variant loses without warm-up. In brackets: {LEVEL:.0%} intervals (t over "
+        "seeds for Δ and the interaction, Fieller for the ratio, Wilson for stalls). "
+        f"{'Below them: the values of the seeds. ' if few else ''}{in_short(grid)}"
     )
     table = _table("Table 1.", caption, columns, _bodies(shown, row, len(columns)))
     return element(
@@ -443,15 +444,16 @@ def _column(title: str, unit: str = "", text: bool = False) -> Markup:
 
 
 def _notes(scores: Sequence[Score], heading: str) -> Markup:
-    items = []
+    notes: dict[tuple[str, str], list[str]] = {}
     for where, variants in _slices(scores).items():
         for variant, own in variants.items():
             for name, score in own.items():
                 if score.note and score.note != "is the baseline":
-                    who = ", ".join(
-                        part for part in (variant, where, NAMES.get(name, name)) if part
-                    )
-                    items.append(element("li", f"{who}: {score.note}"))
+                    who = f"{variant}, {where}" if where else variant
+                    notes.setdefault((who, score.note), []).append(NAMES.get(name, name))
+    items = [
+        element("li", f"{who} ({', '.join(names)}): {note}") for (who, note), names in notes.items()
+    ]
     if not items:
         return Markup("")
     return element("div", element("p", heading), element("ul", *items), class_="notes")
@@ -464,6 +466,9 @@ def _estimate(score: Score) -> Markup:
     if not math.isnan(score.low):
         interval = f"[{_nats(score.low)}, {_nats(score.high)}]"
         shown.append(element("span", interval, class_="interval"))
+    if len(score.each) > 1:
+        values = " · ".join(_nats(value) for _, value in score.each)
+        shown.append(element("span", values, class_="interval", title="seed by seed"))
     return element("td", *shown)
 
 

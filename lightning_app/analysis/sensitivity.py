@@ -26,7 +26,10 @@ Key = tuple[int, float, int]  # warm-up, rate, seed
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates."""
+    """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
+
+    `each` holds seed and value where there are fewer than 5 seeds; the table has it in the note.
+    """
 
     group: str
     lr: float
@@ -41,6 +44,7 @@ class Score:
     cells: int = 0
     diverged: int = 0
     note: str = ""
+    each: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +115,12 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [each.name for each in fields(Score)]
-    return pd.DataFrame([asdict(each) for each in rows], columns=columns)
+    columns = [column.name for column in fields(Score) if column.name != "each"]
+    table = []
+    for row in rows:
+        listed = ", ".join(f"{seed}: {value:.4f}" for seed, value in row.each)
+        table.append(asdict(row) | {"note": _notes(row.note, listed and f"per seed {listed}")})
+    return pd.DataFrame(table, columns=columns)
 
 
 def scores(grid: Grid) -> list[Score]:
@@ -168,7 +176,8 @@ def delta(arm: Arm, lr: float, grid: Grid) -> Score:
         low=low,
         high=high,
         **pairs.counts,
-        note=_notes(_never(pairs, (ref, lr)), pairs.missing, _each(pairs.seeds, differences, low)),
+        note=_notes(_never(pairs, (ref, lr)), pairs.missing, _no_interval(differences, low)),
+        each=_each(pairs.seeds, differences),
     )
 
 
@@ -194,7 +203,8 @@ def relative_delta(arm: Arm, lr: float, grid: Grid) -> Score:
         low=low,
         high=high,
         **pairs.counts,
-        note=_notes(pairs.missing, _each(pairs.seeds, ratios, low)),
+        note=_notes(pairs.missing, _no_interval(ratios, low)),
+        each=_each(pairs.seeds, ratios),
     )
 
 
@@ -242,8 +252,9 @@ def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: Grid) -> Score:
             never[0],
             never[1] and f"baseline {never[1]}",
             own.missing,
-            _each(seeds, differences, low),
+            _no_interval(differences, low),
         ),
+        each=_each(seeds, differences),
     )
 
 
@@ -467,16 +478,18 @@ def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, flo
     return [a - b for a, b in zip(pairs.losses(first), pairs.losses(second), strict=True)]
 
 
-def _each(seeds: Sequence[int], values: Sequence[float], low: float) -> str:
-    """Why there is no interval, and the values seed by seed where they are few."""
-    reason = ""
-    if math.isnan(low):
-        reason = "unbounded interval" if _spread(values) else "no spread between seeds, no interval"
-        reason = "one seed, no interval" if len(seeds) == 1 else reason
-    if len(seeds) >= FEW_SEEDS:
-        return reason
-    listed = ", ".join(f"{seed}: {value:.4f}" for seed, value in zip(seeds, values, strict=True))
-    return _notes(reason, f"per seed {listed}")
+def _each(seeds: Sequence[int], values: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    few = len(seeds) < FEW_SEEDS
+    return tuple(zip(seeds, values, strict=True)) if few else ()
+
+
+def _no_interval(values: Sequence[float], low: float) -> str:
+    """Why there is no interval, if there is none."""
+    if not math.isnan(low):
+        return ""
+    if len(values) == 1:
+        return "one seed, no interval"
+    return "unbounded interval" if _spread(values) else "no spread between seeds, no interval"
 
 
 def _notes(*parts: str) -> str:

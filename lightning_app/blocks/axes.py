@@ -70,7 +70,7 @@ class BlockConfig:
         layout = self.layout or block.layout
         if layout != block.layout and self.attention_skip is None:
             # Two skips become one, or one becomes two.
-            skip = ABSENT if layout == "parallel" else around_ff.skip
+            skip = ABSENT if layout == "parallel" else block.around_ff.skip
             around_self = replace(around_self, skip=skip)
         return replace(
             block,

@@ -1,6 +1,6 @@
 """One block of a stack: its frozen specification, its encoder form and its decoder form."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
 import torch
@@ -47,10 +47,18 @@ class BlockSpec:
         shaping = self.self_attention.shaping
         skip = self.around_ff.skip if self.layout == "parallel" else self.around_self.skip
         if skip.absent and (shaping is None or shaping.alpha == 0.0):
+            field = "ff_skip" if self.layout == "parallel" else "attention_skip"
             raise ValueError(
-                "attention_skip 0 without shaped_attention (alpha > 0): every token collapses "
+                f"{field} 0 without shaped_attention (alpha > 0): every token collapses "
                 "onto one direction; give the attention a skip or an identity part"
             )
+
+    @property
+    def built_around_ff(self) -> ResidualSpec:
+        """`around_ff` as it is built: a parallel feed-forward reads the attention's norm."""
+        if self.layout == "parallel":
+            return replace(self.around_ff, norm_input="none")
+        return self.around_ff
 
     def _check_parallel(self) -> None:
         if {self.around_self.norm_sum, self.around_ff.norm_sum} != {"none"}:
@@ -61,7 +69,10 @@ class BlockSpec:
         if self.around_self.norm_input != self.around_ff.norm_input:
             raise ValueError("layout parallel: both branches read one norm of the input")
         if not self.around_self.skip.absent:
-            raise ValueError("layout parallel has one skip, that of the feed-forward: set ff_skip")
+            raise ValueError(
+                "attention_skip with layout parallel: its one skip is that of the feed-forward; "
+                "set ff_skip"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +136,7 @@ class EncoderBlock(nn.Module):
         self.self_attention = sizes.attention(spec.self_attention)
         self.feed_forward = sizes.feed_forward()
         self.around_self = sizes.residual(spec.around_self)
-        self.around_ff = sizes.residual(spec.around_ff)
+        self.around_ff = sizes.residual(spec.built_around_ff)
 
     def forward(
         self, x: Float[Tensor, "batch token model"], mask: Mask, scores: Scores | None
@@ -156,7 +167,7 @@ class DecoderBlock(nn.Module):
         self.feed_forward = sizes.feed_forward()
         self.around_self = sizes.residual(spec.around_self)
         self.around_cross = sizes.residual(spec.around_cross)
-        self.around_ff = sizes.residual(spec.around_ff)
+        self.around_ff = sizes.residual(spec.built_around_ff)
 
     def forward(
         self,

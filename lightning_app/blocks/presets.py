@@ -45,14 +45,15 @@ class StackSpec:
             growth = 0.0
             for block in self.blocks:
                 residual: ResidualSpec = getattr(block, name)
-                normed = not residual.unnormalized
-                if normed or residual.skip.absent or residual.skip.value == 0.0:
+                # Both branches of a parallel block join the skip of the feed-forward.
+                skip = (block.around_ff if block.layout == "parallel" else residual).skip
+                if not residual.unnormalized or skip.absent or skip.value == 0.0:
                     continue
-                growth += (residual.branch.value / residual.skip.value) ** 2
+                growth += (residual.branch.value / skip.value) ** 2
             if growth > 1.0 + 1e-9:
                 raise ValueError(
-                    "norm_placement none with ordinary skips explodes at initialisation; "
-                    "use it with skipless attention or with branch gains that start at "
+                    "norm_placement none with an ordinary attention_skip or ff_skip explodes at "
+                    "initialisation; use it with skipless attention or branch gains that start at "
                     "1 / sqrt(depth) or less"
                 )
 

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from lightning_app.data import moses
 from lightning_app.data.config import DataConfig
@@ -43,6 +44,8 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
     if config.root is None and config.name == "iwslt14":
         folder = downloads / "iwslt14_deen"
         return complete(folder, lambda partial: _iwslt14(IWSLT14_URL, partial))
+    if config.name == "text":
+        raise UserError(f"data.root is '{config.root}': data.name 'text' reads local folders only")
     repository = config.root.removeprefix(HUB) if config.root else WIKITEXT2_HUB
     folder = downloads / f"{config.name}-{repository.replace('/', '--')}"
     return complete(folder, lambda partial: _hub(config, repository, partial))
@@ -150,13 +153,12 @@ def _hub(config: DataConfig, repository: str, folder: Path) -> None:
     # Never run against the real hub: only with a stand-in for `load_dataset`.
     import datasets
 
-    if config.name == "wikitext2":
-        # Salesforce/wikitext holds parquet files on its main branch
-        options = {"name": "wikitext-2-v1"}
-    else:
-        options = {"revision": "refs/convert/parquet"}
+    # Salesforce/wikitext holds parquet files on its main branch; others were converted by the hub
+    name, revision = "wikitext-2-v1", None
+    if config.name == "iwslt14":
+        name, revision = None, "refs/convert/parquet"
     try:
-        loaded = datasets.load_dataset(repository, **options)
+        loaded: Any = datasets.load_dataset(repository, name=name, revision=revision)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"data.name '{config.name}': cannot load {HUB}{repository} ({error}); give its folder "

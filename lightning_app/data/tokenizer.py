@@ -18,7 +18,9 @@ THREADS = 1  # the model's bytes depend on it, so it is pinned
 
 
 class Tokenizer:
-    """A trained SentencePiece model, lossless up to runs of spaces.
+    """A trained SentencePiece model, lossless up to runs of spaces and unknown pieces.
+
+    Unknown words or characters side by side are one UNK.
 
     Args:
         path: the model file.

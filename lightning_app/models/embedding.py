@@ -33,14 +33,15 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocab_size, model_dim, padding_idx=pad)
         self.dropout = nn.Dropout(dropout)
         # Grown on demand: sentences at inference may be longer than any in training.
-        self.register_buffer("positions", torch.empty(0, model_dim), persistent=False)
+        # No buffer: distributed training would broadcast tables of other lengths.
+        self.positions = torch.empty(0, model_dim)
 
     def forward(
         self, tokens: Int[Tensor, "batch token"], start: int = 0
     ) -> Float[Tensor, "batch token model"]:
         """Embed `tokens`, the first of which stands at position `start`."""
         end = start + tokens.shape[1]
-        if self.positions.shape[0] < end:
+        if self.positions.shape[0] < end or self.positions.device != tokens.device:
             length = max(end, 2 * self.positions.shape[0], 256)
             self.positions = sinusoids(length, self.model_dim, tokens.device)
         embedded = self.tokens(tokens) * math.sqrt(self.model_dim)

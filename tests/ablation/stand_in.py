@@ -140,7 +140,10 @@ def main() -> int:
     from lightning_app.ablation.workers import Interrupted
 
     grid, folder, workers, *rest = sys.argv[1:]
-    options = dict(word.partition("=")[::2] for word in rest)
+    options: dict[str, str] = {}
+    for word in rest:
+        key, _, value = word.partition("=")
+        options[key] = value
     try:
         run_grid(
             read_grid(grid),

@@ -23,7 +23,7 @@ def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFix
     assert "tiny: 12 cells: " in seen[-1]
     assert re.search(r" [12] running", seen[-1])
     assert re.search(r"_ln-warmup\d+-seed1-\S+ +[0-3]/4 +50\.0 +3\.000", seen[-1])
-    assert "time left: 0:00:0" in seen[-1]
+    assert re.search(r"time left: 0:00:\d\d with [12] workers", seen[-1])
     process.send_signal(signal.SIGKILL)
     process.communicate()
     world.assert_nothing_left()

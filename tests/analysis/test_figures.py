@@ -47,12 +47,10 @@ def test_every_seed_is_drawn(make_grid, outcome, tmp_path):
     text = draw(make_grid(outcome).folder, tmp_path)["final"]
     uses = re.findall(r'<use xlink:href="#(\w+)"[^>]*stroke: #ffffff', text)
     assert len(uses) == 30
-    counts = sorted(uses.count(name) for name in set(uses))
-    assert counts == [5, 5, 10, 10] or sum(counts) == 30
-    assert 5 in counts
+    assert sorted(uses.count(name) for name in set(uses)) == [5, 5, 10, 10]
 
 
-@pytest.mark.parametrize("variants", [1, 2, 5, 9])
+@pytest.mark.parametrize("variants", [1, 6])
 def test_nothing_is_drawn_outside_the_canvas(make_grid, tmp_path, variants):
     presets = [f"variant_{i}" for i in range(variants - 1)] + [
         "a_variant_with_a_very_long_name+x=y"

@@ -1,5 +1,8 @@
 """The index, read back by TensorBoard's own server over HTTP."""
 
+# pyright: reportAttributeAccessIssue=false
+# The generated protocol buffer modules of TensorBoard carry no type information.
+
 import json
 import math
 import re
@@ -31,7 +34,7 @@ def log(run: Path, tag: str, points: Mapping[int, float]) -> None:
     """What the training logger leaves in a run folder."""
     writer = EventFileWriter(str(run))
     for step, value in points.items():
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])  # pyright: ignore
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
     writer.close()
 

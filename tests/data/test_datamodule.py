@@ -1,0 +1,232 @@
+"""The data module under a real Lightning Trainer: epochs, resume, ranks."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_app.data.datamodule import TextDataModule
+from lightning_app.data.tokenizer import unigram_entropy
+from lightning_app.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*smaller than the logging interval.*",
+    "ignore:.*use of fork.*:DeprecationWarning",
+    "ignore:.*callbacks used to create the checkpoint need to be provided.*",
+    "ignore:.*You're resuming from a checkpoint that ended before the epoch ended.*",
+)
+
+
+class Recorder(pl.LightningModule):
+    """Learns nothing; writes down the rows of every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[tuple[int, list[int]]] = []
+        self.validated: list[list[int]] = []
+
+    def training_step(self, batch, _) -> torch.Tensor:
+        self.seen.append((self.current_epoch, batch.index.tolist()))
+        return self.weight * 1.0
+
+    def validation_step(self, batch, _) -> None:
+        self.validated.append(batch.index.tolist())
+
+    def predict_step(self, batch, _):
+        return batch.index
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(**fields) -> pl.Trainer:
+    given = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": 0,
+    }
+    return pl.Trainer(**(given | fields))
+
+
+@pytest.fixture
+def make(write_pairs, tmp_path: Path):
+    # 60 pairs in 3 lengths; 9 batches an epoch
+    root = write_pairs()
+
+    def make(**fields) -> TextDataModule:
+        given = {
+            "name": "text",
+            "root": str(root),
+            "cache": str(tmp_path / "cache"),
+            "tokenizer": "word",
+            "vocab_size": None,
+            "tokens_per_batch": 49,
+        }
+        return TextDataModule(**(given | fields))
+
+    return make
+
+
+def run(data: TextDataModule, ckpt_path: str | None = None, **fields) -> Recorder:
+    model = Recorder()
+    trainer(**fields).fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    return model
+
+
+def test_lightning_sets_the_epoch(make):
+    """Every epoch has every row once, in an order of its own; the same in a second run."""
+    model = run(make(), max_epochs=3)
+    epochs = [[rows for e, rows in model.seen if e == epoch] for epoch in range(3)]
+    for batches in epochs:
+        assert sorted(i for rows in batches for i in rows) == list(range(60))
+        assert len(batches) == len(epochs[0])
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert run(make(), max_epochs=3).seen == model.seen
+    assert run(make(seed=2), max_epochs=3).seen != model.seen
+
+
+def test_validation_is_the_same_every_time(make):
+    model = run(make(), max_epochs=2, limit_val_batches=1.0)
+    half = len(model.validated) // 2
+    assert model.validated[:half] == model.validated[half:]
+    assert sorted(i for rows in model.validated[:half] for i in rows) == list(range(60))
+
+
+@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resume_after_any_step(make, tmp_path: Path, num_workers: int, task: str):
+    """A run stopped after step k and resumed sees what the uninterrupted run sees from there."""
+    data = {"num_workers": num_workers, "task": task, "window": 16}
+    callback = ModelCheckpoint(
+        dirpath=tmp_path / "ckpt", filename="{step}", every_n_train_steps=1, save_top_k=-1
+    )
+    whole = run(
+        make(**data),
+        max_steps=20,
+        max_epochs=-1,
+        enable_checkpointing=True,
+        callbacks=[callback],
+        limit_val_batches=0,
+    )
+    assert len(whole.seen) == 20
+    assert len({epoch for epoch, _ in whole.seen}) >= 2
+    last = max(i for i, (epoch, _) in enumerate(whole.seen) if epoch == 0) + 1
+    steps = (1, 5, last - 1, last, last + 1, 19) if num_workers == 0 else (5, last)
+    for step in steps:
+        path = str(tmp_path / "ckpt" / f"step={step}.ckpt")
+        rest = run(make(**data), ckpt_path=path, max_steps=20, max_epochs=-1, limit_val_batches=0)
+        assert [rows for _, rows in rest.seen] == [rows for _, rows in whole.seen[step:]], step
+
+
+def test_resume_after_validation_in_mid_epoch(make, tmp_path: Path):
+    callback = ModelCheckpoint(
+        dirpath=tmp_path / "ckpt", filename="{step}", save_top_k=-1, save_on_train_epoch_end=False
+    )
+    fields: dict[str, Any] = {"max_steps": 20, "max_epochs": -1, "val_check_interval": 3}
+    whole = run(make(), enable_checkpointing=True, callbacks=[callback], **fields)
+    checkpoints = sorted((tmp_path / "ckpt").iterdir())
+    assert len(checkpoints) >= 4
+    for path in checkpoints:
+        step = int(path.stem.split("=")[1])
+        rest = run(make(), ckpt_path=str(path), **fields)
+        assert [rows for _, rows in rest.seen] == [rows for _, rows in whole.seen[step:]], step
+
+
+def ready(data: TextDataModule, rank: int = 0, world_size: int = 1) -> Any:
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)  # pyright: ignore
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader", "test_dataloader"])
+def test_ranks_take_the_same_number_of_steps(make, world: int, loader: str):
+    loaders = [getattr(ready(make(), rank, world), loader)() for rank in range(world)]
+    whole = list(getattr(ready(make()), loader)())
+    assert len(whole) == len(getattr(ready(make()), loader)())
+    for one, shares in zip(whole, zip(*loaders, strict=True), strict=True):
+        rows = [i for of in shares for i in of.index.tolist() if i >= 0]
+        assert sorted(rows) == sorted(one.index.tolist())
+
+
+def test_predict_is_the_test_split(make):
+    data = make()
+    predicted: Any = trainer().predict(Recorder(), datamodule=data)
+    assert sorted(torch.cat(predicted).tolist()) == list(range(60))
+
+
+def test_attributes(make):
+    data = ready(make())
+    assert data.vocab_size == data.tokenizer.vocab_size == data.description["vocab_size"]
+    ids = torch.cat([of.target[:, 1:].flatten() for of in data.val_dataloader()])
+    assert data.unigram_entropy == pytest.approx(unigram_entropy(ids[ids != 0].numpy()))
+    assert data.references("test")[0] == "the dog sees the cat ."
+    assert data.detokenize("the cat .") == "the cat ."
+    assert set(data.description) == {
+        "name",
+        "protocol",
+        "sizes",
+        "vocab_size",
+        "tokenizer_sha256",
+        "checksum",
+    }
+    assert data.description["sizes"] == {"train": 60, "valid": 60, "test": 60}
+
+
+def test_synthetic_is_detokenized(synthetic_cache: str):
+    data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=synthetic_cache))
+    for target, reference in zip(data.targets("valid"), data.references("valid"), strict=True):
+        assert data.detokenize(target) == reference
+        assert not reference.endswith(" .")
+
+
+def test_masked_lm_of_the_english_side(synthetic_cache: str):
+    data = ready(
+        TextDataModule(
+            task="masked_lm", tokenizer="word", vocab_size=None, window=64, cache=synthetic_cache
+        )
+    )
+    labels = torch.cat([batch.labels for batch in data.val_dataloader()])
+    assert data.unigram_entropy == pytest.approx(unigram_entropy(labels.numpy()))
+    assert "windows of 64 tokens, the last" in data.description["protocol"]
+    assert len(next(iter(data.train_dataloader())).tokens) == 4096 // 64
+
+
+def test_wikitext2_is_no_translation():
+    with pytest.raises(UserError, match=r"data\.task 'masked_lm' needed"):
+        TextDataModule(name="wikitext2")
+
+
+def test_training_processes_only_read(make, monkeypatch: pytest.MonkeyPatch):
+    """After preparation neither `datasets` nor training of a tokenizer is needed."""
+    import sys
+
+    data = make()
+    data.prepare_data()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    data.setup()
+    next(iter(data.train_dataloader()))
+
+
+def test_wikitext2_real(shared_data: Path, tmp_path: Path):
+    data = ready(
+        TextDataModule(
+            name="wikitext2",
+            task="masked_lm",
+            root=str(shared_data / "wikitext-2"),
+            cache=str(tmp_path),
+        )
+    )
+    batch = next(iter(data.train_dataloader()))
+    assert batch.tokens.shape == (32, 128)
+    assert len(batch.labels) == 32 * 19
+    assert 5 < data.unigram_entropy < 8

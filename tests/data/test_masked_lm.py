@@ -1,0 +1,155 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_app.data.batching import MaskedBatch
+from lightning_app.data.masked_lm import MaskedRows, masked_sampler
+from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
+from lightning_app.errors import UserError
+
+WINDOW = 20
+PREDICTED = 3  # 15 % of 20
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, text_config) -> PreparedCorpus:
+    random = np.random.default_rng(0)
+    for split, lines in (("train", 900), ("valid", 300), ("test", 50)):
+        words = random.integers(0, 200, (lines, 7))
+        text = "".join(" ".join(f"w{w}" for w in line) + "\n" for line in words)
+        (tmp_path / f"{split}.txt").write_text(text)
+    return prepare(text_config(tmp_path, task="masked_lm"))
+
+
+def make(corpus: PreparedCorpus, split: str = "train", **fields) -> MaskedRows:
+    given = {"window": WINDOW, "probability": 0.15, "seed": 1, "rank": 0, "world_size": 1}
+    return MaskedRows(corpus, split, **(given | fields))
+
+
+def everything(rows: MaskedRows, epoch: int = 0) -> MaskedBatch:
+    return rows[epoch, np.arange(len(rows))]
+
+
+def original(batch: MaskedBatch) -> torch.Tensor:
+    flat = batch.tokens.flatten().clone()
+    flat[batch.positions] = batch.labels
+    return flat.view(batch.tokens.shape)
+
+
+def test_windows_are_the_packed_text(corpus: PreparedCorpus):
+    rows = make(corpus)
+    ids = np.asarray(corpus.ids("train", "text"))
+    assert len(ids) == 900 * 8
+    assert np.count_nonzero(ids == EOS) == 900
+    assert (len(rows), rows.remainder) == divmod(len(ids), WINDOW)
+    assert original(everything(rows)).flatten().tolist() == ids[: len(rows) * WINDOW].tolist()
+
+
+def test_each_window_predicts_the_same_number_and_never_eos(corpus: PreparedCorpus):
+    batch = everything(make(corpus))
+    windows = (batch.positions // WINDOW).bincount(minlength=len(batch.index))
+    assert (windows == PREDICTED).all()
+    assert (batch.labels != EOS).all()
+    assert (batch.positions.diff() > 0).all()
+    assert batch.normalizer == len(batch.labels)
+
+
+def test_every_place_is_as_likely(corpus: PreparedCorpus):
+    counts = torch.zeros(WINDOW)
+    total = 0
+    for epoch in range(40):
+        batch = everything(make(corpus), epoch)
+        places = original(batch)
+        counts += (batch.positions % WINDOW).bincount(minlength=WINDOW)
+        total += (places != EOS).sum(0)
+    rate = counts / total
+    assert rate.max() - rate.min() < 0.02
+    assert rate.mean() == pytest.approx(PREDICTED / (WINDOW * 7 / 8), abs=0.01)
+
+
+def test_80_10_10(corpus: PreparedCorpus):
+    shares = torch.zeros(3)
+    pieces = []
+    for epoch in range(30):
+        batch = everything(make(corpus), epoch)
+        shown = batch.tokens.flatten()[batch.positions]
+        kept, masked = shown == batch.labels, shown == MASK
+        shares += torch.tensor([masked.sum(), (~masked & ~kept).sum(), kept.sum()])
+        pieces.append(shown[~masked & ~kept])
+    shares /= shares.sum()
+    assert torch.allclose(shares, torch.tensor([0.8, 0.1, 0.1]), atol=0.01)
+    random = torch.cat(pieces)
+    assert random.min() == SPECIALS
+    assert random.max() == corpus.meta["vocab_size"] - 1
+
+
+def test_masks_depend_on_seed_epoch_and_window_alone(corpus: PreparedCorpus):
+    rows = make(corpus)
+    whole = everything(rows, 2)
+    wanted = np.array([17, 3, 40])
+    part = rows[2, wanted]
+    assert torch.equal(part.tokens, whole.tokens[wanted])
+    assert torch.equal(part.tokens, make(corpus)[2, wanted].tokens)
+    assert not torch.equal(part.tokens, rows[3, wanted].tokens)
+    assert not torch.equal(part.tokens, make(corpus, seed=2)[2, wanted].tokens)
+    first = everything(rows, 0).tokens == MASK
+    assert (first == (everything(rows, 1).tokens == MASK)).float().mean() < 0.95
+
+
+def test_validation_masks_are_fixed(corpus: PreparedCorpus):
+    one = everything(make(corpus, "valid", seed=None), 0)
+    two = everything(make(corpus, "valid", seed=None), 5)
+    assert torch.equal(one.tokens, two.tokens)
+    assert torch.equal(one.positions, two.positions)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world: int):
+    item = 1, np.array([5, 9, 2, 7])
+    whole = make(corpus)[item]
+    shares = [make(corpus, rank=rank, world_size=world)[item] for rank in range(world)]
+    assert sum(len(of.labels) for of in shares) == len(whole.labels)
+    for of in shares:
+        assert of.normalizer == whole.normalizer / world
+        for window, row in zip(of.index, of.tokens, strict=True):
+            assert torch.equal(row, whole.tokens[int((whole.index == window).nonzero())])
+    indices = torch.cat([of.index for of in shares])
+    assert sorted(indices.tolist()) == [2, 5, 7, 9]
+
+
+def test_blank_row_predicts_nothing(corpus: PreparedCorpus):
+    batch = make(corpus, rank=2, world_size=3)[0, np.array([4, 1])]
+    assert batch.index.tolist() == [-1]
+    assert batch.tokens.shape == (1, WINDOW)
+    assert len(batch.positions) == len(batch.labels) == 0
+    assert batch.normalizer == pytest.approx(2 * PREDICTED / 3)
+
+
+def test_labels_are_those_of_the_first_pass(corpus: PreparedCorpus):
+    rows = make(corpus, "valid", seed=None)
+    assert rows.labels().tolist() == everything(rows).labels.tolist()
+
+
+def test_too_short_a_split_is_refused(corpus: PreparedCorpus):
+    with pytest.raises(UserError, match=r"data\.window is 500, but the test split has 400 tokens"):
+        make(corpus, "test", window=500)
+
+
+def test_window_of_end_of_sentence_only(tmp_path: Path, text_config):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a\n" * 30)
+    rows = make(prepare(text_config(tmp_path, task="masked_lm")), probability=0.9)
+    batch = everything(rows)
+    assert len(batch.labels) == len(rows) * WINDOW / 2
+    assert (batch.labels != EOS).all()
+
+
+def test_batches_have_as_many_windows_as_the_budget_allows(corpus: PreparedCorpus):
+    rows = make(corpus)
+    sizes = [len(of) for _, of in masked_sampler(rows, 95, WINDOW, seed=1)]
+    assert sizes[:-1] == [4] * (len(sizes) - 1)
+    assert sum(sizes) == len(rows)
+    assert {len(of) for _, of in masked_sampler(rows, 1, WINDOW, seed=1)} == {1}

@@ -1,0 +1,294 @@
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_app.data import folders
+from lightning_app.data import prepare as module
+from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.prepare import PreparedCorpus, prepare, report
+from lightning_app.data.tokenizer import EOS, sha256, unigram_entropy
+from lightning_app.errors import UserError
+
+PREPARE = """
+import json, sys
+from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.prepare import prepare
+fields = json.loads(sys.argv[1])
+fields["splits"] = Splits(**fields["splits"])
+print("ready", flush=True)
+print(prepare(DataConfig(**fields)).folder)
+"""
+
+
+def start(config: DataConfig) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PREPARE, json.dumps(asdict(config))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def test_arrays_hold_the_text(write_pairs, text_config):
+    corpus = prepare(text_config(write_pairs()))
+    lines = {"source": "der hund sieht die katze .", "target": "the dog sees the cat ."}
+    for column, line in lines.items():
+        ids, offsets = corpus.ids("train", column), corpus.offsets("train", column)
+        assert ids.dtype == np.int32
+        assert offsets.dtype == np.int64
+        assert isinstance(ids, np.memmap)
+        assert len(offsets) == 61
+        first = ids[offsets[0] : offsets[1]]
+        assert first[-1] == EOS
+        assert corpus.tokenizer.decode(first) == line
+        assert corpus.lengths("train", column)[0] == len(line.split()) + 1
+
+
+def test_meta(write_pairs, text_config):
+    corpus = prepare(text_config(write_pairs(valid_en=["the unseen word", "the cat ."] * 30)))
+    meta = corpus.meta
+    assert meta["sizes"] == {"train": 60, "valid": 60, "test": 60}
+    assert meta["tokens"]["train"]["target"] == 20 * (6 + 4 + 5) + 60
+    # unknown words side by side are one UNK
+    assert meta["unknown_rate"]["valid"]["target"] == 30 / (30 * (2 + 1) + 30 * (3 + 1))
+    assert meta["unknown_rate"]["train"]["target"] == 0
+    assert meta["tokenizer_sha256"] == sha256((corpus.folder / "tokenizer.model").read_bytes())
+    assert meta["vocab_size"] == corpus.tokenizer.vocab_size
+    expected = unigram_entropy(np.asarray(corpus.ids("valid", "target")))
+    assert meta["unigram_entropy"]["valid"] == expected
+    assert meta["protocol"].startswith("local text")
+    assert set(meta["padding_share"]) == {"1024", "4096", "32768"}
+
+
+def test_drops_are_counted_and_only_in_train(write_pairs, text_config):
+    de = ["a b", "", "c d", "e " * 9, "f g"]
+    en = ["a b", "x", "", "e " * 3, "f g"]
+    files = {
+        f"{split}_{side}": of
+        for split in ("train", "valid", "test")
+        for side, of in (("de", de), ("en", en))
+    }
+    corpus = prepare(text_config(write_pairs(**files), max_length=5))
+    assert corpus.meta["dropped"] == {"train": {"empty": 2, "too_long": 1}, "valid": {}, "test": {}}
+    assert corpus.meta["sizes"] == {"train": 2, "valid": 5, "test": 5}
+    assert corpus.lengths("valid", "target").tolist() == [3, 2, 1, 4, 3]
+
+
+def test_max_length_counts_tokens_without_eos(write_pairs, text_config):
+    files = {"train_de": ["a b c", "a b c d"], "train_en": ["x", "x"]}
+    corpus = prepare(text_config(write_pairs(**files), max_length=3))
+    assert corpus.lengths("train", "source").tolist() == [4]
+
+
+def test_ratio_belongs_to_the_protocol_of_iwslt14(write_pairs, tmp_path: Path):
+    files = {"train_de": ["a b c", "a b c d", "a b"], "train_en": ["x y", "x y", "x y"]}
+    root = str(write_pairs(**files))
+    config = DataConfig(
+        name="iwslt14", root=root, tokenizer="word", vocab_size=None, cache=str(tmp_path)
+    )
+    assert prepare(config).meta["dropped"]["train"] == {"empty": 0, "ratio": 1, "too_long": 0}
+
+
+def test_nothing_left_is_an_error(write_pairs, text_config, tmp_path: Path):
+    with pytest.raises(UserError, match=r"nothing is left of the train split"):
+        prepare(text_config(write_pairs(), max_length=2))
+    assert {n for n in names(tmp_path / "cache") if not n.endswith(".lock")} == set()
+
+
+def test_tokenizer_sees_the_training_split_only(write_pairs, text_config):
+    one = prepare(text_config(write_pairs()))
+    two = prepare(text_config(write_pairs(valid_en=["entirely new words here"] * 60)))
+    assert one.folder != two.folder
+    assert one.meta["tokenizer_sha256"] == two.meta["tokenizer_sha256"]
+
+
+def test_a_second_call_does_nothing(write_pairs, text_config, monkeypatch: pytest.MonkeyPatch):
+    config = text_config(write_pairs())
+    one = prepare(config)
+    before = {path: path.stat().st_mtime_ns for path in one.folder.iterdir()}
+    monkeypatch.setattr(module, "_write", lambda *_: pytest.fail("prepared again"))
+    assert prepare(config) == one
+    assert {path: path.stat().st_mtime_ns for path in one.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"tokens_per_batch": 64}, True),
+        ({"seed": 9}, True),
+        ({"num_workers": 2}, True),
+        ({"window": 5}, True),
+        ({"vocab_size": 12}, False),
+        ({"max_length": 100}, False),
+        ({"source_language": "en", "target_language": "de"}, False),
+        ({"splits": Splits(valid="test")}, False),
+        ({"task": "masked_lm"}, False),
+    ],
+)
+def test_folder_is_named_by_what_made_it(write_pairs, text_config, change: dict, same: bool):
+    config = text_config(write_pairs())
+    assert (prepare(config).folder == prepare(replace(config, **change)).folder) is same
+
+
+def test_changed_file_gives_another_folder(write_pairs, text_config):
+    config = text_config(write_pairs())
+    one = prepare(config)
+    path = Path(config.root or "") / "train.de"
+    path.write_bytes(path.read_bytes().replace(b"hund", b"wolf"))
+    assert prepare(config).folder != one.folder
+    assert prepare(config).meta["checksum"] != one.meta["checksum"]
+
+
+def test_checksum_is_of_the_content(write_pairs, text_config):
+    config = text_config(write_pairs())
+    other = replace(config, max_length=100)
+    assert prepare(config).meta["checksum"] == prepare(other).meta["checksum"]
+
+
+def test_cache_root(write_pairs, text_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = replace(text_config(write_pairs()), cache=None)
+    assert prepare(config).folder.parent == tmp_path / "home" / "transformer-ablations"
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", str(tmp_path / "variable"))
+    assert prepare(config).folder.parent == tmp_path / "variable"
+    named = replace(config, cache=str(tmp_path / "named"))
+    assert prepare(named).folder.parent == tmp_path / "named"
+
+
+def test_references(write_pairs, text_config, tmp_path: Path):
+    root = write_pairs(valid_en=["it 's here .", "yes"] * 30)
+    assert prepare(text_config(root)).lines("valid", "reference")[0] == "it 's here ."
+    (root / "test.raw.en").write_text("The cat!\n" * 60)
+    config = DataConfig(
+        name="iwslt14", root=str(root), tokenizer="word", vocab_size=None, cache=str(tmp_path)
+    )
+    corpus = prepare(config)
+    assert corpus.lines("valid", "reference")[0] == "it's here."
+    assert corpus.lines("valid", "target")[0] == "it 's here ."
+    assert corpus.lines("test", "reference") == ["The cat!"] * 60
+    assert corpus.lines("test", "source")[1] == "die katze schläft ."
+
+
+def test_raw_references_must_match(write_pairs, text_config):
+    root = write_pairs()
+    (root / "test.raw.en").write_text("one line\n")
+    with pytest.raises(UserError, match=r"test\.raw\.en has 1 lines but .*test\.en has 60"):
+        prepare(text_config(root))
+
+
+def test_masked_lm_leaves_blank_lines_out(tmp_path: Path, text_config):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b\n\n \nc\n")
+    corpus = prepare(text_config(tmp_path, task="masked_lm"))
+    assert corpus.meta["dropped"]["test"] == {"empty": 2}
+    assert corpus.tokenizer.decode(corpus.ids("test", "text")) == "a b c"
+    assert np.count_nonzero(corpus.ids("test", "text") == EOS) == 2
+
+
+def test_report_says_everything(write_pairs, text_config):
+    corpus = prepare(text_config(write_pairs(train_de=["", *["a b"] * 59]), max_length=5))
+    text = report(corpus, 64)
+    for part in (
+        "40 of 60 pairs; dropped: 1 empty, 19 too long",
+        f"{corpus.padding_share(64):.1%} of batches of 64 tokens",
+        "unknown: 0.000% source",
+        str(corpus.folder),
+        corpus.meta["protocol"],
+    ):
+        assert part in text
+
+
+def test_two_processes_at_once(write_pairs, text_config, tmp_path: Path):
+    config = text_config(write_pairs())
+    processes = [start(config) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0] == outputs[1]
+    (folder,) = [n for n in names(tmp_path / "cache") if not n.endswith(".lock")]
+    assert PreparedCorpus(tmp_path / "cache" / folder).meta["sizes"]["train"] == 60
+
+
+def test_killed_while_preparing(tmp_path: Path):
+    cache = tmp_path / "cache"
+    config = DataConfig(tokenizer="word", vocab_size=None, cache=str(cache))
+    process = start(config)
+    while not any(name.endswith(".partial") for name in names(cache)):
+        assert process.poll() is None, "finished before it could be killed"
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    partial = {n for n in names(cache) if n.endswith(".partial")}
+    assert len(partial) == 1
+    folder = partial.pop().removesuffix(".partial")
+    assert folder not in names(cache)
+    corpus = prepare(config)
+    assert names(cache) == {folder, f"{folder}.lock"}
+    assert corpus.meta["sizes"]["train"] == 30_000
+
+
+def test_full_disk_goes_up_and_leaves_nothing(write_pairs, text_config, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_save", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        prepare(text_config(write_pairs()))
+    assert error.value.errno == errno.ENOSPC
+    assert {n for n in names(tmp_path / "cache") if not n.endswith(".lock")} == set()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_saving_keeps_the_errno_of_a_full_disk():
+    with pytest.raises(OSError, match="No space left") as error:
+        module._save(Path("/dev/full"), np.arange(10**6))
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_cache_that_is_a_file(write_pairs, text_config, tmp_path: Path):
+    (tmp_path / "cache").write_text("no folder")
+    with pytest.raises(UserError, match=r"cache: cannot be written to .* data\.cache"):
+        prepare(text_config(write_pairs()))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_read_only_cache(write_pairs, text_config, monkeypatch, number: int):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(folders.Path, "touch", refuse)
+    with pytest.raises(UserError, match=r"cache: cannot be written to"):
+        prepare(text_config(write_pairs()))
+
+
+def test_prepared_corpus_is_read_from_a_read_only_cache(write_pairs, text_config, monkeypatch):
+    config = text_config(write_pairs())
+    one = prepare(config)
+    monkeypatch.setattr(folders, "FileLock", lambda *_: pytest.fail("took a lock"))
+    monkeypatch.setattr(folders.Path, "touch", lambda *_: pytest.fail("wrote"))
+    assert prepare(config) == one
+
+
+def test_iwslt14_real(shared_data: Path, tmp_path: Path):
+    config = DataConfig(name="iwslt14", root=str(shared_data / "iwslt14_deen"), cache=str(tmp_path))
+    began = time.perf_counter()
+    corpus = prepare(config)
+    assert time.perf_counter() - began < 40
+    began = time.perf_counter()
+    assert prepare(config) == corpus
+    assert time.perf_counter() - began < 1
+    meta = corpus.meta
+    dropped = sum(meta["dropped"]["train"].values())
+    assert meta["sizes"] == {"train": meta["read"]["train"] - dropped, "valid": 7283, "test": 6750}
+    assert meta["unknown_rate"]["train"] == {"source": 0, "target": 0}
+    assert corpus.padding_share(4096) < 0.04
+    assert meta["vocab_size"] == 10_000
+    reference = corpus.lines("test", "reference")[3]
+    assert reference == "We're all born. We all bring our children into the world."

@@ -1,0 +1,168 @@
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+
+from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.sources import locate, read, read_lines
+from lightning_app.errors import UserError
+
+
+def load(config: DataConfig):
+    return read(locate(config), config)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_files_may_be_compressed(write_pairs, text_config, suffix: str):
+    root = write_pairs()
+    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    for path in list(root.iterdir()):
+        data = path.read_bytes()
+        path.unlink()
+        path.with_name(path.name + suffix).write_bytes(pack(data))
+    corpus = load(text_config(root))
+    assert corpus.splits["train"][0]["source"] == "der hund sieht die katze ."
+    assert len(corpus.splits["valid"]) == 60
+
+
+def test_lines_end_at_newline_only(tmp_path: Path):
+    path = tmp_path / "x"
+    path.write_bytes("one\u2028still one\x85\x0bone\r\n\ntwo\n".encode())
+    assert read_lines(path) == ["one\u2028still one\x85\x0bone", "", "two"]
+
+
+def test_last_line_needs_no_newline_and_bom_is_no_text(tmp_path: Path):
+    path = tmp_path / "x"
+    path.write_bytes(b"\xef\xbb\xbfone\ntwo")
+    assert read_lines(path) == ["one", "two"]
+
+
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_invalid_utf8_names_file_and_line(tmp_path: Path, bom: bytes):
+    path = tmp_path / "train.de"
+    path.write_bytes(bom + b"gut\nauch gut\nk\xf6nig\n")
+    with pytest.raises(UserError, match=r"train\.de: line 3 is not UTF-8 \(byte 0xf6\)"):
+        read_lines(path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_damaged_archive_is_refused(tmp_path: Path, suffix: str):
+    path = tmp_path / f"train.de{suffix}"
+    whole = {".gz": gzip.compress, ".xz": lzma.compress}[suffix](b"line\n" * 1000)
+    for data in (whole[:-12], b"no archive at all"):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"train\.de"):
+            read_lines(path)
+
+
+def test_missing_file_is_named(write_pairs, text_config):
+    root = write_pairs()
+    (root / "valid.en").unlink()
+    with pytest.raises(UserError, match=r"corpus has no file valid\.en\[\.gz\|\.xz\]"):
+        load(text_config(root))
+
+
+def test_missing_folder_is_named(text_config, tmp_path: Path):
+    with pytest.raises(UserError, match=r"data\.root: .*nowhere is no folder"):
+        load(text_config(tmp_path / "nowhere"))
+
+
+def test_unequal_line_counts_name_both(write_pairs, text_config):
+    root = write_pairs(valid_en=["a", "b"])
+    with pytest.raises(UserError, match=r"valid\.de has 60 lines but .*valid\.en has 2 lines"):
+        load(text_config(root))
+
+
+@pytest.mark.parametrize("lines", [[], ["", "  "]])
+def test_empty_file_is_refused(write_pairs, text_config, lines: list[str]):
+    root = write_pairs(test_de=lines)
+    with pytest.raises(UserError, match=r"test\.de: empty"):
+        load(text_config(root))
+
+
+def test_splits_name_the_stems(write_pairs, text_config):
+    root = write_pairs()
+    for language in ("de", "en"):
+        (root / f"test.{language}").rename(root / f"flickr_2016.{language}")
+    assert load(text_config(root, splits=Splits(test="flickr_2016"))).splits.keys() == {
+        "train",
+        "valid",
+        "test",
+    }
+
+
+@pytest.mark.parametrize("suffix", [".en", ".txt"])
+def test_one_language(tmp_path: Path, text_config, suffix: str):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}{suffix}").write_text(f"{split} line\n")
+    corpus = load(text_config(tmp_path, task="masked_lm"))
+    assert corpus.splits["valid"][:] == {"text": ["valid line"]}
+
+
+def test_text_protocol_names_files_and_counts(write_pairs, text_config):
+    protocol = load(text_config(write_pairs())).protocol
+    assert protocol.startswith("local text: train = train.de + train.en (60 lines), valid = ")
+
+
+@pytest.mark.parametrize(("source", "target"), [("de", "en"), ("en", "de")])
+def test_synthetic_goes_both_ways(source: str, target: str):
+    corpus = load(DataConfig(source_language=source, target_language=target))
+    assert {split: len(of) for split, of in corpus.splits.items()} == {
+        "train": 30_000,
+        "valid": 500,
+        "test": 500,
+    }
+    row = corpus.splits["train"][0]
+    german = row["source" if source == "de" else "target"]
+    assert any(word in german for word in ("Der", "der", "Die", "die", "ein", "mein", "ich", "Er"))
+
+
+def test_synthetic_english_alone():
+    config = DataConfig(task="masked_lm")
+    pairs = load(DataConfig()).splits["valid"]
+    assert load(config).splits["valid"]["text"][:] == pairs["target"][:]
+
+
+def test_iwslt14_of_other_text_is_not_called_fairseqs(write_pairs):
+    protocol = load(DataConfig(name="iwslt14", root=str(write_pairs()))).protocol
+    assert "valid.de is not fairseq's valid set" in protocol
+
+
+def test_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LIGHTNING_APP_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=r"LIGHTNING_APP_DATA: .*iwslt14_deen is no folder"):
+        locate(DataConfig(name="iwslt14"))
+
+
+def test_iwslt14_real(shared_data: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LIGHTNING_APP_DATA", str(shared_data))
+    corpus = load(DataConfig(name="iwslt14"))
+    assert len(corpus.splits["valid"]) == 7283
+    assert len(corpus.splits["test"]) == len(corpus.references["test"]) == 6750
+    assert "fairseq's splits" in corpus.protocol
+    assert "verified by checksum" in corpus.protocol
+    assert f"train has {len(corpus.splits['train']):,} of its 160,239 pairs" in corpus.protocol
+    assert (
+        corpus.references["test"][3] == "We're all born. We all bring our children into the world."
+    )
+
+
+def test_wikitext2_real(shared_data: Path):
+    root = str(shared_data / "wikitext-2")
+    corpus = load(DataConfig(name="wikitext2", task="masked_lm", root=root))
+    assert "36,718 / 3,760 / 4,358 lines, the official splits" in corpus.protocol
+
+
+@pytest.mark.parametrize("folder", ["tatoeba_deen", "multi30k_deen"])
+def test_text_real(shared_data: Path, folder: str):
+    splits = {
+        "tatoeba_deen": Splits(),
+        "multi30k_deen": Splits(valid="val", test="test_2016_flickr"),
+    }[folder]
+    config = DataConfig(name="text", root=str(shared_data / folder), splits=splits)
+    sizes = {
+        "tatoeba_deen": (161_813, 4_000, 4_000),
+        "multi30k_deen": (29_000, 1_014, 1_000),
+    }[folder]
+    assert tuple(len(of) for of in load(config).splits.values()) == sizes
