@@ -12,6 +12,7 @@ from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.objectives import build_objective
 from lightning_app.objectives.base import ObjectiveConfig, Sums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
+from lightning_app.steps import is_logged
 
 
 class TransformerModule(pl.LightningModule):
@@ -58,8 +59,7 @@ class TransformerModule(pl.LightningModule):
         self.objective = build_objective(objective)
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
-        sums = {"nll": SumMetric(), "correct": SumMetric(), "tokens": SumMetric()}
-        self.totals = torch.nn.ModuleDict(sums)
+        self.total_nll, self.total_correct, self.total_tokens = (SumMetric() for _ in range(3))
 
     def setup(self, stage: str) -> None:
         if self.model is None:
@@ -77,7 +77,7 @@ class TransformerModule(pl.LightningModule):
         sums = self.objective.sums(self.model, batch)
         loss = sums.loss / batch.normalizer
         step = self.global_step + 1
-        if step % self.trainer.log_every_n_steps == 0 or step == 1:
+        if is_logged(self.trainer, step):
             self._log_training(loss.detach(), sums.nll / batch.normalizer, step)
         return loss
 
@@ -92,7 +92,7 @@ class TransformerModule(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         step = self.global_step + 1
-        if step % self.trainer.log_every_n_steps == 0 or step == 1:
+        if is_logged(self.trainer, step):
             gradients = [p.grad for p in self.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             for logger in self.loggers:
@@ -122,15 +122,15 @@ class TransformerModule(pl.LightningModule):
         return self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _add(self, sums: Sums) -> None:
-        for name, metric in self.totals.items():
-            metric.update(getattr(sums, name))
+        self.total_nll.update(sums.nll)
+        self.total_correct.update(sums.correct)
+        self.total_tokens.update(sums.tokens)
 
     def _log_evaluation(self, stage: str) -> None:
-        nll, correct, tokens = (
-            float(self.totals[k].compute()) for k in ("nll", "correct", "tokens")
-        )
-        for metric in self.totals.values():
-            metric.reset()
+        totals = (self.total_nll, self.total_correct, self.total_tokens)
+        nll, correct, tokens = (float(total.compute()) for total in totals)
+        for total in totals:
+            total.reset()
         mean = nll / tokens
         metrics = {
             f"{stage}/nll": mean,

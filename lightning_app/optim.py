@@ -17,7 +17,7 @@ class OptimizerConfig:
     """The optimizer and its constants."""
 
     kind: Literal["adam", "adamw", "sgd", "radam"] = "adam"
-    """adam and radam add weight decay to the gradient; adamw decouples it, as fairseq's adam does."""
+    """adam and radam add the decay to the gradient; adamw decouples it, as fairseq's adam does."""
     lr: float = 5.0e-4
     """The peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.98)

@@ -10,6 +10,7 @@ import torch
 from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.residual import Gain
+from lightning_app.data.batching import TranslationBatch
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.module import TransformerModule
@@ -56,6 +57,7 @@ def trainer(folder: Path, **settings: Any) -> pl.Trainer:
     common: dict[str, Any] = {
         "accelerator": "cpu",
         "logger": False,
+        "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
@@ -115,6 +117,7 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
     fitter = trainer(tmp_path, max_steps=1)
     fitter.fit(trained, datamodule=source)
     batch = next(iter(source.train_dataloader()))
+    assert isinstance(batch, TranslationBatch)
     assert int((batch.target[:, 1:] != 0).sum()) == int(batch.normalizer)
     logits = trained(batch).flatten(0, 1)
     labels = batch.target[:, 1:].flatten()

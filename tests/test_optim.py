@@ -1,5 +1,6 @@
 """Schedules against their formulas, and which parameters decay."""
 
+import itertools
 import math
 
 import pytest
@@ -70,7 +71,7 @@ def test_linear_decoupled_follows_its_formula(warmup: int) -> None:
 def test_linear_paper_rises_to_one_and_falls_to_nothing() -> None:
     taken = rates(ScheduleConfig(kind="linear", warmup_steps=10, coupling="paper"), 50)
     assert taken[:10] == pytest.approx([t / 10 for t in range(1, 11)])
-    steps = [a - b for a, b in zip(taken[9:], taken[10:], strict=False)]
+    steps = [a - b for a, b in itertools.pairwise(taken[9:])]
     assert steps == pytest.approx([steps[0]] * len(steps))
     assert taken[-1] == pytest.approx(steps[0])
 

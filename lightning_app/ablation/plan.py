@@ -84,6 +84,7 @@ def expand(grid: Grid, resolve: Resolve, identify: Identify) -> tuple[Plan, list
         raise UserError(f"{grid.source}: exclude: no cell is left")
     _check_identities(grid, cells)
     _check_reference(grid, configs)
+    _check_devices(grid, configs)
     _check_baseline(grid, cells)
     identifying = [grid.name, grid.metric, grid.mode, grid.axes, [cell.id for cell in cells]]
     data = {_canonical(config["data"]): config["data"] for config in configs}
@@ -238,6 +239,17 @@ def _check_reference(grid: Grid, configs: list[dict[str, Any]]) -> None:
                 f"below the largest warm-up of the grid; a decoupled schedule needs {longest} or "
                 f"more, the same for every cell"
             )
+
+
+def _check_devices(grid: Grid, configs: list[dict[str, Any]]) -> None:
+    """A cell is one process: ranks that it launched would start this command, not the cell."""
+    for config in configs:
+        for field in ("devices", "num_nodes"):
+            value = config["trainer"].get(field, 1)
+            if (len(value) if isinstance(value, list) else value) not in (1, "1", "auto"):
+                raise UserError(
+                    f"{grid.source}: trainer.{field}: {value}; each cell of a grid runs on 1"
+                )
 
 
 def _check_baseline(grid: Grid, cells: list[Cell]) -> None:

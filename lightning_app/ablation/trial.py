@@ -126,7 +126,7 @@ class Run(RunCLI):
         started = datetime.now(UTC)
         clock = time.perf_counter()
         trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
-        metrics = dict(trainer.callback_metrics)
+        metrics: dict[str, Any] = dict(trainer.callback_metrics)
         finite = self.divergence.divergence is None
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
             metrics |= trainer.validate(model, datamodule=datamodule, verbose=False)[0]

@@ -7,6 +7,8 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from lightning_app.steps import is_logged, loss_of
+
 STALL_MARGIN = 0.05
 """Nats under the unigram entropy that a run must reach to count as trained."""
 
@@ -38,7 +40,7 @@ class DivergenceMonitor(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
-        loss = outputs["loss"].detach()
+        loss = loss_of(outputs)
         if self._first_bad is None or self._last_finite is None:
             self._first_bad = torch.zeros((), dtype=torch.long, device=loss.device)
             self._last_finite = torch.full_like(loss, torch.nan)
@@ -46,7 +48,7 @@ class DivergenceMonitor(pl.Callback):
         step = trainer.global_step
         self._first_bad = torch.where(~finite & (self._first_bad == 0), step, self._first_bad)
         self._last_finite = torch.where(finite, loss, self._last_finite)
-        if step % trainer.log_every_n_steps == 0 or step >= trainer.max_steps:
+        if is_logged(trainer, step) or step >= trainer.max_steps:
             self._look(trainer)
 
     def _look(self, trainer: pl.Trainer) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from lightning_app.blocks.attention import Shaping
 from lightning_app.blocks.residual import LearnedGain
 from lightning_app.models.transformer import Decoder, Encoder
+from lightning_app.steps import is_logged
 
 
 def learned_gains(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -42,7 +43,7 @@ class GainLogger(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step % trainer.log_every_n_steps and step != 1:
+        if not is_logged(trainer, step):
             return
         model = pl_module.model
         assert isinstance(model, nn.Module)

@@ -8,6 +8,8 @@ from pathlib import Path
 import lightning.pytorch as pl
 from torch import Tensor
 
+from lightning_app.steps import is_logged, loss_of
+
 
 class Throughput(pl.Callback):
     """Log ``train/tokens_per_second``: predicted tokens of all devices over wall-clock seconds.
@@ -46,7 +48,7 @@ class Throughput(pl.Callback):
         self._since = now
         counted = batch.normalizer * trainer.world_size
         self._counted = counted if self._counted is None else self._counted + counted
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        if is_logged(trainer, trainer.global_step):
             rate = self._take()
             for logger in trainer.loggers:
                 logger.log_metrics({"train/tokens_per_second": rate}, step=trainer.global_step)
@@ -97,7 +99,7 @@ class Progress(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
         if time.monotonic() - self._written >= 1.0:
-            self._write(trainer, "train", float(outputs["loss"]))
+            self._write(trainer, "train", float(loss_of(outputs)))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, "validate", None)

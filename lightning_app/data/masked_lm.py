@@ -5,7 +5,8 @@ from typing import final
 import numpy as np
 import torch
 
-from lightning_app.data.batching import EpochSampler, Item, MaskedBatch, equal_batches, share
+from lightning_app.data.batching import EpochSampler, Item, MaskedBatch
+from lightning_app.data.cutting import equal_batches, share
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
 from lightning_app.errors import UserError

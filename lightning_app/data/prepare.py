@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_app.data import batching, moses, sources, tokenizer
+from lightning_app.data import cutting, moses, sources, tokenizer
 from lightning_app.data.config import DataConfig
 from lightning_app.data.folders import complete
 from lightning_app.errors import UserError
@@ -29,6 +29,7 @@ from lightning_app.errors import UserError
 _KEY = ("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits")
 _CODE = (
     "config",
+    "cutting",
     "download",
     "lexicon",
     "moses",
@@ -266,7 +267,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int) -> float:
-    batches = batching.global_batches(source, target, tokens_per_batch)
+    batches = cutting.global_batches(source, target, tokens_per_batch)
     places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in batches)
     return 1 - float(source.sum() + target.sum()) / places
 

@@ -5,14 +5,8 @@ from typing import final
 import numpy as np
 import torch
 
-from lightning_app.data.batching import (
-    EpochSampler,
-    Item,
-    TranslationBatch,
-    gather,
-    global_batches,
-    share,
-)
+from lightning_app.data.batching import EpochSampler, Item, TranslationBatch, gather
+from lightning_app.data.cutting import global_batches, share
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 

@@ -1,7 +1,9 @@
 """What a task owes the module: a loss, sums to evaluate by, and perhaps decoding."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -50,6 +52,45 @@ class Sums(NamedTuple):
     nll: Tensor
     correct: Tensor
     tokens: Tensor
+
+
+class Objective(ABC):
+    """One task. Its leaves say which model and which batch they take.
+
+    `hypotheses` holds the translations of the test split once it has been decoded, and
+    `sacrebleu_signature` how they were scored; both stay empty where nothing is decoded.
+    """
+
+    pad: int
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        self.config = config
+        self.hypotheses: Sequence[str] = ()
+        self.sacrebleu_signature: str | None = None
+
+    @abstractmethod
+    def logits(self, model: Any, batch: Any) -> Tensor:
+        """Return the logits of every predicted token."""
+
+    @abstractmethod
+    def sums(self, model: Any, batch: Any) -> Sums:
+        """Return the sums over the predicted tokens of `batch`."""
+
+    @abstractmethod
+    def start_decoding(self) -> None:
+        """Forget what an earlier evaluation decoded."""
+
+    @abstractmethod
+    def decode(self, model: Any, batch: Any, stage: str) -> None:
+        """Decode what `stage`, val or test, asks for, and keep it."""
+
+    @abstractmethod
+    def scores(self, stage: str, datamodule: Any) -> dict[str, float]:
+        """Return the scores of what was decoded, the same on every rank."""
+
+    @abstractmethod
+    def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, str]]:
+        """Return (row of the split, text) of each row of `batch`."""
 
 
 def token_sums(

@@ -7,19 +7,14 @@ from torch import Tensor
 from lightning_app.data.batching import MaskedBatch
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import MaskedLanguageModel
-from lightning_app.objectives.base import ObjectiveConfig, Sums, token_sums
+from lightning_app.objectives.base import Objective, Sums, token_sums
 
 
 @final
-class MaskedLanguageModelling:
+class MaskedLanguageModelling(Objective):
     """The mean negative log-likelihood of masked tokens; only their positions are scored."""
 
     pad = PAD
-    sacrebleu_signature: str | None = None
-    hypotheses: tuple[str, ...] = ()
-
-    def __init__(self, config: ObjectiveConfig) -> None:
-        self.config = config
 
     def logits(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Tensor:
         """Return the logits at the predicted positions, ``(predicted, vocabulary)``."""

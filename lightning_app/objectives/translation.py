@@ -10,7 +10,7 @@ from lightning_app.data.batching import TranslationBatch
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
-from lightning_app.objectives.base import ObjectiveConfig, Sums, token_sums
+from lightning_app.objectives.base import Objective, ObjectiveConfig, Sums, token_sums
 
 GREEDY = SearchConfig(beam=1)
 
@@ -25,18 +25,13 @@ def gather(hypotheses: dict[int, list[int]]) -> dict[int, list[int]]:
 
 
 @final
-class Translation:
-    """Cross-entropy with label smoothing; greedy or beam search; BLEU over the whole split.
-
-    `hypotheses` holds the translations of the test split once it has been decoded.
-    """
+class Translation(Objective):
+    """Cross-entropy with label smoothing; greedy or beam search; BLEU over the whole split."""
 
     pad = PAD
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        self.config = config
-        self.sacrebleu_signature: str | None = None
-        self.hypotheses: list[str] = []
+        super().__init__(config)
         self._hypotheses: dict[int, list[int]] = {}
 
     def logits(self, model: EncoderDecoder, batch: TranslationBatch) -> Tensor:

@@ -63,7 +63,6 @@ def test_plan_run_and_run_again(tmp_path: Path) -> None:
         "report: experiments/two_steps/report.html",
         "curves: tensorboard --logdir experiments/two_steps",
     ]
-    assert "time: nothing is left to run" in ablate(tmp_path, "plan", "grid.yaml").stdout
 
 
 def test_max_time_is_hours_and_minutes() -> None:

@@ -106,6 +106,7 @@ def test_an_impossible_pair_names_the_cell() -> None:
         ({"modle.optimizer.lr": [1]}, "did you mean 'model.optimizer.lr'?"),
         ({"nonsense": [1]}, "g.yaml: axes: no field 'nonsense'"),
         ({"trainer.devices": [1, 2]}, "the same experiment twice: trainer.devices=1, trainer.devi"),
+        ({"trainer.devices": [2]}, "g.yaml: trainer.devices: 2; each cell of a grid runs on 1"),
         ({WARMUP: [0, 100]}, "reference_steps: 60 is below the largest warm-up"),
     ],
 )

@@ -292,3 +292,9 @@ def test_iwslt14_real(shared_data: Path, tmp_path: Path):
     assert meta["vocab_size"] == 10_000
     reference = corpus.lines("test", "reference")[3]
     assert reference == "We're all born. We all bring our children into the world."
+
+
+def test_preparing_does_not_load_torch():
+    """It takes longer than everything that a second call does."""
+    code = "import sys, lightning_app.data.prepare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -57,4 +57,4 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
 )
 def test_values_without_meaning_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
-        ObjectiveConfig(**{field: value})
+        ObjectiveConfig(**{field: value})  # pyright: ignore[reportArgumentType]
