@@ -123,6 +123,7 @@ class TransformerModule(pl.LightningModule):
 
     def _add(self, sums: Sums) -> None:
         self.total_nll.update(sums.nll)
+        assert sums.correct is not None
         self.total_correct.update(sums.correct)
         self.total_tokens.update(sums.tokens)
 

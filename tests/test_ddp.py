@@ -24,6 +24,7 @@ def fit(folder: Path, cache: Path, base: str, devices: int) -> tuple[list[dict[s
         "trainer.limit_test_batches": 3,
         "trainer.default_root_dir": folder,
         "data.cache": cache,
+        "model.objective.evaluate_test": "true",
     }
     if "mlm" not in base:
         overrides["model.objective.validation_bleu"] = 33

@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
@@ -88,23 +89,23 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: 
     assert any("shaping.alpha" in name for name in after)
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize("kind", ["translation", "masked_lm"])
 def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
     tmp_path: Path, cache: str, kind: str
 ) -> None:
     whole = module(kind, preset="realformer")
     pl.seed_everything(3)
-    trainer(tmp_path, max_steps=9).fit(whole, datamodule=data(cache, kind))
-
-    first = module(kind, preset="realformer")
-    pl.seed_everything(3)
-    part = trainer(tmp_path, max_steps=5)
-    part.fit(first, datamodule=data(cache, kind))
-    path = tmp_path / "part.ckpt"
-    part.save_checkpoint(path)
+    # What a run that was killed after step 5 would have left.
+    saver = ModelCheckpoint(
+        dirpath=tmp_path, filename="part", every_n_train_steps=5, enable_version_counter=False
+    )
+    fitter = trainer(tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
+    fitter.fit(whole, datamodule=data(cache, kind))
     rest = module(kind, preset="realformer")
-    trainer(tmp_path, max_steps=9).fit(
-        rest, datamodule=data(cache, kind), ckpt_path=path, weights_only=True
+    fitter = trainer(tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
+    fitter.fit(
+        rest, datamodule=data(cache, kind), ckpt_path=tmp_path / "part.ckpt", weights_only=True
     )
     for (name, a), b in zip(whole.state_dict().items(), rest.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
@@ -124,6 +125,5 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
     expected = torch.nn.functional.cross_entropy(
         logits, labels, ignore_index=0, label_smoothing=0.1
     )
-    trained.trainer = trainer(tmp_path, log_every_n_steps=1000)
     sums = trained.objective.sums(trained.model, batch)
     torch.testing.assert_close(sums.loss / batch.normalizer, expected)

@@ -23,6 +23,8 @@ def bind_to_supervisor() -> None:
     The kernel watches the fork server, which `fork_server` binds to the supervisor; where there is
     no such kernel, a thread watches the supervisor.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores both
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel

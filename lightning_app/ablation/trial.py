@@ -47,6 +47,8 @@ def run_cell(run_dir: Path, attempt: int) -> None:
     """
     tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
     tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    if tree["trainer"]["devices"] == "auto":
+        tree["trainer"]["devices"] = 1  # a cell has one device, whatever the host has
     run = Run(tree, folder=run_dir, attempt=attempt, run=False)
     run.fit(run.model, run.datamodule)
 

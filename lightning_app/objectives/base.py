@@ -46,11 +46,12 @@ class Sums(NamedTuple):
     """Sums over the predicted tokens of one rank's share of a batch, scalars.
 
     `loss` is what is trained on, `nll` the unsmoothed negative log-likelihood, both in nats.
+    `correct` is counted without gradients only: a training step has no use for it.
     """
 
     loss: Tensor
     nll: Tensor
-    correct: Tensor
+    correct: Tensor | None
     tokens: Tensor
 
 
@@ -102,19 +103,20 @@ def token_sums(
     """Sum the losses of tokens whose `counted` is 1.
 
     ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
-    2016, 1512.00567): one log-sum-exp serves both terms.
+    2016, 1512.00567).
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    normalizer = logits.logsumexp(dim=-1)
-    nll = normalizer - logits.gather(1, labels[:, None]).squeeze(1)
+    log_probs = logits.log_softmax(dim=-1)
+    nll = -log_probs.gather(1, labels[:, None]).squeeze(1)
     loss = nll
     if label_smoothing:
-        uniform = normalizer - logits.mean(dim=-1)
-        loss = (1.0 - label_smoothing) * nll + label_smoothing * uniform
-    correct = (logits.detach().argmax(dim=-1) == labels).to(counted.dtype)
+        loss = (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
+    correct = None
+    if not torch.is_grad_enabled():
+        correct = ((logits.argmax(dim=-1) == labels).to(counted.dtype) * counted).sum()
     return Sums(
         loss=(loss * counted).sum(),
         nll=(nll.detach() * counted).sum(),
-        correct=(correct * counted).sum(),
+        correct=correct,
         tokens=counted.sum(),
     )

@@ -218,7 +218,9 @@ def test_a_damaged_journal_is_mended_from_the_run_folders(world: World, damage: 
     elif damage == "absent":
         journal.unlink()
     else:
-        journal.with_name("optuna.journal.lock").symlink_to("optuna.journal")
+        lock = journal.with_name("optuna.journal.lock")
+        lock.unlink(missing_ok=True)  # the kill may have left a real one
+        lock.symlink_to("optuna.journal")
     start = time.monotonic()
     result = world.run()
     assert result.returncode == 0
