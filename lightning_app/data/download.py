@@ -113,14 +113,14 @@ def _iwslt14(url: str, folder: Path) -> None:
     _write(folder / NOTES, [notes])
 
 
-_SIDES: tuple[moses.Language, moses.Language] = ("de", "en")
+_SIDES: tuple[str, str] = ("de", "en")
 
 
-def _tokenize(line: str, side: moses.Language) -> str:
+def _tokenize(line: str, side: str) -> str:
     return moses.tokenize(line, side).lower()
 
 
-def _train_lines(lines: list[str], side: moses.Language) -> list[str]:
+def _train_lines(lines: list[str], side: str) -> list[str]:
     if lines and lines[-1] == "":
         lines.pop()
     kept = (line for line in lines if not any(tag in line for tag in _SKIPPED))

@@ -2,8 +2,6 @@ import lzma
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lightning_app.data import moses
 
@@ -18,7 +16,7 @@ from lightning_app.data import moses
         ("de", "", ""),
     ],
 )
-def test_tokenize(language: moses.Language, plain: str, tokens: str):
+def test_tokenize(language: str, plain: str, tokens: str):
     assert moses.tokenize(plain, language) == tokens
 
 
@@ -31,17 +29,12 @@ def test_tokenize(language: moses.Language, plain: str, tokens: str):
         ("de", 'Er sagt: "Nein."'),
     ],
 )
-def test_detokenize_undoes_tokenize(language: moses.Language, plain: str):
+def test_detokenize_undoes_tokenize(language: str, plain: str):
     assert moses.detokenize(moses.tokenize(plain, language), language) == plain
 
 
-@given(st.text())
-def test_escape_is_undone(text: str):
-    assert moses.unescape(moses.escape(text)) == text
-
-
 @pytest.mark.parametrize("language", ["de", "en"])
-def test_equals_the_published_test_set(shared_data: Path, language: moses.Language):
+def test_equals_the_published_test_set(shared_data: Path, language: str):
     def lines(name: str) -> list[str]:
         path = shared_data / "iwslt14_deen" / f"{name}.{language}.xz"
         return lzma.decompress(path.read_bytes()).decode().split("\n")[:-1]
