@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -100,8 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     def add(
         name: str, call: Callable[[argparse.Namespace], int], text: str
     ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(call=call)
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(call=call, parser=command)
         return command
 
     command = add("blocks", blocks, "table of the presets; with NAME the resolved specification")
@@ -175,7 +176,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(command=first, call=lightning, rest=list(arguments[1:]))
     if first and not first.startswith("-") and first not in known:
         raise UserError(f"unknown command '{first}'{nearest(first, known)}")
-    return parser.parse_args(arguments)
+    args, unread = parser.parse_known_args(arguments)
+    if unread:
+        options = re.findall(r"--[a-z-]+", args.parser.format_help())
+        raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")
+    return args
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.data.config import Splits
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
 from lightning_app.module import TransformerModule
@@ -175,7 +176,12 @@ def check(tree: dict[str, Any]) -> None:
         raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
     if tree["model"]["schedule"]["kind"] == "linear" and trainer["max_steps"] < 1:
         raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
-    TextDataModule(**tree["data"])
+    data_module(tree["data"])
+
+
+def data_module(section: dict[str, Any]) -> TextDataModule:
+    """Return the data module of a complete `data` section."""
+    return TextDataModule(**{**section, "splits": Splits(**section["splits"])})
 
 
 def explain(message: str, parser: LightningArgumentParser) -> str:

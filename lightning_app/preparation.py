@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare, report
 from lightning_app.errors import UserError, nearest
 from lightning_app.shipped import shipped_folder
@@ -52,11 +52,10 @@ def shipped_data(name: str) -> DataConfig:
 
 def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
-    from lightning_app.config import resolve
+    from lightning_app.config import data_module, resolve
 
     try:
         tree = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{config}: cannot be read as YAML: {error}") from error
-    section = resolve(tree, str(config))["data"]
-    return DataConfig(**{**section, "splits": Splits(**section["splits"])})
+    return data_module(resolve(tree, str(config))["data"]).config

@@ -5,30 +5,26 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-STEPS = 5
+from lightning_app.data.synthetic import splits
 
 
-def fit(folder: Path, cache: Path, base: str, devices: int) -> tuple[list[dict[str, str]], dict]:
+def fit(folder: Path, base: str, devices: int, overrides: dict[str, Any]):
     command = [sys.executable, "-m", "lightning_app", "fit", "--config", f"ablations/base/{base}"]
-    overrides = {
+    settings = {
         "trainer.devices": devices,
         "trainer.accelerator": "cpu",
         "trainer.strategy": "ddp" if devices > 1 else "auto",
-        "trainer.max_steps": STEPS,
-        "trainer.val_check_interval": STEPS,
         "trainer.log_every_n_steps": 1,
         "trainer.enable_progress_bar": "false",
-        "trainer.limit_test_batches": 3,
         "trainer.default_root_dir": folder,
-        "data.cache": cache,
         "model.objective.evaluate_test": "true",
+        **overrides,
     }
-    if "mlm" not in base:
-        overrides["model.objective.validation_bleu"] = 33
-    for key, value in overrides.items():
+    for key, value in settings.items():
         command += [f"--{key}", str(value)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -37,27 +33,56 @@ def fit(folder: Path, cache: Path, base: str, devices: int) -> tuple[list[dict[s
     return rows, json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.parametrize("base", ["synthetic.yaml", "synthetic_mlm.yaml"])
-def test_two_processes_equal_one(tmp_path: Path, base: str) -> None:
-    cache = tmp_path / "cache"
-    one, single = fit(tmp_path / "one", cache, base, 1)
-    two, double = fit(tmp_path / "two", cache, base, 2)
+def assert_two_equal_one(
+    folder: Path, base: str, steps: int, overrides: dict[str, Any]
+) -> dict[str, Any]:
+    overrides |= {
+        "trainer.max_steps": steps,
+        "trainer.val_check_interval": steps,
+        "data.cache": folder / "cache",
+    }
+    one, single = fit(folder / "one", base, 1, overrides)
+    two, double = fit(folder / "two", base, 2, overrides)
     assert [row["step"] for row in one] == [row["step"] for row in two]
-    assert len(one) == STEPS
+    assert len(one) == steps
     for a, b in zip(one, two, strict=True):
         for column in ("train/loss", "train/nll", "train/grad_norm"):
             assert float(a[column]) == pytest.approx(float(b[column]), abs=1e-5)
     assert single["id"] == double["id"]
     assert single["tokens"] == double["tokens"]
-    assert single["unigram_entropy"] == double["unigram_entropy"]
     for name, value in single["metrics"].items():
-        if name == "train/tokens_per_second":
-            continue
         if name.endswith("bleu"):
             assert double["metrics"][name] == value, name
-        else:
-            assert double["metrics"][name] == pytest.approx(value, rel=1e-6, abs=1e-5), name
-    if "mlm" not in base:
-        assert {"val/bleu", "test/bleu", "test/sacrebleu"} <= set(single["metrics"])
-        lines = [(tmp_path / run / "hypotheses.txt").read_text() for run in ("one", "two")]
-        assert lines[0] == lines[1]
+        elif name != "train/tokens_per_second":
+            assert double["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+    return single
+
+
+def test_translation(tmp_path: Path) -> None:
+    overrides = {"model.objective.validation_bleu": 33, "trainer.limit_test_batches": 3}
+    result = assert_two_equal_one(tmp_path, "synthetic.yaml", 5, overrides)
+    assert {"val/bleu", "test/bleu", "test/sacrebleu"} <= set(result["metrics"])
+    lines = [(tmp_path / run / "hypotheses.txt").read_text() for run in ("one", "two")]
+    assert lines[0] == lines[1]
+    assert lines[0].count("\n") > 100
+
+
+def test_masked_lm(tmp_path: Path) -> None:
+    assert_two_equal_one(tmp_path, "synthetic_mlm.yaml", 5, {"model.block.preset": "sas_p"})
+
+
+def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    pairs = splits()["train"]
+    for split, rows in {"train": pairs[:21], "valid": pairs[21:26], "test": pairs[26:31]}.items():
+        for side, language in enumerate(("de", "en")):
+            text = "".join(f"{pair[side]}\n" for pair in rows)
+            (corpus / f"{split}.{language}").write_text(text, encoding="utf-8")
+    overrides = {
+        "data.name": "text",
+        "data.root": corpus,
+        "data.tokens_per_batch": 30,  # one or two sentences
+    }
+    # Twenty steps are more than one epoch.
+    assert_two_equal_one(tmp_path, "synthetic.yaml", 20, overrides)

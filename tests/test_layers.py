@@ -18,6 +18,7 @@ COMMANDS = {"catalogue", "preparation", "translate"}
 ALLOWED: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
+    "files": set(),
     "blocks": set(),
     "models": {"blocks"},
     "data": set(),
@@ -31,8 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "translate": {*MODEL, "data", "module"},
     "shipped": set(),
     "preparation": {*RUN, "config", "shipped"},
-    "analysis": set(),
-    "ablation": {*RUN, "config", "shipped", "analysis"},
+    "analysis": {"files"},
+    "ablation": {*RUN, "config", "files", "shipped", "analysis"},
     "cli": {*RUN, *COMMANDS, "config", "shipped", "analysis", "ablation"},
     "__main__": {"cli"},
 }

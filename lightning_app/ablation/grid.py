@@ -5,13 +5,13 @@ import math
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lightning_app.errors import UserError, nearest
+from lightning_app.shipped import shipped_folder
 
 SEED = "seed_everything"
 WARMUP = "model.schedule.warmup_steps"
@@ -77,11 +77,7 @@ def find_grid(grid: str | Path) -> Path:
 
 
 def _shipped() -> dict[str, Path]:
-    package = Path(str(files("lightning_app")))
-    for folder in (package / "shipped", package.parent / "ablations"):
-        if folder.is_dir():
-            return {path.stem: path for path in folder.glob("*.yaml")}
-    return {}
+    return {path.stem: path for path in shipped_folder().glob("*.yaml")}
 
 
 def read_grid(grid: str | Path) -> Grid:

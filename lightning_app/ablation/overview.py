@@ -10,7 +10,6 @@ from typing import Any
 from rich.table import Table
 
 from lightning_app.ablation.display import clock, plain_console
-from lightning_app.ablation.files import writing_in
 from lightning_app.ablation.grid import SEED, WARMUP, Grid, read_grid
 from lightning_app.ablation.plan import (
     Cell,
@@ -23,6 +22,7 @@ from lightning_app.ablation.plan import (
 )
 from lightning_app.ablation.runner import default_workers, supervisor_lock
 from lightning_app.ablation.runs import Run, read_run, run_folder
+from lightning_app.files import writing_in
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
 _CHECKPOINTS = 2  # last and best

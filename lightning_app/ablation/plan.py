@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from lightning_app.ablation.files import write_whole
 from lightning_app.ablation.grid import BLOCK, PRESET, SEED, WARMUP, Grid, same
 from lightning_app.errors import UserError, nearest
+from lightning_app.files import write_whole
 
 Tree = Mapping[str, Any]
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]

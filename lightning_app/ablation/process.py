@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 import yaml
 from filelock import FileLock
 
-from lightning_app.ablation.files import is_disk_full, write_whole
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.lifeline import bind_to_supervisor
 from lightning_app.ablation.plan import Plan, expand
 from lightning_app.ablation.runs import LOCK
 from lightning_app.errors import UserError
+from lightning_app.files import is_disk_full, write_whole
 
 FAILED = 3  # exit code: the attempt left an error.txt
 DISK_FULL = 4  # exit code: the attempt is void

@@ -3,12 +3,11 @@
 from typing import Any
 
 from lightning_app.ablation.trial import run_cell
-from lightning_app.config import cell_id, resolve
-from lightning_app.data.datamodule import TextDataModule
+from lightning_app.config import cell_id, data_module, resolve
 
 __all__ = ["cell_id", "prepare", "resolve", "run_cell"]
 
 
 def prepare(config: dict[str, Any]) -> None:
     """Have the corpus of a resolved data config ready on disk."""
-    TextDataModule(**config).prepare_data()
+    data_module(config).prepare_data()

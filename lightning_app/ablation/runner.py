@@ -19,7 +19,6 @@ from filelock import FileLock, Timeout
 from optuna.trial import Trial
 
 from lightning_app.ablation.display import Display
-from lightning_app.ablation.files import disk_full, has_no_room, write_whole, writing_in
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.plan import (
     Cell,
@@ -50,6 +49,7 @@ from lightning_app.ablation.workers import (
     start,
 )
 from lightning_app.errors import UserError
+from lightning_app.files import disk_full, has_no_room, write_whole, writing_in
 
 PROGRAM = "lightning_app.ablation.program"
 MOST_DEATHS = 3  # attempts of a cell that may be killed in one run of the supervisor

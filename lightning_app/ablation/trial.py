@@ -21,12 +21,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_app.ablation.files import write_whole
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.config import RunCLI, cell_id, check
+from lightning_app.config import RunCLI, cell_id, check, data_module
 from lightning_app.errors import UserError
+from lightning_app.files import write_whole
 
 SCHEMA = 1
 PACKAGES = (
@@ -84,7 +84,11 @@ class Run(RunCLI):
 
     @rank_zero_only
     def _prepare_folder(self) -> None:
-        """Make the folder this run's own; a run that starts anew leaves no old curve in it."""
+        """Make the folder this run's own; a run that starts anew leaves no old curve in it.
+
+        The data comes first: a mistake in it leaves no folder behind.
+        """
+        data_module(self.tree["data"]).prepare_data()
         config = self.folder / "config.yaml"
         identity = cell_id(self.tree)
         if config.exists():

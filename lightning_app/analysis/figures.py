@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.analysis.files import write_whole
 from lightning_app.analysis.runs import LOSS, Cell, Grid, curve
 from lightning_app.analysis.sensitivity import mean, t_interval
+from lightning_app.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

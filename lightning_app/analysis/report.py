@@ -4,11 +4,11 @@ import io
 from pathlib import Path
 
 from lightning_app.analysis.figures import write_figures
-from lightning_app.analysis.files import write_whole
 from lightning_app.analysis.page import page
 from lightning_app.analysis.runs import read_grid, results_frame
 from lightning_app.analysis.sensitivity import scores, scores_frame
 from lightning_app.analysis.tensorboard import write_index
+from lightning_app.files import write_whole
 
 
 def write_report(grid_dir: Path, out_dir: Path | None = None) -> Path:

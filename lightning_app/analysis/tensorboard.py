@@ -26,8 +26,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.analysis.files import write_whole
 from lightning_app.analysis.runs import LOSS, Cell, Grid, curve, label, read_grid
+from lightning_app.files import write_whole
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary

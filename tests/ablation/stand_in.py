@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from lightning_app.ablation.files import write_whole
 from lightning_app.errors import UserError
+from lightning_app.files import write_whole
 
 BASE = {
     "seed_everything": 1,

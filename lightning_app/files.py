@@ -9,24 +9,35 @@ from pathlib import Path
 
 from lightning_app.errors import UserError
 
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LITTLE = 1 << 16  # bytes
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` to a temporary file beside `path` and move it there in one step.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content` to a temporary file beside `path` and move it there in one step.
 
-    One writer at a time; what a killed writer left behind is overwritten by the next.
+    The folder is made if need be. One writer at a time; what a killed writer left behind is
+    overwritten by the next.
+
+    Raises:
+        UserError: where the folder cannot be written.
+        OSError: on a full disk; `path` is as it was.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    data = content.encode() if isinstance(content, str) else content
+    # TensorBoard would read a file whose name holds its word.
+    temporary = path.with_name(f".{path.name}.part".replace("tfevents", "index"))
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+        with writing_in(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except (OSError, UserError):
+        if temporary.is_file():
+            temporary.unlink()
         raise
 
 
@@ -36,7 +47,7 @@ def writing_in(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        if error.errno not in _REFUSED:
             raise
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
 

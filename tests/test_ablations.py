@@ -1,0 +1,63 @@
+"""Every YAML that ships: it loads, has the cells its opening states, and its first cell trains."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.plan import cell_tree, expand
+from lightning_app.ablation.trial import run_cell
+from lightning_app.config import cell_id, resolve
+
+GRIDS = sorted(Path("ablations").glob("*.yaml"))
+BASES = sorted(Path("ablations/base").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
+def test_a_base_is_a_config_of_its_own(path: Path) -> None:
+    resolve(yaml.safe_load(path.read_text()), str(path))
+    assert f"ablate fit --config {path}" in path.read_text()
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_a_grid_has_the_cells_that_it_states(path: Path) -> None:
+    stated = re.search(r"^# (\d+) cells: (.*)", path.read_text(), re.M)
+    assert stated, "the opening states the number of cells"
+    plan, configs = expand(read_grid(path), resolve, cell_id)
+    assert plan.name == path.stem
+    assert len(plan.cells) == int(stated[1])
+    steps = re.search(r"([\d,]+) steps", stated[2])
+    assert steps
+    assert {config["trainer"]["max_steps"] for config in configs} == {
+        int(steps[1].replace(",", ""))
+    }
+    # Whole seeds come first, so that an interrupted grid is a complete smaller one.
+    seeds = [cell.axes["seed_everything"] for cell in plan.cells]
+    assert seeds == sorted(seeds)
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_the_first_cell_of_a_grid_trains(
+    path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two steps, on the built-in corpus and with small batches."""
+    grid = read_grid(path)
+    plan, _ = expand(grid, resolve, cell_id)
+    tree: dict[str, Any] = cell_tree(grid.base_config, plan.cells[0].axes)
+    tree["trainer"] = {**tree["trainer"], "max_steps": 2, "limit_val_batches": 1}
+    tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
+    tree["data"] = {
+        "name": "synthetic",
+        "tokenizer": "word",
+        "vocab_size": None,
+        "tokens_per_batch": 128,
+        "window": 32,
+        "cache": str(tmp_path_factory.getbasetemp() / "cache"),
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))
+    run_cell(tmp_path, attempt=1)
+    assert (tmp_path / "result.json").is_file()
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()

@@ -1,0 +1,161 @@
+"""The command line: what it answers, and how it tells a user's mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.cli import main, parse
+
+BASE = Path("ablations/base/synthetic.yaml").resolve()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Call `ablate` with a mistake in it and return its one line."""
+    assert main([str(word) for word in words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("ablate: ")]
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def corpus(folder: Path, **files: str | bytes) -> Path:
+    """A small German-English corpus, some of its files replaced."""
+    root = folder / "corpus"
+    root.mkdir()
+    for split in ("train", "valid", "test"):
+        for language in ("de", "en"):
+            name = f"{split}_{language}"
+            text = files.get(name, f"ein {language} satz hier\nnoch ein {language} satz\n" * 20)
+            data = text if isinstance(text, bytes) else text.encode()
+            (root / f"{split}.{language}").write_bytes(data)
+    return root
+
+
+def grid(folder: Path, **changes: Any) -> Path:
+    tree: dict[str, Any] = {
+        "name": "mine",
+        "base_config": yaml.safe_load(BASE.read_text()),
+        "axes": {"model.block.preset": ["post_ln", "pre_ln"], "seed_everything": [1]},
+        **changes,
+    }
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_help_lists_the_commands_in_order() -> None:
+    command = [sys.executable, "-m", "lightning_app", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    order = "blocks fit validate test predict translate prepare plan run status report"
+    names = order.split(" ")
+    places = [done.stdout.index(f"\n    {name}") for name in names]
+    assert places == sorted(places)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, lightning_app.cli as c\n"
+        "try: c.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'lightning', 'optuna', 'pandas', 'numpy', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["pln"], "did you mean 'plan'"),
+        ([], "COMMAND"),
+        (["run", "demo", "--worker", "2"], "did you mean '--workers'"),
+        (["run", "demo", "--workers", "two"], "--workers"),
+        (["run", "demo", "--workers", "0"], "--workers"),
+        (["run", "demo", "--max-time", "soon"], "HH:MM"),
+        (["plan", "demoo"], "did you mean 'demo'"),
+        (["plan", "no/such.yaml"], "no/such.yaml"),
+        (["blocks", "pre_lm"], "did you mean 'pre_ln'"),
+        (["prepare"], "--data"),
+        (["prepare", "--data", "iwslt"], "did you mean 'iwslt14'"),
+        (["prepare", "--data", "text"], "--root"),
+        (["prepare", "--data", "text", "--root", "nowhere"], "nowhere"),
+        (["translate", "--run", "nowhere"], "nowhere"),
+        (["fit", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["fit", "--config", BASE, "--model.block.nrom", "x"], "did you mean 'norm'"),
+        (["fit", "--config", BASE, "--model.optimizer.lr", "fast"], "model.optimizer.lr"),
+        (["fit", "--config", BASE, "--model.block.preset", "pre_lm"], "did you mean 'pre_ln'"),
+        (["fit", "--config", BASE, "--data.vocab_size", "2"], "vocab_size"),
+        (["fit", "--config", BASE, "--data.vocab_size", "100000"], "100000"),
+        (
+            [
+                *("fit", "--config", BASE, "--model.block.preset", "post_ln"),
+                *("--model.block.layout", "parallel"),
+            ],
+            "norm_placement",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, folder: Path, words: list, expected: str) -> None:
+    assert expected in mistake(capsys, *words)
+    assert not list(folder.glob("experiments/*/runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"train_de": "nur eine zeile\n"}, ["train.de", "train.en", "1", "40"]),
+        ({"train_en": b"gut\nschlecht \xff\n" * 20}, ["train.en", "UTF-8", "2"]),
+        ({"train_de": "", "train_en": ""}, ["train"]),
+        ({"train_de": "\n" * 40, "train_en": "\n" * 40}, ["train"]),
+    ],
+)
+def test_a_broken_corpus_is_one_line(capsys, folder: Path, files, expected: list[str]) -> None:
+    root = corpus(folder, **files)
+    words = ["fit", "--config", BASE, "--data.name", "text", "--data.root", root]
+    line = mistake(capsys, *words)
+    for word in expected:
+        assert word in line
+    assert not [p for p in (folder / "cache").glob("*") if p.suffix != ".lock"]
+
+
+def test_a_missing_file_of_a_corpus_is_named(capsys, folder: Path) -> None:
+    root = corpus(folder)
+    (root / "valid.en").unlink()
+    assert "valid.en" in mistake(capsys, "prepare", "--data", "text", "--root", root)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"axes": {"model.block.presset": ["pre_ln"]}}, ["presset", "preset"]),
+        ({"axes": {"model.block.preset": ["pre_lm"]}}, ["pre_lm", "pre_ln"]),
+        ({"axess": {}}, ["axess", "axes"]),
+        ({"exclude": [{"model.optimizer.lr": 1.0}]}, ["exclude", "model.optimizer.lr"]),
+        ({"name": "../outside"}, ["name", "../outside"]),
+        ({"sensitivity": {"baseline": "sas", "reference_warmup": 60}}, ["sas"]),
+    ],
+)
+def test_a_broken_grid_is_one_line(capsys, folder: Path, changes, expected: list[str]) -> None:
+    line = mistake(capsys, "run", grid(folder, **changes))
+    for word in ["mine.yaml", *expected]:
+        assert word in line
+    assert not (folder / "experiments" / "mine" / "runs").exists()
+
+
+def test_the_arguments_of_lightning_are_left_to_it() -> None:
+    args = parse(["fit", "--config", "x.yaml", "--trainer.max_steps", "3", "--help"])
+    assert args.rest == ["--config", "x.yaml", "--trainer.max_steps", "3", "--help"]
