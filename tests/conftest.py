@@ -24,3 +24,9 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for prepared corpora, shared by the tests of a process."""
+    return str(tmp_path_factory.mktemp("cache"))

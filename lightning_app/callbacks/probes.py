@@ -31,8 +31,9 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     for quantity, parameter in part.named_parameters():
                         yield f"{quantity}/{stack_name}/{layer}", parameter
                 elif isinstance(part, LearnedGain):
-                    # around_ff.branch -> ff_branch
-                    quantity = name.removeprefix("around_").replace(".", "_")
+                    # around_self.branch -> attention_branch, as the config calls it
+                    place, part_name = name.removeprefix("around_").split(".")
+                    quantity = f"{'attention' if place == 'self' else place}_{part_name}"
                     yield f"{quantity}/{stack_name}/{layer}", part.gain
 
 

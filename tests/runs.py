@@ -1,0 +1,57 @@
+"""A module, its data and a trainer, small enough for a test."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.data.datamodule import TextDataModule
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.module import TransformerModule
+from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.optim import OptimizerConfig, ScheduleConfig
+
+
+def module(kind: str = "translation", **block: Any) -> TransformerModule:
+    return TransformerModule(
+        block=BlockConfig(**block),
+        architecture=ArchitectureConfig(
+            kind="encoder_decoder" if kind == "translation" else "encoder",
+            encoder_depth=2,
+            decoder_depth=1,
+            model_dim=12,
+            ff_dim=14,
+            num_heads=3,
+            dropout=0.0,
+        ),
+        objective=ObjectiveConfig(kind=kind, beam=1),  # pyright: ignore[reportArgumentType]
+        optimizer=OptimizerConfig(lr=3e-3),
+        schedule=ScheduleConfig(warmup_steps=5, reference_steps=5),
+    )
+
+
+def data(cache: str, kind: str = "translation") -> TextDataModule:
+    return TextDataModule(
+        name="synthetic",
+        cache=cache,
+        task=kind,  # pyright: ignore[reportArgumentType]
+        tokenizer="word",
+        vocab_size=None,
+        tokens_per_batch=512,
+        window=16,
+    )
+
+
+def trainer(folder: Path, **settings: Any) -> pl.Trainer:
+    common: dict[str, Any] = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "limit_val_batches": 0,
+        "default_root_dir": folder,
+    }
+    return pl.Trainer(**{**common, **settings})
