@@ -183,6 +183,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def interrupted() -> int:
+    """Say that the user ended the command, and return the exit code of that."""
+    print("ablate: interrupted; a grid goes on with the same command, ", end="", file=sys.stderr)
+    print("a fit with --ckpt_path last", file=sys.stderr)
+    return 130
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
     try:
@@ -192,8 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ablate: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("ablate: interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
+        return interrupted()
+    except SystemExit as ending:
+        # Lightning ends with code 1 on Ctrl-C and with code 0 on SIGTERM.
+        if isinstance(ending.__context__, KeyboardInterrupt) or ending.code is None:
+            return interrupted()
+        raise
     except BrokenPipeError:
         # The reader of a pipe has gone; nothing more can be written to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,6 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.callbacks.divergence import DivergenceMonitor
+from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.config import RunCLI, cell_id, check, data_module
@@ -116,6 +117,8 @@ class Run(RunCLI):
             callbacks += [self.divergence, self.throughput, GainLogger(), progress]
             if settings["enable_checkpointing"] is not False:
                 callbacks.append(checkpoints(self.folder))
+                if self.subcommand == "fit":
+                    callbacks.append(SaveOnInterrupt(self.folder / "checkpoints" / "last.ckpt"))
             if settings["logger"] is None:
                 settings["logger"] = [
                     TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False),
@@ -125,6 +128,10 @@ class Run(RunCLI):
             settings["logger"] = False
         settings |= {**kwargs, "default_root_dir": str(self.folder)}
         return self._instantiate_trainer(settings, callbacks)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        # Ours hold plain values, and a checkpoint from elsewhere must not run code.
+        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
 
     def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, judge, evaluate the test split, and write what the run leaves."""

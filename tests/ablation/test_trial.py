@@ -1,0 +1,95 @@
+"""One run and its folder: made anew, interrupted, gone on with, and never mixed with another."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_app.ablation.trial import join_metrics
+
+FIT = [sys.executable, "-m", "lightning_app", "fit"]
+SETTINGS = {
+    "trainer.log_every_n_steps": 1,
+    "trainer.enable_progress_bar": "false",
+    "model.architecture.model_dim": 16,
+    "model.architecture.encoder_depth": 1,
+    "model.architecture.decoder_depth": 1,
+    "trainer.limit_val_batches": 1,
+}
+
+
+def command(folder: Path, steps: int, *more: str) -> list[str]:
+    settings = {
+        **SETTINGS,
+        "trainer.max_steps": steps,
+        "trainer.default_root_dir": folder / "run",
+        "data.cache": folder / "cache",
+    }
+    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    return [*FIT, "--config", "ablations/base/synthetic.yaml", *words, *more]
+
+
+def fit(folder: Path, steps: int, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, steps, *more), capture_output=True, text=True, check=False, timeout=200
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    running = subprocess.Popen(
+        command(tmp_path, 100_000), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    progress = tmp_path / "run" / "attempts" / "1" / "progress.json"
+    until = time.monotonic() + 120
+    while not (progress.is_file() and json.loads(progress.read_text())["step"] > 3):
+        assert running.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    running.send_signal(number)
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    assert "interrupted" in said
+    assert not (tmp_path / "run" / "result.json").exists()
+
+    # The number of steps is part of the config, so a longer run is another run.
+    refused = fit(tmp_path, 100_001, "--ckpt_path", "last")
+    assert refused.returncode == 2
+    assert "holds another run" in refused.stderr
+
+
+def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path) -> None:
+    results = []
+    for attempt in (1, 2):
+        done = fit(tmp_path, 4)
+        assert done.returncode == 0, done.stderr
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert result["attempt"] == attempt
+        results.append(result)
+    for each in results:
+        del each["metrics"]["train/tokens_per_second"]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        steps = [row["step"] for row in csv.DictReader(file)]
+    assert steps == ["1", "2", "3", "4"]
+    assert (tmp_path / "run" / "block.json").is_file()
+    assert (tmp_path / "run" / "env.json").is_file()
+
+
+def test_logs_of_attempts_are_joined_by_step(tmp_path: Path) -> None:
+    first, second = tmp_path / "1.csv", tmp_path / "2.csv"
+    first.write_text("step,train/loss\n1,5\n2,4\n3,3\n")
+    second.write_text("step,train/loss,val/nll\n3,3.5,\n3,,9\n4,2,\n")
+    rows = list(csv.DictReader(join_metrics([first, tmp_path / "none", second]).splitlines()))
+    assert [(r["step"], r["train/loss"], r["val/nll"]) for r in rows] == [
+        ("1", "5", ""),
+        ("2", "4", ""),
+        ("3", "3.5", "9"),
+        ("4", "2", ""),
+    ]
