@@ -35,15 +35,22 @@ def build(config: dict[str, Any]) -> RunCLI:
 def parameters(config: dict[str, Any]) -> int:
     """Return the number of trained parameters, without allocating them."""
     run = build(config)
-    run.datamodule.prepare_data()
-    run.datamodule.setup("fit")
+    vocab_size = config["data"]["vocab_size"]
+    if vocab_size is None:  # every word: only the corpus knows how many
+        run.datamodule.prepare_data()
+        run.datamodule.setup("fit")
+        vocab_size = run.datamodule.vocab_size
     with torch.device("meta"):
-        model = build_model(run.model.architecture, run.model.block, run.datamodule.vocab_size, PAD)
+        model = build_model(run.model.architecture, run.model.block, vocab_size, PAD)
     return sum(p.numel() for p in model.parameters())
 
 
 def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
-    """Train `steps` steps and return the median seconds of one, the first left out."""
+    """Train `steps` steps and return the median seconds of one, the first left out.
+
+    On one thread, as a cell runs where there is a worker for every core.
+    """
+    torch.set_num_threads(1)
     trainer = dict(config["trainer"])
     trainer |= {
         "max_steps": steps,
