@@ -20,6 +20,11 @@ def print_blocks(name: str | None, encoder_depth: int, decoder_depth: int) -> in
         return 0
     if name not in PRESETS:
         raise UserError(f"blocks: no preset '{name}'{nearest(name, PRESETS)}")
+    if encoder_depth < 1 or decoder_depth < 0:
+        raise UserError(
+            f"blocks: --encoder-depth {encoder_depth} --decoder-depth {decoder_depth}: at least 1 "
+            "block in the encoder, and 0 in the decoder for an encoder alone"
+        )
     kind = "encoder_decoder" if decoder_depth else "encoder"
     architecture = ArchitectureConfig(
         kind=kind, encoder_depth=encoder_depth, decoder_depth=max(decoder_depth, 1)

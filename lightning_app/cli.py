@@ -38,6 +38,11 @@ def lightning(args: argparse.Namespace) -> int:
 
     files = [b for a, b in pairwise(args.rest) if a in ("--config", "-c")]
     files += [a.removeprefix("--config=") for a in args.rest if a.startswith("--config=")]
+    for file in files:
+        try:
+            Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--config {file}: cannot be read as UTF-8 text: {error}") from error
     try:
         Run([args.command, *args.rest])
     except UserError as error:
@@ -212,6 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             where = f" for {error.filename}" if error.filename else ""
-            print(f"ablate: no space left on the disk{where}; nothing is lost", file=sys.stderr)
+            print(f"ablate: no space left on the disk{where}", file=sys.stderr)
             return 1
         raise

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
     "use_distributed_sampler": False,  # our samplers share batches out themselves
 }
+
+SECTIONS = ("seed_everything", "trainer", "model", "data")
 
 # Warnings of Lightning that are about other programs than ours.
 NEEDLESS = (
@@ -64,6 +67,10 @@ IRRELEVANT = (
 class ConfigParser(LightningArgumentParser):
     """A parser whose every complaint is a `UserError` of one line."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # A prefix of an option may become another option tomorrow.
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(explain(message, self)) from ex
 
@@ -74,6 +81,8 @@ class RunCLI(LightningCLI):
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         for message in NEEDLESS:
             warnings.filterwarnings("ignore", message=message)
+        # Until all is checked, nothing but a complaint is worth a line.
+        self._set_chatter(logging.WARNING)
         super().__init__(
             TransformerModule,
             TextDataModule,
@@ -89,6 +98,16 @@ class RunCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("model.objective.kind", "data.task")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def after_instantiate_classes(self) -> None:
+        self._set_chatter(logging.INFO)
+
+    def _set_chatter(self, level: int) -> None:
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(level)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the config as the user wrote it; Lightning would take the checkpoint's model."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         is_tree = isinstance(args, dict)
@@ -128,7 +147,9 @@ def dump(
     """Return `config` as a tree of plain values."""
     text = parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
     tree = yaml.safe_load(text)
-    return tree[subcommand] if subcommand else tree
+    tree = tree[subcommand] if subcommand else tree
+    # What the subcommand itself takes, such as ckpt_path, is no part of the run.
+    return {section: tree[section] for section in SECTIONS}
 
 
 def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
@@ -142,12 +163,27 @@ def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
         UserError: for an unknown key, a wrong type, or an impossible pair.
     """
     parser = config_parser()
+    if not isinstance(tree, dict):
+        raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     try:
         complete = dump(parser, parser.parse_object(tree))
+        keep_numbers(tree, complete)
         check(complete)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     return complete
+
+
+def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
+    """Give each number of the Trainer the type in which it was written.
+
+    Some of its fields mean a count as an integer and a share as a float. Which of the two typing
+    offers first for such a union depends on what was imported before, and so would the id.
+    """
+    section = written.get("trainer")
+    for key, value in (section if isinstance(section, dict) else {}).items():
+        if type(value) in (int, float) and complete["trainer"][key] == value:
+            complete["trainer"][key] = value
 
 
 def check(tree: dict[str, Any]) -> None:
@@ -172,6 +208,10 @@ def check(tree: dict[str, Any]) -> None:
             f"use '{wanted[objective]}'"
         )
     trainer = tree["trainer"]
+    if trainer["val_check_interval"] == 0:
+        raise UserError("trainer.val_check_interval: 0 is no interval; at least 1 step")
+    if trainer["max_steps"] == -1 and not (trainer["max_epochs"] or trainer["max_time"]):
+        raise UserError("trainer.max_steps: -1 never ends; set it, max_epochs or max_time")
     if trainer["use_distributed_sampler"]:
         raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
     if tree["model"]["schedule"]["kind"] == "linear" and trainer["max_steps"] < 1:

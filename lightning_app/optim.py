@@ -32,6 +32,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr > 0.0):
             raise ValueError(f"lr {self.lr}: a rate above 0")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas {self.betas}: each at least 0 and under 1")
         if self.weight_decay < 0.0:
             raise ValueError(f"weight_decay {self.weight_decay}: at least 0")
 

@@ -35,6 +35,8 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
     model = module.model
     if not isinstance(model, EncoderDecoder):
         raise UserError(f"translate: {run} holds a masked language model, not a translation model")
+    if beam is not None and beam > module.vocab_size:
+        raise UserError(f"translate: --beam {beam}: at most the vocabulary, {module.vocab_size}")
     model.eval()
     how = module.objective.config.search(beam)
     tokenizer = Tokenizer(vocabulary)

@@ -153,9 +153,50 @@ def test_a_broken_grid_is_one_line(capsys, folder: Path, changes, expected: list
     line = mistake(capsys, "run", grid(folder, **changes))
     for word in ["mine.yaml", *expected]:
         assert word in line
-    assert not (folder / "experiments" / "mine" / "runs").exists()
+    assert not list((folder / "experiments").glob("*"))
 
 
 def test_the_arguments_of_lightning_are_left_to_it() -> None:
     args = parse(["fit", "--config", "x.yaml", "--trainer.max_steps", "3", "--help"])
     assert args.rest == ["--config", "x.yaml", "--trainer.max_steps", "3", "--help"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["fit", "--trainer.max_step", "3"], "trainer.max_step"),
+        (["fit", "--trainer.accelerator", "gpuu"], "gpuu"),
+        (["fit", "--trainer.max_steps", "-5"], "max_steps"),
+        (["fit", "--trainer.max_steps", "-1"], "max_steps"),
+        (["fit", "--trainer.val_check_interval", "0"], "val_check_interval"),
+        (["fit", "--model.optimizer.betas", "[1.5,0.9]"], "betas"),
+        (["fit", "--ckpt_path", "last"], "last"),
+        (["fit", "--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt"),
+        (["fit", "--ckpt_path", "."], "ckpt_path"),
+        (["fit", "--ckpt_path", BASE], "no checkpoint"),
+        (["test", "--ckpt_path", "best"], "best"),
+        (["validate"], "--ckpt_path is needed"),
+        (["predict"], "--ckpt_path is needed"),
+    ],
+)
+def test_a_mistake_for_lightning_is_one_line(capsys, folder: Path, words, expected: str) -> None:
+    assert expected in mistake(capsys, words[0], "--config", BASE, *words[1:])
+    assert not list(folder.glob("experiments/*/runs/*"))
+
+
+@pytest.mark.parametrize("text", [b"", b"- a list\n", b"caf\xe9: 1\n", b"a: [\n"])
+@pytest.mark.parametrize("command", ["fit", "prepare"])
+def test_a_config_that_is_none(capsys, folder: Path, command: str, text: bytes) -> None:
+    path = folder / "mine.yaml"
+    path.write_bytes(text)
+    if command == "fit" and not text:
+        return  # all defaults: a run of its own
+    assert "mine.yaml" in mistake(capsys, command, "--config", path)
+
+
+def test_status_of_another_grid(capsys, folder: Path) -> None:
+    path = grid(folder)
+    assert main(["plan", str(path)]) == 0
+    capsys.readouterr()
+    changed = grid(folder, axes={"model.block.preset": ["sas"], "seed_everything": [1]})
+    assert "another grid" in mistake(capsys, "status", changed)

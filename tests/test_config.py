@@ -1,5 +1,7 @@
 """Configs: what is completed, what is refused and in which words, and what makes two runs one."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,20 @@ def test_a_mistake_is_one_line_that_names_file_field_and_value(
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+@pytest.mark.parametrize("first", ["int, float", "float, int"])
+def test_the_id_does_not_depend_on_what_was_imported_before(first: str) -> None:
+    """Python keeps one object for both orders of a union, the first one asked for."""
+    code = (
+        f"from typing import Union; Union[{first}]\n"
+        "import yaml; from lightning_app.config import cell_id, resolve\n"
+        f"tree = yaml.safe_load(open({str(SYNTHETIC)!r}))\n"
+        "tree['trainer'] |= {'gradient_clip_val': 1, 'limit_val_batches': 2}\n"
+        "config = resolve(tree, 'x')\n"
+        "assert type(config['trainer']['limit_val_batches']) is int\n"
+        "print(cell_id(config))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    config = changed("trainer.gradient_clip_val", 1, changed("trainer.limit_val_batches", 2))
+    assert done.stdout.strip() == cell_id(resolve(config, "x"))

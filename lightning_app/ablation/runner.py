@@ -1,6 +1,7 @@
 """`ablate run`: one supervisor that runs the missing cells of a grid, each in its own process."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -99,6 +100,18 @@ def supervisor_lock(directory: Path) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def clean_refusal(directory: Path) -> Iterator[None]:
+    """Take a grid's folder away again where a mistake ends the command that made it."""
+    new = not directory.exists()
+    try:
+        yield
+    except UserError:
+        if new:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
 def default_workers() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -137,7 +150,12 @@ def run_grid(
     workers = max(1, min(workers or cores, sum(1 for _ in combinations(grid))))
     threads = max(1, cores // workers)
     preload(program)
-    with supervisor_lock(directory), cell_environment(threads), Stop().listening() as stop:
+    with (
+        clean_refusal(directory),
+        supervisor_lock(directory),
+        cell_environment(threads),
+        Stop().listening() as stop,
+    ):
         plan = current_plan(grid, directory, lambda: ask(stop, make_plan, program, grid))
         queue = Queue(directory, plan, retry_failed)
         for note in queue.notes:

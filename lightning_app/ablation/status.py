@@ -28,6 +28,8 @@ def status_command(grid: str | Path, experiments: Path = Path("experiments")) ->
     plan = load_plan(directory)
     if plan is None:
         raise UserError(f"{directory}: holds no plan yet; `ablate plan` or `ablate run` makes one")
+    if plan.axes != spec.axes:
+        raise UserError(f"{directory}: holds another grid than {spec.source}; its axes differ")
     states: Counter[str] = Counter()
     running, failed, seconds = [], [], []
     for cell in plan.cells:

@@ -17,17 +17,19 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from lightning_app.ablation.checkpoint import check_checkpoint, find_checkpoint
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.config import RunCLI, cell_id, check, data_module
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
+from lightning_app.files import write_whole, writing_in
 
 SCHEMA = 1
 PACKAGES = (
@@ -72,6 +74,7 @@ class Run(RunCLI):
         super().__init__(args, **kwargs)
 
     def before_instantiate_classes(self) -> None:
+        """Find every mistake that can be found, before a folder is made."""
         self.tree = self.dump()
         check(self.tree)
         root = self.tree["trainer"]["default_root_dir"]
@@ -80,39 +83,73 @@ class Run(RunCLI):
         taken = [int(p.name) for p in (self.folder / "attempts").glob("*") if p.name.isdigit()]
         self.attempt: int = self._attempt or max(taken, default=0) + 1
         self.attempt_folder = self.folder / "attempts" / str(self.attempt)
-        if self.subcommand in (None, "fit"):
+        self._find_checkpoint()
+        if self._trains:
+            self._check_folder()
+            self._prepare_data()
+
+    @property
+    def _trains(self) -> bool:
+        return self.subcommand in (None, "fit")
+
+    def _find_checkpoint(self) -> None:
+        given = self._get(self.config, "ckpt_path")
+        self.resumed = given is not None
+        if given is not None:
+            path = find_checkpoint(given, self.folder)
+            check_checkpoint(path, self.tree["model"])
+            self.config[str(self.subcommand)]["ckpt_path"] = str(path)
+        elif not self._trains:
+            raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
+
+    def _check_folder(self) -> None:
+        config = self.folder / "config.yaml"
+        if not config.exists():
+            return
+        tree = yaml.safe_load(config.read_text(encoding="utf-8"))
+        if self.resumed:  # a run may go on to more steps
+            tree["trainer"]["max_steps"] = self.tree["trainer"]["max_steps"]
+        other, identity = cell_id(tree), cell_id(self.tree)
+        if other != identity:
+            raise UserError(
+                f"{self.folder}: holds another run (config {other}, this one is {identity}); "
+                "give trainer.default_root_dir another folder"
+            )
+
+    @rank_zero_only
+    def _prepare_data(self) -> None:
+        data_module(self.tree["data"]).prepare_data()
+
+    def after_instantiate_classes(self) -> None:
+        super().after_instantiate_classes()
+        if self._trains:
             self._prepare_folder()
+            stacks = self.model.architecture.stacks(self.model.block)
+            if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
+                rank_zero_warn(
+                    "identity value or output projections beside an attention skip: He & Hofmann "
+                    "2023 (2311.01906, figure 20) found that this trains worse"
+                )
 
     @rank_zero_only
     def _prepare_folder(self) -> None:
-        """Make the folder this run's own; a run that starts anew leaves no old curve in it.
-
-        The data comes first: a mistake in it leaves no folder behind.
-        """
-        data_module(self.tree["data"]).prepare_data()
-        config = self.folder / "config.yaml"
-        identity = cell_id(self.tree)
-        if config.exists():
-            other = cell_id(yaml.safe_load(config.read_text(encoding="utf-8")))
-            if other != identity:
-                raise UserError(
-                    f"{self.folder}: holds another run (config {other}, this one is {identity}); "
-                    "give trainer.default_root_dir another folder"
-                )
+        """Make the folder this run's own; a run that starts anew leaves no old curve in it."""
+        if (self.folder / "config.yaml").exists():
             (self.folder / "result.json").unlink(missing_ok=True)
-            if self._get(self.config, "ckpt_path") is None:
+            if not self.resumed:
                 for old in self.folder.glob("events.out.tfevents.*"):
                     old.unlink()
                 shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
-        self.attempt_folder.mkdir(parents=True, exist_ok=True)
-        write_whole(config, yaml.safe_dump(self.tree, sort_keys=False))
+        with writing_in(self.folder):
+            self.attempt_folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / "config.yaml", yaml.safe_dump(self.tree, sort_keys=False))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         self.divergence = DivergenceMonitor()
         self.throughput = Throughput()
         callbacks: list[pl.Callback] = []
         settings = dict(self._get(self.config_init, "trainer"))
-        if self.subcommand in (None, "fit"):
+        if self._trains:
             progress = Progress(self.attempt_folder / "progress.json")
             callbacks += [self.divergence, self.throughput, GainLogger(), progress]
             if settings["enable_checkpointing"] is not False:
@@ -127,7 +164,10 @@ class Run(RunCLI):
         elif settings["logger"] is None:
             settings["logger"] = False
         settings |= {**kwargs, "default_root_dir": str(self.folder)}
-        return self._instantiate_trainer(settings, callbacks)
+        try:
+            return self._instantiate_trainer(settings, callbacks)
+        except (MisconfigurationException, ValueError, ZeroDivisionError) as error:
+            raise UserError(f"trainer: {error}") from error
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # Ours hold plain values, and a checkpoint from elsewhere must not run code.
@@ -170,10 +210,10 @@ class Run(RunCLI):
             "started": started.isoformat(),
             "finished": datetime.now(UTC).isoformat(),
         }
-        self._leave(result, model, datamodule, resumed=ckpt_path is not None)
+        self._leave(result, model, datamodule)
 
     @rank_zero_only
-    def _leave(self, result: dict[str, Any], model: Any, datamodule: Any, resumed: bool) -> None:
+    def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         folder = self.folder
         shutil.copyfile(datamodule.tokenizer.path, folder / "tokenizer.model")
         stacks = model.architecture.stacks(model.block)
@@ -192,7 +232,7 @@ class Run(RunCLI):
         if hypotheses:
             write_whole(folder / "hypotheses.txt", "".join(f"{line}\n" for line in hypotheses))
         logs = [self.attempt_folder]
-        if resumed:
+        if self.resumed:
             logs = [folder / "attempts" / str(k) for k in range(1, self.attempt + 1)]
         write_whole(folder / "metrics.csv", join_metrics([p / "metrics.csv" for p in logs]))
         write_whole(folder / "result.json", json.dumps(result, indent=1, allow_nan=False))

@@ -54,6 +54,13 @@ class BlockSpec:
             )
 
     @property
+    def keeps_skip_of_identity(self) -> bool:
+        """Whether identity projections stand beside an attention skip: allowed, and worse."""
+        skip = self.around_ff.skip if self.layout == "parallel" else self.around_self.skip
+        kinds = {self.self_attention.value, self.self_attention.output}
+        return "identity" in kinds and not skip.absent
+
+    @property
     def built_around_ff(self) -> ResidualSpec:
         """`around_ff` as it is built: a parallel feed-forward reads the attention's norm."""
         if self.layout == "parallel":

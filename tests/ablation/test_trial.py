@@ -58,10 +58,20 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> N
     assert "interrupted" in said
     assert not (tmp_path / "run" / "result.json").exists()
 
-    # The number of steps is part of the config, so a longer run is another run.
-    refused = fit(tmp_path, 100_001, "--ckpt_path", "last")
-    assert refused.returncode == 2
-    assert "holds another run" in refused.stderr
+    last = json.loads(progress.read_text())["step"]
+    other = fit(tmp_path, 9, "--ckpt_path", "last", "--model.block.preset", "post_ln")
+    assert other.returncode == 2
+    assert "model.block.preset is pre_ln there and post_ln in the config" in other.stderr
+
+    steps = last + 15
+    gone_on = fit(tmp_path, steps, "--ckpt_path", "last")
+    assert gone_on.returncode == 0, gone_on.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["attempt"] == 2
+    assert result["steps"] == steps
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        logged = [int(row["step"]) for row in csv.DictReader(file)]
+    assert logged == list(range(1, steps + 1))
 
 
 def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path) -> None:

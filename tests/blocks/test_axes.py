@@ -206,3 +206,19 @@ def test_small_feed_forward_does_not_make_a_bare_parallel_stream_safe(stack: Sta
     small = Gain(value=stack.depth**-0.5)
     with pytest.raises(ValueError, match="norm_placement none"):
         resolve(stack, "parallel", norm_placement="none", ff_branch=small)
+
+
+@pytest.mark.parametrize(
+    ("config", "worse"),
+    [
+        (BlockConfig(preset="pre_ln", value_projection="identity"), True),
+        (BlockConfig(preset="parallel", output_projection="identity"), True),
+        (BlockConfig(preset="sas", attention_skip=Gain()), True),
+        (BlockConfig(preset="sas"), False),
+        (BlockConfig(preset="sas_p"), False),
+        (BlockConfig(preset="pre_ln"), False),
+    ],
+)
+def test_identity_projections_beside_a_skip_are_known(config: BlockConfig, worse: bool) -> None:
+    blocks = config.resolve(Stack(side="encoder", depth=3)).blocks
+    assert blocks[-1].keeps_skip_of_identity == worse
