@@ -182,7 +182,7 @@ class Run(RunCLI):
         metrics: dict[str, Any] = dict(trainer.callback_metrics)
         finite = self.divergence.divergence is None
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
-            metrics |= trainer.validate(model, datamodule=datamodule, verbose=False)[0]
+            metrics |= self._validate_end(model, datamodule)
         nll = float(metrics["val/nll"]) if finite else None
         divergence = self.divergence.judge(nll, datamodule.unigram_entropy, trainer.global_step)
         if finite and model.objective.config.evaluate_test:
@@ -212,6 +212,19 @@ class Run(RunCLI):
         }
         self._leave(result, model, datamodule)
 
+    def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
+        """Evaluate the last step where no validation fell on it, and keep it as others are."""
+        saver = self.trainer.checkpoint_callback
+        last, best = (self.folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
+        if saver is not None:
+            self.trainer.save_checkpoint(last)
+        metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
+        if isinstance(saver, ModelCheckpoint) and self.trainer.is_global_zero:
+            score = saver.best_model_score
+            if score is None or metrics["val/nll"] < float(score):
+                shutil.copyfile(last, best)
+        return metrics
+
     @rank_zero_only
     def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         folder = self.folder
@@ -236,6 +249,8 @@ class Run(RunCLI):
             logs = [folder / "attempts" / str(k) for k in range(1, self.attempt + 1)]
         write_whole(folder / "metrics.csv", join_metrics([p / "metrics.csv" for p in logs]))
         write_whole(folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
+        scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
+        print(f"{folder}: {result['status']}, {scores}")
 
     def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
         """Print one prediction a line, in the order of the split."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_app.ablation.trial import join_metrics
 
@@ -80,6 +81,8 @@ def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path) -> None
         done = fit(tmp_path, 4)
         assert done.returncode == 0, done.stderr
         result = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert f"\n{tmp_path / 'run'}: " in done.stdout
+        assert f"val/nll {result['metrics']['val/nll']:.4f}" in done.stdout
         assert result["attempt"] == attempt
         results.append(result)
     for each in results:
@@ -103,3 +106,18 @@ def test_logs_of_attempts_are_joined_by_step(tmp_path: Path) -> None:
         ("3", "3.5", "9"),
         ("4", "2", ""),
     ]
+
+
+@pytest.mark.parametrize("interval", [4, 6, 100])
+def test_the_last_step_is_validated_and_kept(tmp_path: Path, interval: int) -> None:
+    """Whether a validation falls on it (6), before it alone (4), or nowhere (100)."""
+    done = fit(tmp_path, 6, "--trainer.val_check_interval", str(interval))
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 6
+    assert (run / "checkpoints" / "best.ckpt").is_file()
+    with (run / "metrics.csv").open() as file:
+        rows = {row["step"]: row for row in csv.DictReader(file)}
+    result = json.loads((run / "result.json").read_text())
+    assert float(rows["6"]["val/nll"]) == pytest.approx(result["metrics"]["val/nll"])
