@@ -92,6 +92,20 @@ class DecodingState(NamedTuple):
         caches = [LayerCache(*(part.index_select(0, rows) for part in c)) for c in self.caches]
         return DecodingState(self.source_allowed.index_select(0, rows), caches, self.length)
 
+    def reorder(self, rows: Int[Tensor, " batch"]) -> "DecodingState":
+        """Return the state of `rows`, each of the sentence that its place had before.
+
+        What belongs to the source is equal then and need not be copied.
+        """
+        caches = [
+            cache._replace(
+                self_keys=cache.self_keys.index_select(0, rows),
+                self_values=cache.self_values.index_select(0, rows),
+            )
+            for cache in self.caches
+        ]
+        return self._replace(caches=caches)
+
 
 @final
 class EncoderDecoder(nn.Module):

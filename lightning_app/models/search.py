@@ -103,7 +103,7 @@ def search(
         )
         kept = torch.tensor([r for r in range(len(alive)) if r not in done], device=device).long()
         rows = (kept[:, None] * width + beams[kept]).flatten()
-        state = state.select(rows)
+        state = state.select(rows) if done else state.reorder(rows)
         scores, prefixes = scores[kept], prefixes[kept]
         alive = [alive[r] for r in kept.tolist()]
     return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]
