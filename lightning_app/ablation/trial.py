@@ -27,7 +27,7 @@ from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.config import RunCLI, cell_id, check, data_module
+from lightning_app.config import RunCLI, cell_id, check, data_module, keep_numbers
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
 
@@ -71,11 +71,13 @@ class Run(RunCLI):
     ) -> None:
         self._folder = folder
         self._attempt = attempt
+        self._written: dict[str, Any] = args if isinstance(args, dict) else {}
         super().__init__(args, **kwargs)
 
     def before_instantiate_classes(self) -> None:
         """Find every mistake that can be found, before a folder is made."""
         self.tree = self.dump()
+        keep_numbers(self._written, self.tree)
         check(self.tree)
         root = self.tree["trainer"]["default_root_dir"]
         named = Path("experiments/fit/runs") / run_name(self.tree)
@@ -149,6 +151,7 @@ class Run(RunCLI):
         self.throughput = Throughput()
         callbacks: list[pl.Callback] = []
         settings = dict(self._get(self.config_init, "trainer"))
+        settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
         if self._trains:
             progress = Progress(self.attempt_folder / "progress.json")
             callbacks += [self.divergence, self.throughput, GainLogger(), progress]
