@@ -216,7 +216,17 @@ def check(tree: dict[str, Any]) -> None:
         raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
     if tree["model"]["schedule"]["kind"] == "linear" and trainer["max_steps"] < 1:
         raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
-    data_module(tree["data"])
+    architecture, data = tree["model"]["architecture"], tree["data"]
+    if architecture["positions"] == "learned":
+        # A sentence has its two marks besides.
+        name = "window" if objective == "masked_lm" else "max_length"
+        needed = data[name] + (0 if objective == "masked_lm" else 2)
+        if architecture["max_positions"] < needed:
+            raise UserError(
+                f"model.architecture.max_positions: {architecture['max_positions']} learned "
+                f"positions are too few for data.{name} {data[name]}; at least {needed}"
+            )
+    data_module(data)
 
 
 def data_module(section: dict[str, Any]) -> TextDataModule:

@@ -9,6 +9,7 @@ from torchmetrics import SumMetric
 
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.objectives import build_objective
 from lightning_app.objectives.base import ObjectiveConfig, Sums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
@@ -59,6 +60,7 @@ class TransformerModule(pl.LightningModule):
         self.objective = build_objective(objective)
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
+        self.profiled = False
         self.total_nll, self.total_correct, self.total_tokens = (SumMetric() for _ in range(3))
 
     def setup(self, stage: str) -> None:
@@ -72,6 +74,14 @@ class TransformerModule(pl.LightningModule):
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Profile the skips that ask for it (Admin), once, on the first batch of all ranks."""
+        assert self.model is not None
+        if not self.profiled and needs_profiling(self.model):
+            strategy = self.trainer.strategy
+            profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
+        self.profiled = True
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         sums = self.objective.sums(self.model, batch)
@@ -156,7 +166,9 @@ class TransformerModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["vocab_size"] = self.vocab_size
+        checkpoint["profiled"] = self.profiled
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.model is None:
             self.build(checkpoint["vocab_size"])
+        self.profiled = checkpoint["profiled"]

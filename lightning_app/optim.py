@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lightning_app.blocks.attention import Shaping
+from lightning_app.blocks.attention import HeadGain, Shaping
 from lightning_app.blocks.residual import LearnedGain
 
 
@@ -97,7 +97,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """
     decaying, free = [], []
     for module in model.modules():
-        gain = isinstance(module, Shaping | LearnedGain | nn.LayerNorm | nn.RMSNorm)
+        gain = isinstance(module, Shaping | LearnedGain | HeadGain | nn.LayerNorm | nn.RMSNorm)
         for name, parameter in module.named_parameters(recurse=False):
             exempt = gain or name.endswith("bias")
             (free if exempt else decaying).append(parameter)

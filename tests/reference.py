@@ -3,18 +3,22 @@
 Nothing here is shared with the package. A model's parameters come as a flat mapping with the names
 of its `state_dict`; everything else is said again, from the papers. Row vectors: ``x W^T + b``.
 
-Letters: x the stream, N a norm, SA self-attention, CA cross-attention, FF the feed-forward.
+Letters: x the stream, N a norm, SA self-attention, CA cross-attention, FF the feed-forward, f any
+of the three, n the layer from 1, L the depth of its stack.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Tokens = NDArray[np.int64]
+Parameters = Mapping[str, Array]
 EPSILON = 1e-5
 
 
@@ -26,7 +30,12 @@ class Sizes:
     decoder_depth: int
     num_heads: int
     activation: str = "relu"
+    slope: float = 0.01
+    positions: str = "sinusoidal"
     pad: int = 0
+
+
+# --- Functions of arrays -------------------------------------------------------------------------
 
 
 def layer_norm(x: Array, gain: Array, bias: Array) -> Array:
@@ -35,7 +44,7 @@ def layer_norm(x: Array, gain: Array, bias: Array) -> Array:
     for place in np.ndindex(x.shape[:-1]):
         row = x[place]
         mean = sum(row) / len(row)
-        variance = sum((entry - mean) ** 2 for entry in row) / len(row)
+        variance = sum((row - mean) ** 2) / len(row)
         y[place] = gain * (row - mean) / math.sqrt(variance + EPSILON) + bias
     return y
 
@@ -94,6 +103,23 @@ def mix(attention: Array, value: Array) -> Array:
     return mixed
 
 
+def rotate(x: Array, num_heads: int) -> Array:
+    """RoPE (Su et al. 2021, 2104.09864); `x` is (batch, token, model).
+
+    Entries (2k, 2k+1) of a head turn by the angle ``i * 10000^(-2k/d_k)`` at position i.
+    """
+    batch, length, model = x.shape
+    dim = model // num_heads
+    turned = np.empty_like(x)
+    for b, i, h, k in np.ndindex(batch, length, num_heads, dim // 2):
+        angle = i * 10000.0 ** (-2 * k / dim)
+        first = h * dim + 2 * k
+        p, q = x[b, i, first], x[b, i, first + 1]
+        turned[b, i, first] = p * math.cos(angle) - q * math.sin(angle)
+        turned[b, i, first + 1] = p * math.sin(angle) + q * math.cos(angle)
+    return turned
+
+
 def sinusoids(length: int, dim: int) -> Array:
     """``PE(i, 2k) = sin(i / 10000^(2k/d))``, ``PE(i, 2k+1) = cos(i / 10000^(2k/d))``."""
     table = np.empty((length, dim))
@@ -103,124 +129,334 @@ def sinusoids(length: int, dim: int) -> Array:
     return table
 
 
-@dataclass
-class Layer:
-    """One layer's parameters and what it reads besides the stream."""
+def linear(parameters: Parameters, name: str, x: Array) -> Array:
+    return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
 
-    parameters: Mapping[str, Array]
-    prefix: str
-    number: int
-    """n, from 1."""
+
+def norm(parameters: Parameters, name: str, x: Array) -> Array:
+    if f"{name}.bias" in parameters:
+        return layer_norm(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
+    return rms_norm(x, parameters[f"{name}.weight"])
+
+
+# --- What a preset says, and what its layers share -----------------------------------------------
+
+Projection = Literal["full", "identity", "anchored"]
+"""``u W + b``; ``u``; ``u (a W_0 + b dW)`` (He & Hofmann 2023, section 4.2)."""
+
+
+def full_projections(number: int, depth: int) -> tuple[Projection, Projection]:
+    """The value and the output projection of layer `number`: matrices with a bias."""
+    return "full", "full"
+
+
+def only_first_value(number: int, depth: int) -> tuple[Projection, Projection]:
+    """None, but for the first layer's values (He & Hofmann 2023, footnote 6)."""
+    return ("anchored" if number == 1 else "identity"), "identity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A preset. `dataclasses.replace` makes of it what the axes make of the preset."""
+
+    layer: "Callable[[Layer, Array], Array]"
+    last: Literal["nothing", "norm", "sum"] = "nothing"
+    """After the last layer: x; N(x); x + N(r), r ResiDual's total."""
+    first: Literal["nothing", "norm"] = "nothing"
+    """Before the first layer: x; N(x)."""
+    projections: Callable[[int, int], tuple[Projection, Projection]] = full_projections
+    value_gains: tuple[float, float] = (1.0, 1.0)
+    """a and b of an anchored projection, where they are not trained."""
+    output_gains: tuple[float, float] = (1.0, 1.0)
+    shaped: Literal["no", "identity", "centre"] = "no"
+    """A; ``alpha I + beta A``; ``alpha I + beta A - gamma C``, in self-attention."""
+    carry: Literal["no", "sum", "mean", "qk_sum", "paper"] = "no"
+    """Residual attention; `paper` is the mean in translation and the sum in an encoder alone."""
+    temperature: float = 1.0
+    """What divides carried scores besides."""
+    norm_heads: tuple[str, ...] = ()
+    """Which of query, key and value pass a norm over the dimension of their head."""
+    scale_heads: bool = False
+    norm_inner: bool = False
+    """A norm between activation and outer matrix of the feed-forward."""
+
+
+@dataclass
+class Stack:
+    """What the layers of one stack share, and what they hand on besides the stream."""
+
+    reference: Reference
+    parameters: Parameters
+    side: Literal["encoder", "decoder"]
+    depth: int
     sizes: Sizes
     allowed: Flags
     """(batch, query, key) of self-attention."""
-    sums: dict[str, Array]
-    """RealFormer's running sums of scores, one a chain of this stack."""
     memory: Array | None = None
     memory_allowed: Flags = field(default_factory=lambda: np.empty((0, 0, 0), dtype=np.bool_))
+    sums: dict[str, Array] = field(default_factory=dict)
+    """Running sums of scores, or of queries and keys, one a chain."""
+    total: Array | float = 0.0
+    """r, the embedding and the sum of all branches (ResiDual)."""
 
-    def weight(self, name: str) -> Array:
-        return self.parameters[self.prefix + name]
 
-    def linear(self, name: str, x: Array) -> Array:
-        return x @ self.weight(f"{name}.weight").T + self.weight(f"{name}.bias")
+@dataclass
+class Layer:
+    """Layer `number`, from 1: its sub-layers f, without what stands around them."""
 
-    def norm(self, name: str, x: Array) -> Array:
-        if f"{self.prefix}{name}.bias" in self.parameters:
-            return layer_norm(x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
-        return rms_norm(x, self.weight(f"{name}.weight"))
+    stack: Stack
+    number: int
+
+    def name(self, part: str) -> str:
+        return f"{self.stack.side}.blocks.{self.number - 1}.{part}"
+
+    def weight(self, part: str) -> Array:
+        return self.stack.parameters[self.name(part)]
+
+    def linear(self, part: str, x: Array) -> Array:
+        return linear(self.stack.parameters, self.name(part), x)
+
+    def norm(self, part: str, x: Array) -> Array:
+        return norm(self.stack.parameters, self.name(part), x)
+
+    def sub_layers(self) -> list[tuple[str, Callable[[Array], Array]]]:
+        """SA, CA in a decoder, FF, each with the name of what stands around it."""
+        cross = [] if self.stack.memory is None else [("around_cross", self.cross_attend)]
+        return [("around_self", self.attend), *cross, ("around_ff", self.feed_forward)]
 
     def feed_forward(self, x: Array) -> Array:
-        """Vaswani et al. 2017, equation 2."""
+        """``W2 act(W1 x + b1) + b2`` (Vaswani et al. 2017, equation 2), or GEGLU's.
+
+        GEGLU (Shazeer 2020, 2002.05202): ``act(..) = gelu(W1 x + b1) (W3 x + b3)``.
+        """
         inner = self.linear("feed_forward.inner", x)
-        inner = gelu(inner) if self.sizes.activation == "gelu" else np.maximum(inner, 0.0)
+        match self.stack.sizes.activation:
+            case "relu":
+                inner = np.maximum(inner, 0.0)
+            case "leaky_relu":
+                inner = np.where(inner > 0.0, inner, self.stack.sizes.slope * inner)
+            case "gelu":
+                inner = gelu(inner)
+            case "geglu":
+                inner = gelu(inner) * self.linear("feed_forward.gate", x)
+            case other:
+                raise ValueError(other)
+        if self.stack.reference.norm_inner:
+            inner = self.norm("feed_forward.norm_inner", inner)
         return self.linear("feed_forward.outer", inner)
 
+    def norm_heads(self, name: str, part: str, x: Array) -> Array:
+        """N over the entries of each head, with one gain for all heads, where the preset does."""
+        if part not in self.stack.reference.norm_heads:
+            return x
+        heads = x.reshape(*x.shape[:2], self.stack.sizes.num_heads, -1)
+        return self.norm(f"{name}.{part}_norm", heads).reshape(x.shape)
+
     def scores(self, name: str, x: Array, memory: Array) -> Array:
-        query, key = self.linear(f"{name}.query", x), self.linear(f"{name}.key", memory)
-        return scaled_scores(query, key, self.sizes.num_heads)
+        """What the softmax of `name` is taken of, (batch, head, query, key).
+
+        RealFormer (He et al. 2021, section 3.2): ``Z_n / c``, ``Z_n = Q K^T / sqrt(d_k) + Z_(n-1)``
+        with c = n for the mean. Su's form: ``(Q_1 + .. + Q_n) (K_1 + .. + K_n)^T / sqrt(d_k)``.
+        """
+        heads, carry = self.stack.sizes.num_heads, self.stack.reference.carry
+        query = self.norm_heads(name, "query", self.linear(f"{name}.query", x))
+        key = self.norm_heads(name, "key", self.linear(f"{name}.key", memory))
+        if self.stack.sizes.positions == "rope" and name == "self_attention":
+            query, key = rotate(query, heads), rotate(key, heads)
+        if carry == "paper":
+            carry = "mean" if self.stack.sizes.decoder_depth else "sum"
+        divisor = self.stack.reference.temperature * (self.number if carry == "mean" else 1)
+        if carry == "qk_sum":
+            query = query + self.stack.sums.get(f"{name}.query", 0.0)
+            key = key + self.stack.sums.get(f"{name}.key", 0.0)
+            self.stack.sums |= {f"{name}.query": query, f"{name}.key": key}
+        scores = scaled_scores(query, key, heads)
+        if carry in ("sum", "mean"):
+            scores = self.stack.sums[name] = scores + self.stack.sums.get(name, 0.0)
+        return scores / divisor
+
+    def shape(self, scores: Array, attention: Array) -> Array:
+        """``alpha I + beta A - gamma C`` of each head (He & Hofmann 2023, equation 6).
+
+        C is A at zero scores. V-SkipInit has no C (equation 4). One triple may serve all heads.
+        """
+        centre = softmax_map(np.zeros_like(scores), self.stack.allowed)
+        alpha, beta = (self.weight(f"self_attention.shaping.{part}") for part in ("alpha", "beta"))
+        gamma = np.zeros_like(alpha)
+        if self.stack.reference.shaped == "centre":
+            gamma = self.weight("self_attention.shaping.gamma")
+        shaped = np.empty_like(scores)
+        for b, h, i, j in np.ndindex(scores.shape):
+            row = h if len(alpha) > 1 else 0
+            shaped[b, h, i, j] = beta[row, 0, 0] * attention[b, h, i, j]
+            shaped[b, h, i, j] -= gamma[row, 0, 0] * centre[b, h, i, j]
+            if i == j:
+                shaped[b, h, i, j] += alpha[row, 0, 0]
+        return shaped
+
+    def scaled(self, name: str, mixed: Array) -> Array:
+        """``concat_h(g_h head_h)`` (Shleifer et al. 2021, NormFormer, 2110.09456)."""
+        if not self.stack.reference.scale_heads:
+            return mixed
+        heads = self.stack.sizes.num_heads
+        dim = mixed.shape[-1] // heads
+        gain = self.weight(f"{name}.head_gain.gain")
+        scaled = mixed.copy()
+        for h in range(heads):
+            scaled[..., h * dim : (h + 1) * dim] *= gain[h, 0, 0]
+        return scaled
+
+    def project(self, kind: Projection, part: str, u: Array, gains: tuple[float, float]) -> Array:
+        """One of the three projections; W_0 is the identity where no other is kept."""
+        if kind == "identity":
+            return u
+        if kind == "full":
+            return self.linear(part, u)
+        parameters = self.stack.parameters
+        kept = parameters.get(self.name(f"{part}.kept.gain"), gains[0])
+        departure = parameters.get(self.name(f"{part}.departure.gain"), gains[1])
+        initial = parameters.get(self.name(f"{part}.initial"), np.eye(u.shape[-1]))
+        return u @ (kept * initial + departure * self.weight(f"{part}.change.weight")).T
 
     def attend(self, x: Array) -> Array:
-        """SA(x), Vaswani et al. 2017, section 3.2."""
-        attention = softmax_map(self.scores("self_attention", x, x), self.allowed)
-        mixed = mix(attention, self.linear("self_attention.value", x))
-        return self.linear("self_attention.output", mixed)
+        """SA(x), Vaswani et al. 2017, section 3.2; shaped and projected as the preset says."""
+        reference = self.stack.reference
+        value, output = reference.projections(self.number, self.stack.depth)
+        scores = self.scores("self_attention", x, x)
+        attention = softmax_map(scores, self.stack.allowed)
+        if reference.shaped != "no":
+            attention = self.shape(scores, attention)
+        values = self.project(value, "self_attention.value", x, reference.value_gains)
+        values = self.norm_heads("self_attention", "value", values)
+        mixed = self.scaled("self_attention", mix(attention, values))
+        return self.project(output, "self_attention.output", mixed, reference.output_gains)
 
     def cross_attend(self, x: Array) -> Array:
         """CA(x): queries from the decoder, keys and values from the encoder's output."""
-        assert self.memory is not None
-        scores = self.scores("cross_attention", x, self.memory)
-        attention = softmax_map(scores, self.memory_allowed)
-        mixed = mix(attention, self.linear("cross_attention.value", self.memory))
-        return self.linear("cross_attention.output", mixed)
+        assert self.stack.memory is not None
+        scores = self.scores("cross_attention", x, self.stack.memory)
+        values = self.linear("cross_attention.value", self.stack.memory)
+        values = self.norm_heads("cross_attention", "value", values)
+        mixed = mix(softmax_map(scores, self.stack.memory_allowed), values)
+        return self.linear("cross_attention.output", self.scaled("cross_attention", mixed))
 
     def pre_ln_cross(self, x: Array) -> Array:
         """``x + CA(N(x))`` in a decoder, x in an encoder."""
-        if self.memory is None:
+        if self.stack.memory is None:
             return x
         return x + self.cross_attend(self.norm("around_cross.norm_input", x))
 
-    def residual_attend(self, name: str, x: Array, memory: Array, allowed: Flags) -> Array:
-        """RealFormer, section 3.2: ``softmax(Z_n / c) V``, ``Z_n = Q K^T / sqrt(d_k) + Z_(n-1)``.
 
-        c is n in translation (the authors' running mean) and 1 in an encoder alone.
-        """
-        self.sums[name] = self.scores(name, x, memory) + self.sums.get(name, 0.0)
-        temperature = self.number if self.sizes.decoder_depth else 1
-        attention = softmax_map(self.sums[name] / temperature, allowed)
-        return self.linear(f"{name}.output", mix(attention, self.linear(f"{name}.value", memory)))
+# --- One formula around every sub-layer ----------------------------------------------------------
 
-    def shaped_attend(self, u: Array) -> Array:
-        """He & Hofmann 2023, equation 12: ``concat_h((alpha I + beta A - gamma C) u_h)``.
-
-        C is A at zero scores. The first layer alone has values: ``u (I + W)`` (footnote 6).
-        """
-        scores = self.scores("self_attention", u, u)
-        attention = softmax_map(scores, self.allowed)
-        centre = softmax_map(np.zeros_like(scores), self.allowed)
-        shaped = np.empty_like(scores)
-        for b, h, i, j in np.ndindex(scores.shape):
-            alpha, beta, gamma = (
-                self.weight(f"self_attention.shaping.{name}")[h, 0, 0]
-                for name in ("alpha", "beta", "gamma")
-            )
-            identity = 1.0 if i == j else 0.0
-            shaped[b, h, i, j] = (
-                alpha * identity + beta * attention[b, h, i, j] - gamma * centre[b, h, i, j]
-            )
-        value = u
-        if self.number == 1:
-            value = u + u @ self.weight("self_attention.value.change.weight").T
-        return self.weight("around_self.branch.gain") * mix(shaped, value)
-
-    def gained_feed_forward(self, x: Array) -> Array:
-        """``b FF(x)`` with the trained gain of the simplified blocks."""
-        return self.weight("around_ff.branch.gain") * self.feed_forward(x)
+SubLayer = Callable[[Array], Array]
+Rule = Callable[[Layer, str, SubLayer, Array], Array]
 
 
-def post_ln(layer: Layer, x: Array) -> Array:
+def each(rule: Rule) -> Callable[[Layer, Array], Array]:
+    """Return the layer that has `rule` around SA, CA and FF in turn."""
+
+    def layer(layer: Layer, x: Array) -> Array:
+        for around, f in layer.sub_layers():
+            x = rule(layer, around, f, x)
+        return x
+
+    return layer
+
+
+def post_ln(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
     """Xiong et al. 2020, table 1, left: ``N(x + f(x))``."""
-    x = layer.norm("around_self.norm_sum", x + layer.attend(x))
-    if layer.memory is not None:
-        x = layer.norm("around_cross.norm_sum", x + layer.cross_attend(x))
-    return layer.norm("around_ff.norm_sum", x + layer.feed_forward(x))
+    return layer.norm(f"{around}.norm_sum", x + f(x))
 
 
-def pre_ln(layer: Layer, x: Array) -> Array:
+def pre_ln(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
     """Xiong et al. 2020, table 1, right: ``x + f(N(x))``."""
-    x = x + layer.attend(layer.norm("around_self.norm_input", x))
-    x = layer.pre_ln_cross(x)
-    return x + layer.feed_forward(layer.norm("around_ff.norm_input", x))
+    return x + f(layer.norm(f"{around}.norm_input", x))
 
 
-def realformer(layer: Layer, x: Array) -> Array:
-    """He et al. 2021: Post-LN with residual scores in three chains."""
-    attended = layer.residual_attend("self_attention", x, x, layer.allowed)
-    x = layer.norm("around_self.norm_sum", x + attended)
-    if layer.memory is not None:
-        crossed = layer.residual_attend("cross_attention", x, layer.memory, layer.memory_allowed)
-        x = layer.norm("around_cross.norm_sum", x + crossed)
-    return layer.norm("around_ff.norm_sum", x + layer.feed_forward(x))
+def peri_ln(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Kim et al. 2025 (2502.02732); Ding et al. 2021 (CogView, 2105.13290): ``x + N(f(N(x)))``."""
+    return x + layer.norm(f"{around}.norm_branch", f(layer.norm(f"{around}.norm_input", x)))
+
+
+def normformer(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Shleifer et al. 2021: attention as in Sandwich-LN; the norm of FF stands inside FF."""
+    return pre_ln(layer, around, f, x) if around == "around_ff" else peri_ln(layer, around, f, x)
+
+
+def deepnorm(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Wang et al. 2022, table of alpha and beta: ``N(alpha x + f(x))``, N and M the two depths."""
+    n, m = layer.stack.sizes.encoder_depth, layer.stack.sizes.decoder_depth
+    if m == 0:
+        alpha = (2 * n) ** (1 / 4)
+    elif layer.stack.side == "encoder":
+        alpha = 0.81 * (n**4 * m) ** (1 / 16)
+    else:
+        alpha = (3 * m) ** (1 / 4)
+    return layer.norm(f"{around}.norm_sum", alpha * x + f(x))
+
+
+def admin(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Liu et al. 2020 (Admin, 2004.08249): ``N(omega x + f(x))``, omega a vector."""
+    return layer.norm(f"{around}.norm_sum", layer.weight(f"{around}.skip.gain") * x + f(x))
+
+
+def dual_stream(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Xie et al. 2023 (ResiDual, 2304.14802): ``o = f(x)``, ``r += o``, ``x' = N(x + o)``."""
+    o = f(x)
+    layer.stack.total = layer.stack.total + o
+    return layer.norm(f"{around}.norm_sum", x + o)
+
+
+def rezero(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Bachlechner et al. 2020 (2003.04887): ``x + a f(x)``, one a for all of a layer."""
+    return x + layer.weight("around_self.branch.gain") * f(x)
+
+
+def skipinit(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """De & Smith 2020 (2002.10444): ``x + a f(x)``, one a for each branch."""
+    return x + layer.weight(f"{around}.branch.gain") * f(x)
+
+
+def layer_scale(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Touvron et al. 2021 (CaiT, 2103.17239): ``x + diag(lambda) f(N(x))``."""
+    u = layer.norm(f"{around}.norm_input", x)
+    return x + layer.weight(f"{around}.branch.gain") * f(u)
+
+
+def t_fixup(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Huang et al. 2020 (T-Fixup): ``x + f(x)``, no norm; all else is initialisation."""
+    return x + f(x)
+
+
+def mix_ln(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Li et al. 2024 (2412.13795): Post-LN in the first quarter of layers, Pre-LN after it."""
+    first_quarter = layer.number <= math.ceil(layer.stack.depth / 4)
+    return (post_ln if first_quarter else pre_ln)(layer, around, f, x)
+
+
+def layer_norm_scaling(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Sun et al. 2025 (2502.05795): ``x + f(N(x) / sqrt(n))``."""
+    return x + f(layer.norm(f"{around}.norm_input", x) / math.sqrt(layer.number))
+
+
+def keel(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Keel (2601.19895): ``N(alpha x + f(N(x)))``, alpha the sub-layers of the whole stack."""
+    alpha = layer.stack.depth * len(layer.sub_layers())
+    y = alpha * x + f(layer.norm(f"{around}.norm_input", x))
+    return layer.norm(f"{around}.norm_sum", y)
+
+
+# --- Layers that are more than one formula in turn -----------------------------------------------
+
+
+def b2t(layer: Layer, x: Array) -> Array:
+    """Takase et al. 2022 (2206.00330): Post-LN, the layer's input in its last sum once more."""
+    *others, (around, f) = layer.sub_layers()
+    y = x
+    for name, g in others:
+        y = post_ln(layer, name, g, y)
+    return layer.norm(f"{around}.norm_sum", y + f(y) + x)
 
 
 def parallel(layer: Layer, x: Array) -> Array:
@@ -229,72 +465,105 @@ def parallel(layer: Layer, x: Array) -> Array:
     return layer.pre_ln_cross(x + layer.feed_forward(u) + layer.attend(u))
 
 
+def skipless_attention(layer: Layer, u: Array) -> Array:
+    """``b SA(u)``, He & Hofmann 2023, equations 4 and 12, the branch with its trained gain."""
+    return layer.weight("around_self.branch.gain") * layer.attend(u)
+
+
+def gained_feed_forward(layer: Layer, x: Array) -> Array:
+    """``b FF(x)`` with the trained gain of the simplified blocks."""
+    return layer.weight("around_ff.branch.gain") * layer.feed_forward(x)
+
+
 def sas(layer: Layer, x: Array) -> Array:
-    """He & Hofmann 2023, equations 12-13; CA between the two as in Pre-LN."""
-    y = layer.shaped_attend(layer.norm("around_self.norm_input", x))
+    """He & Hofmann 2023, equations 12-13; CA between the two as in Pre-LN.
+
+    V-SkipInit (He et al. 2023, 2302.10322) is the same block with another map and with matrices.
+    """
+    y = skipless_attention(layer, layer.norm("around_self.norm_input", x))
     y = layer.pre_ln_cross(y)
-    return y + layer.gained_feed_forward(layer.norm("around_ff.norm_input", y))
+    return y + gained_feed_forward(layer, layer.norm("around_ff.norm_input", y))
 
 
 def sas_p(layer: Layer, x: Array) -> Array:
     """He & Hofmann 2023, section 4.3: the parallel form with the skip's gain at 0."""
     u = layer.norm("around_self.norm_input", x)
-    return layer.pre_ln_cross(layer.shaped_attend(u) + layer.gained_feed_forward(u))
+    return layer.pre_ln_cross(skipless_attention(layer, u) + gained_feed_forward(layer, u))
 
 
 def sas_p_no_norm(layer: Layer, x: Array) -> Array:
     """He & Hofmann 2023, section 4.4: of the norms inside blocks only the first layer's stays."""
     u = layer.norm("around_self.norm_input", x) if layer.number == 1 else x
-    return layer.pre_ln_cross(layer.shaped_attend(u) + layer.gained_feed_forward(u))
+    return layer.pre_ln_cross(skipless_attention(layer, u) + gained_feed_forward(layer, u))
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A preset: what a layer does, and whether a norm stands after the last."""
-
-    layer: Callable[[Layer, Array], Array]
-    final_norm: bool
+def simplified(layer: Callable[[Layer, Array], Array]) -> Reference:
+    """Shaped attention with no values but the first layer's and no output projection."""
+    return Reference(layer=layer, last="norm", shaped="centre", projections=only_first_value)
 
 
 REFERENCE: dict[str, Reference] = {
-    "post_ln": Reference(post_ln, final_norm=False),
-    "pre_ln": Reference(pre_ln, final_norm=True),
-    "realformer": Reference(realformer, final_norm=False),
-    "parallel": Reference(parallel, final_norm=True),
-    "sas": Reference(sas, final_norm=True),
-    "sas_p": Reference(sas_p, final_norm=True),
-    "sas_p_no_norm": Reference(sas_p_no_norm, final_norm=True),
+    "post_ln": Reference(layer=each(post_ln)),
+    "pre_ln": Reference(layer=each(pre_ln), last="norm"),
+    "peri_ln": Reference(layer=each(peri_ln), first="norm", last="norm"),
+    "sandwich_ln": Reference(layer=each(peri_ln), last="norm"),
+    "normformer": Reference(layer=each(normformer), last="norm", scale_heads=True, norm_inner=True),
+    "deepnorm": Reference(layer=each(deepnorm)),
+    "b2t": Reference(layer=b2t),
+    "admin": Reference(layer=each(admin)),
+    "dual_stream": Reference(layer=each(dual_stream), last="sum"),
+    "rezero": Reference(layer=each(rezero)),
+    "skipinit": Reference(layer=each(skipinit)),
+    "layer_scale": Reference(layer=each(layer_scale), last="norm"),
+    "t_fixup": Reference(layer=each(t_fixup)),
+    "mix_ln": Reference(layer=each(mix_ln), last="norm"),
+    "layer_norm_scaling": Reference(layer=each(layer_norm_scaling), last="norm"),
+    "keel": Reference(layer=each(keel)),
+    # Dehghani et al. 2023 (ViT-22B, 2302.05442).
+    "qk_norm": Reference(layer=each(pre_ln), last="norm", norm_heads=("query", "key")),
+    "realformer": Reference(layer=each(post_ln), carry="paper"),
+    "parallel": Reference(layer=parallel, last="norm"),
+    "v_skipinit": Reference(layer=sas, last="norm", shaped="identity"),
+    "sas": simplified(sas),
+    "sas_p": simplified(sas_p),
+    "sas_p_no_norm": simplified(sas_p_no_norm),
 }
 
 
-def embed(parameters: Mapping[str, Array], tokens: NDArray[np.int64]) -> Array:
+# --- Whole models --------------------------------------------------------------------------------
+
+
+def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
     """``sqrt(d) E[token] + PE(position)`` (Vaswani et al. 2017, sections 3.4-3.5)."""
     table = parameters["embedding.tokens.weight"]
-    dim = table.shape[1]
-    return math.sqrt(dim) * table[tokens] + sinusoids(tokens.shape[1], dim)
+    length, dim = tokens.shape[1], table.shape[1]
+    embedded = math.sqrt(dim) * table[tokens]
+    match positions:
+        case "sinusoidal":
+            return embedded + sinusoids(length, dim)
+        case "learned":
+            return embedded + parameters["embedding.position_table.weight"][:length]
+        case "rope":
+            return embedded
+        case other:
+            raise ValueError(other)
 
 
-def run_stack(
-    preset: str,
-    parameters: Mapping[str, Array],
-    stack: str,
-    depth: int,
-    x: Array,
-    sizes: Sizes,
-    allowed: Flags,
-    memory: Array | None = None,
-    memory_allowed: Flags | None = None,
-) -> Array:
-    """Run the layers of `stack` ("encoder." or "decoder.") and its final norm."""
-    sums: dict[str, Array] = {}
-    for n in range(1, depth + 1):
-        layer = Layer(parameters, f"{stack}blocks.{n - 1}.", n, sizes, allowed, sums)
-        if memory is not None and memory_allowed is not None:
-            layer.memory, layer.memory_allowed = memory, memory_allowed
-        x = REFERENCE[preset].layer(layer, x)
-    if REFERENCE[preset].final_norm:
-        x = Layer(parameters, stack, depth, sizes, allowed, sums).norm("final_norm", x)
-    return x
+def run_stack(stack: Stack, x: Array) -> Array:
+    """Run the layers of `stack` and what stands before and after them."""
+    parameters, reference = stack.parameters, stack.reference
+    if reference.first == "norm":
+        x = norm(parameters, f"{stack.side}.input_norm", x)
+    stack.total = x
+    for n in range(1, stack.depth + 1):
+        x = reference.layer(Layer(stack, n), x)
+    match reference.last:
+        case "nothing":
+            return x
+        case "norm":
+            return norm(parameters, f"{stack.side}.final_norm", x)
+        case "sum":
+            return x + norm(parameters, f"{stack.side}.final_norm", np.asarray(stack.total))
 
 
 @dataclass(frozen=True)
@@ -307,11 +576,7 @@ class Translation:
 
 
 def translate(
-    preset: str,
-    parameters: Mapping[str, Array],
-    sizes: Sizes,
-    source: NDArray[np.int64],
-    target: NDArray[np.int64],
+    reference: Reference, parameters: Parameters, sizes: Sizes, source: Tokens, target: Tokens
 ) -> Translation:
     """Encoder-decoder with teacher forcing. No query sees padding, none of the target's ahead."""
     batch, queries = target.shape
@@ -326,49 +591,22 @@ def translate(
         for i in range(queries):
             for j in range(i + 1):
                 target_allowed[b, i, j] = real_target[b, j]
-    memory = run_stack(
-        preset,
-        parameters,
-        "encoder.",
-        sizes.encoder_depth,
-        embed(parameters, source),
-        sizes,
-        source_allowed,
-    )
-    states = run_stack(
-        preset,
-        parameters,
-        "decoder.",
-        sizes.decoder_depth,
-        embed(parameters, target),
-        sizes,
-        target_allowed,
-        memory,
-        cross_allowed,
-    )
+    encoder = Stack(reference, parameters, "encoder", sizes.encoder_depth, sizes, source_allowed)
+    memory = run_stack(encoder, embed(parameters, source, sizes.positions))
+    decoder = Stack(reference, parameters, "decoder", sizes.decoder_depth, sizes, target_allowed)
+    decoder.memory, decoder.memory_allowed = memory, cross_allowed
+    states = run_stack(decoder, embed(parameters, target, sizes.positions))
     return Translation(memory, states, states @ parameters["embedding.tokens.weight"].T)
 
 
 def predict_masked(
-    preset: str,
-    parameters: Mapping[str, Array],
-    sizes: Sizes,
-    tokens: NDArray[np.int64],
-    positions: NDArray[np.int64],
+    reference: Reference, parameters: Parameters, sizes: Sizes, tokens: Tokens, positions: Tokens
 ) -> Array:
     """Devlin et al. 2019: an encoder, then ``E N(gelu(W h + b)) + c`` at flat `positions`."""
     batch, length = tokens.shape
     everything = np.ones((batch, length, length), dtype=np.bool_)
-    states = run_stack(
-        preset,
-        parameters,
-        "encoder.",
-        sizes.encoder_depth,
-        embed(parameters, tokens),
-        sizes,
-        everything,
-    )
-    head = Layer(parameters, "", 1, sizes, everything, {})
+    encoder = Stack(reference, parameters, "encoder", sizes.encoder_depth, sizes, everything)
+    states = run_stack(encoder, embed(parameters, tokens, sizes.positions))
     chosen = np.stack([states[p // length, p % length] for p in positions])
-    chosen = head.norm("norm", gelu(head.linear("transform", chosen)))
+    chosen = norm(parameters, "norm", gelu(linear(parameters, "transform", chosen)))
     return chosen @ parameters["embedding.tokens.weight"].T + parameters["output_bias"]

@@ -71,6 +71,11 @@ def test_masked_lm(tmp_path: Path) -> None:
     assert_two_equal_one(tmp_path, "synthetic_mlm.yaml", 5, {"model.block.preset": "sas_p"})
 
 
+def test_profiled_skips(tmp_path: Path) -> None:
+    """Admin's skips start from the batch of both ranks; the same steps follow."""
+    assert_two_equal_one(tmp_path, "synthetic.yaml", 5, {"model.block.preset": "admin"})
+
+
 def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

@@ -8,12 +8,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.kernels import Mask, causal_mask
+from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.heads import (
     ArchitectureConfig,
     EncoderDecoder,
     MaskedLanguageModel,
     build_model,
 )
+from lightning_app.models.initialization import initialize
+from lightning_app.models.transformer import Decoder, Encoder
 from tests import reference
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -43,6 +47,8 @@ def reference_sizes(config: ArchitectureConfig) -> reference.Sizes:
         decoder_depth=config.decoder_depth if config.kind == "encoder_decoder" else 0,
         num_heads=config.num_heads,
         activation=config.activation,
+        slope=config.activation_slope,
+        positions=config.positions,
         pad=PAD,
     )
 
@@ -61,6 +67,36 @@ def masked_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageMode
     model = build_model(architecture(kind="encoder", **changes), block, VOCABULARY, PAD)
     assert isinstance(model, MaskedLanguageModel)
     return model
+
+
+def specification(block: BlockConfig | StackSpec | str, stack: Stack) -> StackSpec:
+    """Return what `block` is in `stack`."""
+    if isinstance(block, StackSpec):
+        return block
+    return (BlockConfig(preset=block) if isinstance(block, str) else block).resolve(stack)
+
+
+def encoder(
+    block: BlockConfig | StackSpec | str, depth: int = 3, peer_depth: int = 2, **changes: Any
+) -> Encoder:
+    """Return the encoder of two stacks, with its initial values, smooth between its matrices."""
+    spec = specification(block, Stack(side="encoder", depth=depth, peer_depth=peer_depth))
+    module = Encoder(spec, architecture(**{"activation": "gelu", **changes}).sizes())
+    initialize(module)
+    return module
+
+
+def decoder(block: BlockConfig | StackSpec | str, depth: int = 2, **changes: Any) -> Decoder:
+    """Return a decoder below which stands an encoder of three layers."""
+    spec = specification(block, Stack(side="decoder", depth=depth, peer_depth=3))
+    module = Decoder(spec, architecture(**{"activation": "gelu", **changes}).sizes())
+    initialize(module)
+    return module
+
+
+def decode(module: Decoder, x: Tensor, memory: Tensor, source_mask: Mask) -> Tensor:
+    """Return the states of a whole target."""
+    return module(x, causal_mask(x.shape[1], x.device), source_mask, module.start(memory))[0]
 
 
 @torch.no_grad()

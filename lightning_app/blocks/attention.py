@@ -1,4 +1,4 @@
-"""Multi-head attention: projections, residual scores, shaping."""
+"""Multi-head attention: projections, carried scores, shaping."""
 
 from dataclasses import dataclass
 from typing import Literal, final
@@ -6,11 +6,27 @@ from typing import Literal, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lightning_app.blocks.kernels import Mask, Scores, attend, attend_with_carry, shape_map
+from lightning_app.blocks.kernels import (
+    Mask,
+    QueryKeySums,
+    Rotation,
+    Scores,
+    attend,
+    attend_with_carry,
+    attend_with_sums,
+    rotate,
+    shape_map,
+)
+from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.blocks.residual import Gain, build_gain
 
-Projection = Literal["full", "identity_plus", "identity"]
+Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
+CarryKind = Literal["none", "scores", "qk_sum"]
+Carry = Scores | QueryKeySums
+"""What a chain of attentions hands from layer to layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,65 +37,130 @@ class ShapingSpec:
     """Weight of the identity I."""
     beta: float = 1.0
     """Weight of the softmax map A."""
-    gamma: float = 1.0
-    """Weight of the centre C, the map at zero scores."""
+    gamma: float | None = 1.0
+    """Weight of the centre C, the map at zero scores; null leaves C out (V-SkipInit)."""
     learned: bool = True
-    """Train the three weights; they take no weight decay."""
+    """Train the weights; they take no weight decay."""
     per_head: bool = True
-    """One triple a head, else one for all heads."""
+    """One weight a head, else one for all heads."""
+
+    @property
+    def centred(self) -> bool:
+        """Whether the map loses its part at zero scores, which asks for queries of zero."""
+        return self.gamma is not None and self.gamma != 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionGains:
+    """a and b of a projection ``W = a W_0 + b dW``."""
+
+    kept: Gain = Gain()
+    """a, on the part that stays as it starts."""
+    change: Gain = Gain()
+    """b, on the part that is trained from zero."""
+
+    def __post_init__(self) -> None:
+        if self.kept.vector or self.change.vector or self.kept.profiled or self.change.profiled:
+            raise ValueError("gains of a projection are scalars: vector and profiled do not apply")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """One attention map with its projections.
 
-    `value` and `output`: ``full`` is ``u W + b``; ``identity_plus`` is ``u (I + W)`` with W
-    starting at zero; ``identity`` is ``u``.
+    `value` and `output`, with u the input:
+
+    - ``full``: ``u W + b``; ``orthogonal`` is the same with W orthogonal at the start
+    - ``identity``: ``u``
+    - ``identity_plus``, ``orthogonal_plus``: ``u (a W_0 + b dW)``, with dW zero at the start and
+      W_0 the identity or an orthogonal matrix that is never trained (He & Hofmann 2023, section
+      4.2); a and b are `value_gains` and `output_gains`
+
+    `tied` starts the output from the transpose of the value's orthogonal matrix.
     """
 
-    carry_scores: bool = False
+    carry: CarryKind = "none"
     score_divisor: float = 1.0
+    qk_norm: Norm = "none"
+    head_gain: bool = False
+    query_key_noise: float = 0.0
     shaping: ShapingSpec | None = None
     value: Projection = "full"
+    value_gains: ProjectionGains = ProjectionGains()
     output: Projection = "full"
+    output_gains: ProjectionGains = ProjectionGains()
+    tied: bool = False
     query_init: QueryInit = "xavier"
+
+    def __post_init__(self) -> None:
+        if self.qk_norm != "none" and self.query_init == "zeros":
+            raise ValueError(
+                "qk_norm with queries that start at zero: the norm of a zero vector has no "
+                "direction and a slope of 1 / sqrt(eps); drop qk_norm or the centre of "
+                "shaped_attention (gamma)"
+            )
+        if not self.score_divisor > 0.0:
+            raise ValueError(f"residual_temperature {self.score_divisor}: a number above 0")
+        if self.score_divisor != 1.0 and self.carry == "none":
+            raise ValueError("residual_temperature: nothing to divide without residual_attention")
+        if self.query_key_noise < 0.0:
+            raise ValueError(f"query_key_noise {self.query_key_noise}: at least 0")
+        orthogonal = {"orthogonal", "orthogonal_plus"}
+        if self.tied and not {self.value, self.output} <= orthogonal:
+            raise ValueError(
+                "tied_projections: value_projection and output_projection must both be orthogonal "
+                "or orthogonal_plus"
+            )
 
 
 @final
-class IdentityPlus(nn.Module):
-    """``u (I + W)``, W starting at zero (He & Hofmann 2023, the value matrix of layer 1)."""
+class AnchoredProjection(nn.Module):
+    """``u (a W_0 + b dW)``: W_0 stays, dW is trained from zero, a and b are gains.
 
-    def __init__(self, dim: int) -> None:
+    W_0 is the identity where `initial` is None, else an orthogonal buffer.
+    """
+
+    initial: Tensor | None
+
+    def __init__(self, dim: int, gains: ProjectionGains, *, orthogonal: bool) -> None:
         super().__init__()
+        self.register_buffer("initial", torch.eye(dim) if orthogonal else None)
         self.change = nn.Linear(dim, dim, bias=False)
+        self.kept = build_gain(gains.kept, dim)
+        self.departure = build_gain(gains.change, dim)
 
     def forward(self, u: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape model"]:
-        return u + self.change(u)
+        kept = u if self.initial is None else F.linear(u, self.initial)
+        return self.kept(kept) + self.departure(self.change(u))
 
 
-def build_projection(kind: Projection, dim: int) -> nn.Module:
+def build_projection(kind: Projection, gains: ProjectionGains, dim: int) -> nn.Module:
     """Return the value or output projection `kind` from and to `dim`."""
     match kind:
-        case "full":
+        case "full" | "orthogonal":
             return nn.Linear(dim, dim)
-        case "identity_plus":
-            return IdentityPlus(dim)
         case "identity":
             return nn.Identity()
+        case "identity_plus" | "orthogonal_plus":
+            return AnchoredProjection(dim, gains, orthogonal=kind == "orthogonal_plus")
 
 
 @final
 class Shaping(nn.Module):
-    """The three weights of the shaped map, each of shape ``(head or 1, 1, 1)``."""
+    """The weights of the shaped map, each of shape ``(head or 1, 1, 1)``; gamma may be None."""
+
+    alpha: Tensor
+    beta: Tensor
+    gamma: Tensor | None
 
     def __init__(self, spec: ShapingSpec, num_heads: int) -> None:
         super().__init__()
         shape = (num_heads if spec.per_head else 1, 1, 1)
         self.start = {"alpha": spec.alpha, "beta": spec.beta, "gamma": spec.gamma}
         for name, value in self.start.items():
-            tensor = torch.full(shape, value)
+            tensor = None if value is None else torch.full(shape, value)
             if spec.learned:
-                self.register_parameter(name, nn.Parameter(tensor))
+                self.register_parameter(name, None if tensor is None else nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
 
@@ -89,16 +170,30 @@ class Shaping(nn.Module):
         value: Float[Tensor, "batch head key dim"],
         mask: Mask,
     ) -> Float[Tensor, "batch head query dim"]:
-        return shape_map(attended, value, mask, self.alpha, self.beta, self.gamma)  # pyright: ignore[reportArgumentType]
+        return shape_map(attended, value, mask, self.alpha, self.beta, self.gamma)
+
+
+@final
+class HeadGain(nn.Module):
+    """``g_h head_h`` before the output projection, g starting at one (NormFormer, 2110.09456)."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(num_heads, 1, 1))
+
+    def forward(
+        self, heads: Float[Tensor, "batch head query dim"]
+    ) -> Float[Tensor, "batch head query dim"]:
+        return self.gain * heads
 
 
 @final
 class Attention(nn.Module):
     """Multi-head attention of queries from `u` over keys and values from the same or another text.
 
-    ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map, and residual scores where the
-    specification carries them. The caller makes keys and values (`keys_values`), so that cached
-    decoding appends to them.
+    ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map. Queries and keys pass, in this
+    order, noise (training alone), the norm over each head, and rotary positions. The caller makes
+    keys and values (`keys_values`), so that cached decoding appends to them.
     """
 
     def __init__(self, spec: AttentionSpec, model_dim: int, num_heads: int, dropout: float) -> None:
@@ -108,20 +203,42 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.query = nn.Linear(model_dim, model_dim)
         self.key = nn.Linear(model_dim, model_dim)
-        self.value = build_projection(spec.value, model_dim)
-        self.output = build_projection(spec.output, model_dim)
+        self.value = build_projection(spec.value, spec.value_gains, model_dim)
+        self.output = build_projection(spec.output, spec.output_gains, model_dim)
+        self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)
+        self.key_norm = build_norm(spec.qk_norm, model_dim // num_heads)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
+        self.head_gain = HeadGain(num_heads) if spec.head_gain else None
 
     def _split(
         self, x: Float[Tensor, "batch token model"]
     ) -> Float[Tensor, "batch head token dim"]:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
+    def _placed(
+        self,
+        x: Float[Tensor, "batch token model"],
+        norm: nn.Module,
+        rotation: Rotation | None,
+    ) -> Float[Tensor, "batch head token dim"]:
+        if self.spec.query_key_noise and self.training:
+            noise = nn.init.trunc_normal_(torch.empty_like(x), a=-2.0, b=2.0)
+            x = x + self.spec.query_key_noise * noise
+        heads = norm(self._split(x))
+        return heads if rotation is None else rotate(heads, rotation)
+
+    def queries(
+        self, u: Float[Tensor, "batch query model"], rotation: Rotation | None
+    ) -> Float[Tensor, "batch head query dim"]:
+        """Return the queries of `u` as the scores take them, split into heads."""
+        return self._placed(self.query(u), self.query_norm, rotation)
+
     def keys_values(
-        self, memory: Float[Tensor, "batch key model"]
+        self, memory: Float[Tensor, "batch key model"], rotation: Rotation | None
     ) -> tuple[Float[Tensor, "batch head key dim"], Float[Tensor, "batch head key dim"]]:
-        """Return keys and values of `memory`, split into heads."""
-        return self._split(self.key(memory)), self._split(self.value(memory))
+        """Return keys, as the scores take them, and values of `memory`, split into heads."""
+        keys = self._placed(self.key(memory), self.key_norm, rotation)
+        return keys, self._split(self.value(memory))
 
     def forward(
         self,
@@ -129,19 +246,25 @@ class Attention(nn.Module):
         keys: Float[Tensor, "batch head key dim"],
         values: Float[Tensor, "batch head key dim"],
         mask: Mask,
-        previous: Scores | None,
-    ) -> tuple[Float[Tensor, "batch query model"], Scores | None]:
-        """Return the sub-layer's output and, where scores are carried, their running sum."""
-        query = self._split(self.query(u))
+        carry: Carry | None,
+        rotation: Rotation | None,
+    ) -> tuple[Float[Tensor, "batch query model"], Carry | None]:
+        """Return the sub-layer's output and what the chain hands to the layer above."""
+        query = self.queries(u, rotation)
         dropout = self.dropout if self.training else 0.0
-        scores = None
-        if self.spec.carry_scores:
-            heads, scores = attend_with_carry(
-                query, keys, values, mask, dropout, previous, self.spec.score_divisor
-            )
-        else:
-            heads = attend(query, keys, values, mask, dropout)
+        divisor = self.spec.score_divisor
+        match self.spec.carry:
+            case "none":
+                heads = attend(query, keys, values, mask, dropout)
+            case "scores":
+                assert carry is None or isinstance(carry, Tensor)
+                heads, carry = attend_with_carry(query, keys, values, mask, dropout, carry, divisor)
+            case "qk_sum":
+                assert carry is None or isinstance(carry, QueryKeySums)
+                heads, carry = attend_with_sums(query, keys, values, mask, dropout, carry, divisor)
         if self.shaping is not None:
             heads = self.shaping(heads, values, mask)
+        if self.head_gain is not None:
+            heads = self.head_gain(heads)
         # (batch, head, query, dim) -> (batch, query, head * dim)
-        return self.output(heads.transpose(1, 2).flatten(2)), scores
+        return self.output(heads.transpose(1, 2).flatten(2)), carry

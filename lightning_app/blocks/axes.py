@@ -3,13 +3,26 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_app.blocks.attention import AttentionSpec, Projection, ShapingSpec
+from lightning_app.blocks.attention import (
+    AttentionSpec,
+    Projection,
+    ProjectionGains,
+    ShapingSpec,
+)
 from lightning_app.blocks.block import BlockSpec, Layout
 from lightning_app.blocks.norm import Norm
-from lightning_app.blocks.presets import ABSENT, PRESETS, Stack, StackSpec, carry_scores
+from lightning_app.blocks.presets import ABSENT, PRESETS
 from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.stack import ResidualAttention, Stack, StackSpec, carry_scores
 
-Placement = Literal["post", "pre", "none"]
+Placement = Literal["post", "pre", "peri", "none"]
+PLACES: dict[Placement, tuple[bool, bool, bool]] = {
+    # norm_input, norm_branch, norm_sum
+    "post": (False, False, True),
+    "pre": (True, False, False),
+    "peri": (True, True, False),
+    "none": (False, False, False),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +32,36 @@ class BlockConfig:
     preset: str = "pre_ln"
     """A name that `ablate blocks` lists."""
     norm_placement: Placement | None = None
-    """post: norm(x + f(x)); pre: x + f(norm(x)) and a final norm; none: x + f(x)."""
+    """post: norm(x + f(x)); pre: x + f(norm(x)); peri: x + norm(f(norm(x))); none: x + f(x).
+    A final norm stands after pre and peri."""
     norm: Literal["layer_norm", "rms_norm"] | None = None
-    """The norm, wherever the placement puts one."""
-    residual_attention: Literal["none", "sum", "mean"] | None = None
-    """Carry scores from layer to layer; mean divides the logits of layer n by n."""
+    """The norm, wherever one stands in a stack."""
+    residual_attention: ResidualAttention | None = None
+    """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
+    carries sums of queries and of keys."""
+    residual_temperature: float | None = None
+    """Divides the carried logits as well; needs residual attention."""
+    query_key_noise: float | None = None
+    """Experimental, in training alone: this times normal noise, cut at 2, on queries and keys."""
+    qk_norm: Norm | None = None
+    """The norm of each head of queries and keys, with learned gains."""
     shaped_attention: ShapingSpec | None = None
     """The weights of A' = alpha I + beta A - gamma C in self-attention."""
     value_projection: Projection | None = None
     """The value projection of self-attention, in every layer."""
     output_projection: Projection | None = None
     """The output projection of self-attention, in every layer."""
+    first_value_projection: Projection | None = None
+    """The value projection of the first layer, where it is to differ."""
+    last_output_projection: Projection | None = None
+    """The output projection of the last layer, where it is to differ."""
+    value_gains: ProjectionGains | None = None
+    """a and b of V = a W_0 + b dW, for identity_plus and orthogonal_plus."""
+    output_gains: ProjectionGains | None = None
+    """a and b of P = a W_0 + b dW."""
+    tied_projections: bool | None = None
+    """Start P from the transpose of V's orthogonal matrix, so that the two cancel; a first or last
+    layer that is to differ is left out."""
     layout: Layout | None = None
     """Self-attention and feed-forward in turn, or in one sum."""
     attention_skip: Gain | None = None
@@ -40,6 +72,8 @@ class BlockConfig:
     """The gain of the self-attention branch."""
     ff_branch: Gain | None = None
     """The gain of the feed-forward branch."""
+    share_branch_gain: bool | None = None
+    """One learned gain for all branches of a layer instead of one each."""
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -52,18 +86,43 @@ class BlockConfig:
             known = ", ".join(PRESETS)
             raise ValueError(f"preset '{self.preset}' is not one of {known}")
         spec = PRESETS[self.preset](stack)
+        last = len(spec.blocks) - 1
+        blocks = tuple(
+            self._block(block, first=layer == 0, last=layer == last)
+            for layer, block in enumerate(spec.blocks)
+        )
         final_norm = spec.final_norm
-        if self.norm_placement is not None:
-            final_norm = "layer_norm" if self.norm_placement == "pre" else "none"
-        if self.norm is not None and final_norm != "none":
-            final_norm = self.norm
-        blocks = tuple(self._block(block) for block in spec.blocks)
-        spec = StackSpec(blocks=blocks, final_norm=final_norm)
-        if self.residual_attention is not None:
-            spec = carry_scores(spec, self.residual_attention)
-        return spec
+        if self.norm_placement is not None and not spec.dual_stream:
+            final_norm = "layer_norm" if self.norm_placement in ("pre", "peri") else "none"
+        spec = replace(
+            spec,
+            blocks=blocks,
+            final_norm=self._kind(final_norm),
+            input_norm=self._kind(spec.input_norm),
+        )
+        return self._carried(spec)
 
-    def _block(self, block: BlockSpec) -> BlockSpec:
+    def _carried(self, spec: StackSpec) -> StackSpec:
+        temperature = 1.0 if self.residual_temperature is None else self.residual_temperature
+        if self.residual_attention is not None:
+            return carry_scores(spec, self.residual_attention, temperature)
+        if self.residual_temperature is None:
+            return spec
+
+        def cooled(attention: AttentionSpec) -> AttentionSpec:
+            return replace(attention, score_divisor=attention.score_divisor * temperature)
+
+        blocks = tuple(
+            replace(
+                block,
+                self_attention=cooled(block.self_attention),
+                cross_attention=cooled(block.cross_attention),
+            )
+            for block in spec.blocks
+        )
+        return replace(spec, blocks=blocks)
+
+    def _block(self, block: BlockSpec, *, first: bool, last: bool) -> BlockSpec:
         around_self = self._residual(block.around_self, self.attention_skip, self.attention_branch)
         around_cross = self._residual(block.around_cross, None, None)
         around_ff = self._residual(block.around_ff, self.ff_skip, self.ff_branch)
@@ -72,28 +131,29 @@ class BlockConfig:
             # Two skips become one, or one becomes two.
             skip = ABSENT if layout == "parallel" else block.around_ff.skip
             around_self = replace(around_self, skip=skip)
+        share = self.share_branch_gain
+        self_attention = self._both(self._self_attention(block.self_attention, first, last))
         return replace(
             block,
             around_self=around_self,
             around_cross=around_cross,
             around_ff=around_ff,
-            self_attention=self._attention(block.self_attention),
+            self_attention=self_attention,
+            cross_attention=self._both(block.cross_attention),
+            ff_norm=self._kind(block.ff_norm),
             layout=layout,
+            share_branch_gain=block.share_branch_gain if share is None else share,
         )
 
     def _residual(self, residual: ResidualSpec, skip: Gain | None, branch: Gain | None):
-        match self.norm_placement:
-            case "post":
-                residual = replace(residual, norm_input="none", norm_sum="layer_norm")
-            case "pre":
-                residual = replace(residual, norm_input="layer_norm", norm_sum="none")
-            case "none":
-                residual = replace(residual, norm_input="none", norm_sum="none")
-            case None:
-                pass
+        if self.norm_placement is not None:
+            kinds = ["layer_norm" if here else "none" for here in PLACES[self.norm_placement]]
+            names = ("norm_input", "norm_branch", "norm_sum")
+            residual = replace(residual, **dict(zip(names, kinds, strict=True)))
         return replace(
             residual,
             norm_input=self._kind(residual.norm_input),
+            norm_branch=self._kind(residual.norm_branch),
             norm_sum=self._kind(residual.norm_sum),
             skip=skip or residual.skip,
             branch=branch or residual.branch,
@@ -102,17 +162,37 @@ class BlockConfig:
     def _kind(self, norm: Norm) -> Norm:
         return norm if norm == "none" or self.norm is None else self.norm
 
-    def _attention(self, attention: AttentionSpec) -> AttentionSpec:
-        if self.shaped_attention is not None:
-            # The centre cancels the map at the start only where the scores are zero.
-            zeros = self.shaped_attention.gamma != 0.0
-            attention = replace(
-                attention,
-                shaping=self.shaped_attention,
-                query_init="zeros" if zeros else "xavier",
-            )
+    def _both(self, attention: AttentionSpec) -> AttentionSpec:
+        """Return `attention` with what self- and cross-attention have in common."""
+        noise = self.query_key_noise
         return replace(
             attention,
-            value=self.value_projection or attention.value,
-            output=self.output_projection or attention.output,
+            qk_norm=self._kind(self.qk_norm or attention.qk_norm),
+            query_key_noise=attention.query_key_noise if noise is None else noise,
+        )
+
+    def _self_attention(self, attention: AttentionSpec, first: bool, last: bool) -> AttentionSpec:
+        shaping, query_init = attention.shaping, attention.query_init
+        if self.shaped_attention is not None:
+            shaping = self.shaped_attention
+            # The centre cancels the map at the start only where the scores are zero.
+            query_init = "zeros" if shaping.centred else "xavier"
+        value = self.value_projection or attention.value
+        output = self.output_projection or attention.output
+        tied = attention.tied if self.tied_projections is None else self.tied_projections
+        if first and self.first_value_projection is not None:
+            value = self.first_value_projection
+            tied = tied and value.startswith("orthogonal")
+        if last and self.last_output_projection is not None:
+            output = self.last_output_projection
+            tied = tied and output.startswith("orthogonal")
+        return replace(
+            attention,
+            shaping=shaping,
+            query_init=query_init,
+            value=value,
+            value_gains=self.value_gains or attention.value_gains,
+            output=output,
+            output_gains=self.output_gains or attention.output_gains,
+            tied=tied,
         )

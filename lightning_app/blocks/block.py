@@ -1,18 +1,34 @@
 """One block of a stack: its frozen specification, its encoder form and its decoder form."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_app.blocks.attention import Attention, AttentionSpec
+from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
 from lightning_app.blocks.feed_forward import Activation, FeedForward
-from lightning_app.blocks.kernels import Mask, Scores
-from lightning_app.blocks.residual import Residual, ResidualSpec
+from lightning_app.blocks.kernels import Mask, Rotation
+from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.residual import Residual, ResidualSpec, Stream
 
 Layout = Literal["sequential", "parallel"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitSpec:
+    """Gains of a block's matrices over Xavier's (Glorot & Bengio 2010).
+
+    ``uniform``: U(+-gain sqrt(6 / (fan_in + fan_out))); ``normal``: the same variance. Queries,
+    keys and values have 1/sqrt(2): one fused matrix of the three would get it, as in fairseq.
+    """
+
+    distribution: Literal["uniform", "normal"] = "uniform"
+    query_key: float = 2**-0.5
+    value: float = 2**-0.5
+    output: float = 1.0
+    ff: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +39,10 @@ class BlockSpec:
     residual formula. ``parallel``: self-attention and feed-forward read one norm and join one
     skip, that of `around_ff`: ``y = skip * x + b_SA SA(u) + b_FF FF(u)``, ``u = norm(x)``; in a
     decoder the cross-attention follows as a sub-layer of its own.
+
+    `bottom_to_top` adds the block's input to the sum of its last sub-layer (B2T).
+    `share_branch_gain` makes one gain of all branches, that of `around_self` (ReZero).
+    `ff_norm` stands between the feed-forward's activation and its second matrix (NormFormer).
     """
 
     around_self: ResidualSpec
@@ -30,7 +50,11 @@ class BlockSpec:
     around_ff: ResidualSpec
     self_attention: AttentionSpec = AttentionSpec()
     cross_attention: AttentionSpec = AttentionSpec()
+    ff_norm: Norm = "none"
     layout: Layout = "sequential"
+    bottom_to_top: bool = False
+    share_branch_gain: bool = False
+    init: InitSpec = InitSpec()
 
     def __post_init__(self) -> None:
         if self.cross_attention.shaping is not None:
@@ -44,6 +68,8 @@ class BlockSpec:
             )
         if self.layout == "parallel":
             self._check_parallel()
+        if self.share_branch_gain:
+            self._check_shared_gain()
         shaping = self.self_attention.shaping
         skip = self.around_ff.skip if self.layout == "parallel" else self.around_self.skip
         if skip.absent and (shaping is None or shaping.alpha == 0.0):
@@ -67,7 +93,43 @@ class BlockSpec:
             return replace(self.around_ff, norm_input="none")
         return self.around_ff
 
+    def growth(self, stack_part: Literal["around_self", "around_ff"]) -> float:
+        """Return the variance that a branch adds to the stream at the start, over the stream's.
+
+        ``(branch / skip)^2`` times the squared gains of the branch's two matrices, and the
+        ``ln skip^2`` by which a skip over 1 amplifies the stream itself; 0 where a norm of the
+        branch or of any sum of the block, or a missing skip, bounds it.
+        """
+        residual = self.around_self if stack_part == "around_self" else self.around_ff
+        # Both branches of a parallel block join the skip of the feed-forward.
+        skip = self.around_ff.skip if self.layout == "parallel" else residual.skip
+        sums = {self.around_self.norm_sum, self.around_cross.norm_sum, self.around_ff.norm_sum}
+        if sums != {"none"} or not residual.unnormalized or skip.value == 0.0:
+            return 0.0
+        if stack_part == "around_self":
+            attention = self.self_attention
+            gains = self.init.value if attention.value == "full" else 1.0
+            gains *= self.init.output if attention.output == "full" else 1.0
+        else:
+            gains = self.init.ff**2
+        # B2T's last sum takes the block's input twice.
+        twice = self.bottom_to_top and stack_part == "around_ff"
+        kept = abs(skip.value) + (1.0 if twice else 0.0)
+        return (residual.branch.value * gains / kept) ** 2 + max(0.0, math.log(kept**2))
+
+    def _check_shared_gain(self) -> None:
+        branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}
+        if len(branches) > 1 or not self.around_self.branch.learned:
+            raise ValueError(
+                "share_branch_gain: attention_branch and ff_branch must be one learned gain with "
+                "one start"
+            )
+
     def _check_parallel(self) -> None:
+        if self.bottom_to_top:
+            raise ValueError(
+                "layout parallel with preset b2t has no meaning: one sum has no lower skip to add"
+            )
         if {self.around_self.norm_sum, self.around_ff.norm_sum} != {"none"}:
             raise ValueError(
                 "layout parallel with norm_placement post has no meaning: its branches share one "
@@ -90,6 +152,8 @@ class Sizes:
     ff_dim: int
     num_heads: int
     activation: Activation = "relu"
+    activation_slope: float = 0.01
+    rotary: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
 
@@ -98,6 +162,15 @@ class Sizes:
             raise ValueError(
                 f"model_dim {self.model_dim} is no multiple of num_heads {self.num_heads}"
             )
+        if self.rotary and self.head_dim % 2:
+            raise ValueError(
+                f"positions rope: model_dim / num_heads is {self.head_dim}, and pairs need an even "
+                "number"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.model_dim // self.num_heads
 
     def attention(self, spec: AttentionSpec) -> Attention:
         return Attention(spec, self.model_dim, self.num_heads, self.attention_dropout)
@@ -105,8 +178,10 @@ class Sizes:
     def residual(self, spec: ResidualSpec) -> Residual:
         return Residual(spec, self.model_dim, self.dropout)
 
-    def feed_forward(self) -> FeedForward:
-        return FeedForward(self.model_dim, self.ff_dim, self.activation)
+    def feed_forward(self, norm: Norm) -> FeedForward:
+        return FeedForward(
+            self.model_dim, self.ff_dim, self.activation, norm, self.activation_slope
+        )
 
 
 class LayerCache(NamedTuple):
@@ -118,11 +193,11 @@ class LayerCache(NamedTuple):
     cross_values: Tensor
 
 
-class DecoderScores(NamedTuple):
-    """The two score chains of a decoder; None where nothing is carried."""
+class Carries(NamedTuple):
+    """What the two chains of a decoder hand upwards; None where nothing is carried."""
 
-    self_attention: Scores | None = None
-    cross_attention: Scores | None = None
+    self_attention: Carry | None = None
+    cross_attention: Carry | None = None
 
 
 @final
@@ -141,22 +216,26 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.spec = spec
         self.self_attention = sizes.attention(spec.self_attention)
-        self.feed_forward = sizes.feed_forward()
+        self.feed_forward = sizes.feed_forward(spec.ff_norm)
         self.around_self = sizes.residual(spec.around_self)
         self.around_ff = sizes.residual(spec.built_around_ff)
+        if spec.share_branch_gain:
+            self.around_ff.branch = self.around_self.branch
 
     def forward(
-        self, x: Float[Tensor, "batch token model"], mask: Mask, scores: Scores | None
-    ) -> tuple[Float[Tensor, "batch token model"], Scores | None]:
-        u = self.around_self.enter(x)
-        keys, values = self.self_attention.keys_values(u)
-        attended, scores = self.self_attention(u, keys, values, mask, scores)
+        self, stream: Stream, mask: Mask, carry: Carry | None, rotation: Rotation | None
+    ) -> tuple[Stream, Carry | None]:
+        start = stream
+        u = self.around_self.enter(stream.x)
+        keys, values = self.self_attention.keys_values(u, rotation)
+        attended, carry = self.self_attention(u, keys, values, mask, carry, rotation)
+        stream = self.around_self(stream, attended)
         if self.spec.layout == "parallel":
-            x = self.around_ff.leave(x, self.feed_forward(u)) + self.around_self.leave(x, attended)
+            stream = Stream(self.around_ff(start, self.feed_forward(u)).x + stream.x)
         else:
-            x = self.around_self.leave(x, attended)
-            x = self.around_ff.leave(x, self.feed_forward(self.around_ff.enter(x)))
-        return x, scores
+            fed = self.feed_forward(self.around_ff.enter(stream.x))
+            stream = self.around_ff(with_bottom(self.spec, stream, start), fed)
+        return stream, carry
 
 
 @final
@@ -171,44 +250,57 @@ class DecoderBlock(nn.Module):
         self.spec = spec
         self.self_attention = sizes.attention(spec.self_attention)
         self.cross_attention = sizes.attention(spec.cross_attention)
-        self.feed_forward = sizes.feed_forward()
+        self.feed_forward = sizes.feed_forward(spec.ff_norm)
         self.around_self = sizes.residual(spec.around_self)
         self.around_cross = sizes.residual(spec.around_cross)
         self.around_ff = sizes.residual(spec.built_around_ff)
+        if spec.share_branch_gain:
+            self.around_cross.branch = self.around_self.branch
+            self.around_ff.branch = self.around_self.branch
 
     def forward(
         self,
-        x: Float[Tensor, "batch query model"],
+        stream: Stream,
         mask: Mask,
         source_mask: Mask,
-        scores: DecoderScores,
+        carries: Carries,
         cache: LayerCache,
-    ) -> tuple[Float[Tensor, "batch query model"], DecoderScores, LayerCache]:
-        """Run the block on the newest tokens `x`; `cache` holds what stands before them.
+        rotation: Rotation | None,
+    ) -> tuple[Stream, Carries, LayerCache]:
+        """Run the block on the newest tokens of `stream`; `cache` holds what stands before them.
 
-        In training the cache holds no self keys and `x` is the whole target.
+        In training the cache holds no self keys and the stream is the whole target.
         """
-        u = self.around_self.enter(x)
-        keys, values = self.self_attention.keys_values(u)
+        start = stream
+        u = self.around_self.enter(stream.x)
+        keys, values = self.self_attention.keys_values(u, rotation)
         if cache.self_keys.shape[2]:
             keys = torch.cat([cache.self_keys, keys], dim=2)
             values = torch.cat([cache.self_values, values], dim=2)
-        attended, self_scores = self.self_attention(u, keys, values, mask, scores.self_attention)
+        attended, self_carry = self.self_attention(
+            u, keys, values, mask, carries.self_attention, rotation
+        )
+        stream = self.around_self(stream, attended)
         if self.spec.layout == "parallel":
-            x = self.around_ff.leave(x, self.feed_forward(u)) + self.around_self.leave(x, attended)
-        else:
-            x = self.around_self.leave(x, attended)
+            stream = Stream(self.around_ff(start, self.feed_forward(u)).x + stream.x)
 
-        crossed, cross_scores = self.cross_attention(
-            self.around_cross.enter(x),
+        crossed, cross_carry = self.cross_attention(
+            self.around_cross.enter(stream.x),
             cache.cross_keys,
             cache.cross_values,
             source_mask,
-            scores.cross_attention,
+            carries.cross_attention,
+            None,
         )
-        x = self.around_cross.leave(x, crossed)
+        stream = self.around_cross(stream, crossed)
 
         if self.spec.layout == "sequential":
-            x = self.around_ff.leave(x, self.feed_forward(self.around_ff.enter(x)))
+            fed = self.feed_forward(self.around_ff.enter(stream.x))
+            stream = self.around_ff(with_bottom(self.spec, stream, start), fed)
         cache = cache._replace(self_keys=keys, self_values=values)
-        return x, DecoderScores(self_scores, cross_scores), cache
+        return stream, Carries(self_carry, cross_carry), cache
+
+
+def with_bottom(spec: BlockSpec, stream: Stream, start: Stream) -> Stream:
+    """Return what the last sub-layer's skip carries: B2T adds the block's input (2206.00330)."""
+    return stream._replace(x=stream.x + start.x) if spec.bottom_to_top else stream

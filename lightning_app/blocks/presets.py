@@ -1,61 +1,23 @@
 """The named variants: one pure function each, from a stack to its specification.
 
-A new mixture of old parts is one function here. Letters: x the stream, N a norm, SA self-attention,
-CA cross-attention, FF the feed-forward, A the attention map, C its centre, n the layer from 1.
+A new mixture of old parts is one function here. Letters: x the stream, f a sub-layer, N a norm, SA
+self-attention, CA cross-attention, FF the feed-forward, A the attention map, C its centre, L the
+depth of the stack, l or n the layer from 1.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_app.blocks.attention import AttentionSpec, ShapingSpec
-from lightning_app.blocks.block import BlockSpec
-from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores, same_block
 
 ABSENT = Gain(value=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stack:
-    """Where blocks stand. `peer_depth` is the other stack's depth, 0 where there is none."""
-
-    side: Literal["encoder", "decoder"]
-    depth: int
-    peer_depth: int = 0
-
-    def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise ValueError(f"{self.side}_depth {self.depth}: a stack has at least one block")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackSpec:
-    """The resolved specification of a stack, one block a layer, and the norm after the last."""
-
-    blocks: tuple[BlockSpec, ...]
-    final_norm: Norm = "none"
-
-    def __post_init__(self) -> None:
-        """Refuse streams that explode: a sum over layers of (branch / skip)^2 over 1, no norm.
-
-        SkipInit's 1 / sqrt(depth) and ReZero's 0 pass, as do blocks without a skip.
-        """
-        for name in ("around_self", "around_ff"):
-            growth = 0.0
-            for block in self.blocks:
-                residual: ResidualSpec = getattr(block, name)
-                # Both branches of a parallel block join the skip of the feed-forward.
-                skip = (block.around_ff if block.layout == "parallel" else residual).skip
-                if not residual.unnormalized or skip.absent or skip.value == 0.0:
-                    continue
-                growth += (residual.branch.value / skip.value) ** 2
-            if growth > 1.0 + 1e-9:
-                raise ValueError(
-                    "norm_placement none with an ordinary attention_skip or ff_skip explodes at "
-                    "initialisation; use it with skipless attention or branch gains that start at "
-                    "1 / sqrt(depth) or less"
-                )
+POST = ResidualSpec(norm_sum="layer_norm")
+PRE = ResidualSpec(norm_input="layer_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,37 +51,6 @@ def preset(
     return register
 
 
-def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:
-    """Return a stack of `depth` equal blocks."""
-    return StackSpec(blocks=(block,) * stack.depth, final_norm=final_norm)
-
-
-def around(residual: ResidualSpec) -> BlockSpec:
-    """Return a sequential block with `residual` around every sub-layer."""
-    return BlockSpec(around_self=residual, around_cross=residual, around_ff=residual)
-
-
-def carry_scores(spec: StackSpec, kind: Literal["none", "sum", "mean"]) -> StackSpec:
-    """Return `spec` with residual scores in every chain: encoder self, decoder self, cross.
-
-    ``mean`` divides the logits of layer n by n; the carry itself stays a sum.
-    """
-
-    def carried(attention: AttentionSpec, layer: int) -> AttentionSpec:
-        divisor = float(layer) if kind == "mean" else 1.0
-        return replace(attention, carry_scores=kind != "none", score_divisor=divisor)
-
-    blocks = tuple(
-        replace(
-            block,
-            self_attention=carried(block.self_attention, layer),
-            cross_attention=carried(block.cross_attention, layer),
-        )
-        for layer, block in enumerate(spec.blocks, start=1)
-    )
-    return replace(spec, blocks=blocks)
-
-
 @preset(
     equation="x' = N(x + f(x))",
     paper="Vaswani et al. 2017 (1706.03762); Xiong et al. 2020 (2002.04745), table 1",
@@ -127,7 +58,7 @@ def carry_scores(spec: StackSpec, kind: Literal["none", "sum", "mean"]) -> Stack
 )
 def post_ln(stack: Stack) -> StackSpec:
     """``x' = N(x + f(x))`` for every sub-layer, no norm after the last block."""
-    return same_block(stack, around(ResidualSpec(norm_sum="layer_norm")), final_norm="none")
+    return same_block(stack, around(POST), final_norm="none")
 
 
 @preset(
@@ -137,7 +68,261 @@ def post_ln(stack: Stack) -> StackSpec:
 )
 def pre_ln(stack: Stack) -> StackSpec:
     """``x' = x + f(N(x))`` for every sub-layer, one final norm in each stack."""
-    block = around(ResidualSpec(norm_input="layer_norm"))
+    return same_block(stack, around(PRE), final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + N(f(N(x))); N on the embedding and after the last block",
+    paper="Kim et al. 2025, Peri-LN (2502.02732)",
+    fixes="activations of Pre-LN that grow with depth and training",
+)
+def peri_ln(stack: Stack) -> StackSpec:
+    """Norms on both sides of every branch, and one on what enters the stack.
+
+    Known from secondary sources.
+    """
+    return replace(sandwich_ln(stack), input_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + N(f(N(x))); N after the last block",
+    paper="Ding et al. 2021, CogView (2105.13290)",
+    fixes="overflow of branch outputs in half precision",
+)
+def sandwich_ln(stack: Stack) -> StackSpec:
+    """Norms on both sides of every branch. Known from secondary sources."""
+    block = around(replace(PRE, norm_branch="layer_norm"))
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + N(P concat_h(g_h head_h)), then + W2 N(act(W1 u)); heads and u from N(x)",
+    paper="Shleifer et al. 2021, NormFormer (2110.09456)",
+    fixes="gradients of Pre-LN that are larger in early layers",
+)
+def normformer(stack: Stack) -> StackSpec:
+    """Pre-LN with a learned gain a head, a norm after each attention and one inside the FF.
+
+    The head gains stand before the output projection, as in the paper; the published code applies
+    them after it, where a column no longer belongs to one head. Cross-attention is treated as
+    self-attention is. The paper's learned vector on the feed-forward's skip, advised for small
+    models, is the axis ``ff_skip: {value: 1, learned: true, vector: true}``.
+    """
+    attention = AttentionSpec(head_gain=True)
+    normed = replace(PRE, norm_branch="layer_norm")
+    block = BlockSpec(
+        around_self=normed,
+        around_cross=normed,
+        around_ff=PRE,
+        self_attention=attention,
+        cross_attention=attention,
+        ff_norm="layer_norm",
+    )
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+def deepnorm_gains(stack: Stack) -> tuple[float, float]:
+    """Return DeepNorm's alpha and beta (2203.00555, table of section 3).
+
+    ===================================  ========================  =========================
+    stack of depth L, peer of depth M    alpha                     beta
+    ===================================  ========================  =========================
+    one stack alone                      (2L)^(1/4)                (8L)^(-1/4)
+    encoder of an encoder-decoder        0.81 (L^4 M)^(1/16)       0.87 (L^4 M)^(-1/16)
+    decoder of an encoder-decoder        (3L)^(1/4)                (12L)^(-1/4)
+    ===================================  ========================  =========================
+    """
+    depth, peer = stack.depth, stack.peer_depth
+    if peer == 0:
+        return (2 * depth) ** 0.25, (8 * depth) ** -0.25
+    if stack.side == "encoder":
+        root = (depth**4 * peer) ** (1 / 16)
+        return 0.81 * root, 0.87 / root
+    return (3 * depth) ** 0.25, (12 * depth) ** -0.25
+
+
+@preset(
+    equation="x' = N(alpha x + f(x)), alpha > 1; V, P, W1, W2 start smaller by beta",
+    paper="Wang et al. 2022, DeepNet (2203.00555)",
+    fixes="the size of the first updates of Post-LN, up to a thousand layers",
+)
+def deepnorm(stack: Stack) -> StackSpec:
+    """Post-LN with a larger skip and smaller matrices, by the depth of both stacks.
+
+    Matrices are Xavier normal: gain beta for values, outputs and the feed-forward, gain 1 for
+    queries and keys. The encoder's beta is the paper's 0.87 (L^4 M)^(-1/16); a published code has
+    1.15 there.
+    """
+    alpha, beta = deepnorm_gains(stack)
+    block = replace(
+        around(replace(POST, skip=Gain(value=alpha))),
+        init=InitSpec(distribution="normal", query_key=1.0, value=beta, output=beta, ff=beta),
+    )
+    return same_block(stack, block, final_norm="none")
+
+
+@preset(
+    equation="Post-LN; the layer's input joins its last sum: x' = N(y + FF(y) + x)",
+    paper="Takase et al. 2022, B2T connection (2206.00330)",
+    fixes="gradients of Post-LN that the norms weaken from layer to layer",
+)
+def b2t(stack: Stack) -> StackSpec:
+    """Post-LN with a skip from the bottom of a layer to its last norm.
+
+    Every matrix of a layer starts smaller by 1/sqrt(L), as in the authors' code.
+    """
+    scale = stack.depth**-0.5
+    init = InitSpec(query_key=2**-0.5 * scale, value=2**-0.5 * scale, output=scale, ff=scale)
+    block = replace(around(POST), bottom_to_top=True, init=init)
+    return same_block(stack, block, final_norm="none")
+
+
+@preset(
+    equation="x' = N(omega * x + f(x)), omega_k^2 = 1 + sum_(j<k) Var f_j at the start",
+    paper="Liu et al. 2020, Admin (2004.08249)",
+    fixes="the share of each branch in the sum, which amplifies updates of Post-LN",
+)
+def admin(stack: Stack) -> StackSpec:
+    """Post-LN with a learned vector on each skip, started by one profiling pass.
+
+    See `lightning_app.models.profiling`.
+    """
+    skip = Gain(learned=True, vector=True, profiled=True)
+    return same_block(stack, around(replace(POST, skip=skip)), final_norm="none")
+
+
+@preset(
+    equation="o = f(x); r' = r + o; x' = N(x + o); the stack gives x + N(r)",
+    paper="Xie et al. 2023, ResiDual (2304.14802)",
+    fixes="vanishing gradients of Post-LN without the collapse of Pre-LN's deep layers",
+)
+def dual_stream(stack: Stack) -> StackSpec:
+    """A Post-LN stream beside the plain sum of all branches. Not residual attention.
+
+    The authors may scale the sum in half precision, which its norm undoes; in float32 and bfloat16
+    it needs no scale.
+    """
+    return replace(post_ln(stack), dual_stream=True, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + a f(x), one a for each layer, 0 at the start",
+    paper="Bachlechner et al. 2020, ReZero (2003.04887)",
+    fixes="signal through depth without a norm: a layer starts as the identity",
+)
+def rezero(stack: Stack) -> StackSpec:
+    """No norm anywhere; the sub-layers of a layer share one gain, as in the authors' code.
+
+    ``share_branch_gain: false`` gives each its own, which is `skipinit`.
+    """
+    spec = skipinit(stack)
+    return same_block(stack, replace(spec.blocks[0], share_branch_gain=True), final_norm="none")
+
+
+@preset(
+    equation="x' = x + a f(x), one a for each sub-layer, 0 at the start",
+    paper="De & Smith 2020, SkipInit (2002.10444)",
+    fixes="the same as ReZero, with one gain more a sub-layer",
+)
+def skipinit(stack: Stack) -> StackSpec:
+    """SkipInit's scalar at the end of every residual branch, carried over from residual networks.
+
+    Known from secondary sources.
+    """
+    gain = Gain(value=0.0, learned=True)
+    return same_block(stack, around(ResidualSpec(branch=gain)), final_norm="none")
+
+
+@preset(
+    equation="x' = x + diag(lambda) f(N(x)), lambda small at the start; N after the last block",
+    paper="Touvron et al. 2021, CaiT (2103.17239)",
+    fixes="deep Pre-LN: every layer starts close to the identity",
+)
+def layer_scale(stack: Stack) -> StackSpec:
+    """Pre-LN with a learned vector on each branch: 0.1 to depth 18, 1e-5 to 24, 1e-6 beyond.
+
+    Known from secondary sources.
+    """
+    start = 0.1 if stack.depth <= 18 else 1e-5 if stack.depth <= 24 else 1e-6
+    gain = Gain(value=start, learned=True, vector=True)
+    return same_block(stack, around(replace(PRE, branch=gain)), final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + f(x); embeddings, V, P, W1, W2 start smaller",
+    paper="Huang et al. 2020, T-Fixup (ICML 2020)",
+    fixes="the need for both norm and warm-up, by the initial values alone",
+)
+def t_fixup(stack: Stack) -> StackSpec:
+    """No norm; with N encoder and M decoder layers, over Xavier uniform:
+
+    embeddings times (9N)^(-1/4); values, outputs and feed-forward times 0.67 N^(-1/4) in the
+    encoder and (9M)^(-1/4) in the decoder. The paper says nothing of an encoder alone: here it is
+    an encoder like any other. The authors trained it in float32; half precision overflows.
+    """
+    depth = stack.depth
+    scale = 0.67 * depth**-0.25 if stack.side == "encoder" else (9 * depth) ** -0.25
+    block = replace(around(ResidualSpec()), init=InitSpec(value=scale, output=scale, ff=scale))
+    spec = same_block(stack, block, final_norm="none")
+    return replace(spec, embedding_gain=(9 * stack.encoder_depth) ** -0.25)
+
+
+@preset(
+    equation="l <= L/4: x' = N(x + f(x)); above: x' = x + f(N(x)); N after the last block",
+    paper="Li et al. 2024, Mix-LN (2412.13795)",
+    fixes="deep layers of Pre-LN that contribute little",
+)
+def mix_ln(stack: Stack) -> StackSpec:
+    """Post-LN in the first quarter of layers, rounded up, and Pre-LN above.
+
+    Known from secondary sources.
+    """
+    first = math.ceil(stack.depth / 4)
+    blocks = (around(POST),) * first + (around(PRE),) * (stack.depth - first)
+    return StackSpec(blocks=blocks, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = x + f(N(x) / sqrt(l)); N after the last block",
+    paper="Sun et al. 2025, LayerNorm scaling (2502.05795)",
+    fixes="variance of Pre-LN that grows with depth",
+)
+def layer_norm_scaling(stack: Stack) -> StackSpec:
+    """Pre-LN whose norms are divided by the root of their layer; the final one is not.
+
+    Known from secondary sources.
+    """
+    blocks = tuple(
+        around(replace(PRE, input_scale=layer**-0.5)) for layer in range(1, stack.depth + 1)
+    )
+    return StackSpec(blocks=blocks, final_norm="layer_norm")
+
+
+@preset(
+    equation="x' = N(alpha x + f(N(x))), alpha = sub-layers of the stack",
+    paper="Keel (2601.19895)",
+    fixes="Post-LN at great depth: a skip that no norm drowns",
+)
+def keel(stack: Stack) -> StackSpec:
+    """Norms before the branch and after the sum, and a skip as large as the stack is deep.
+
+    Known from secondary sources.
+    """
+    residual = ResidualSpec(
+        norm_input="layer_norm", norm_sum="layer_norm", skip=Gain(value=float(stack.sub_layers))
+    )
+    return same_block(stack, around(residual), final_norm="none")
+
+
+@preset(
+    equation="Pre-LN; A = softmax(N(q) N(k)^T / sqrt(d_k)) in every head",
+    paper="Dehghani et al. 2023, ViT-22B (2302.05442); as in Wortsman et al. 2023 (2309.14322)",
+    fixes="logits of attention that grow until a row is one-hot",
+)
+def qk_norm(stack: Stack) -> StackSpec:
+    """Pre-LN with a norm over each head of queries and keys, gains learned."""
+    attention = AttentionSpec(qk_norm="layer_norm")
+    block = replace(around(PRE), self_attention=attention, cross_attention=attention)
     return same_block(stack, block, final_norm="layer_norm")
 
 
@@ -166,31 +351,50 @@ def parallel(stack: Stack) -> StackSpec:
 
     No paper says where cross-attention stands: here it follows as a Pre-LN sub-layer of its own.
     """
-    spec = pre_ln(stack)
-    block = spec.blocks[0]
-    block = replace(block, around_self=replace(block.around_self, skip=ABSENT), layout="parallel")
-    return same_block(stack, block, final_norm=spec.final_norm)
+    block = replace(around(PRE), around_self=replace(PRE, skip=ABSENT), layout="parallel")
+    return same_block(stack, block, final_norm="layer_norm")
 
 
-def _simplified(stack: Stack, *, skip_ff: Gain, layout: Literal["sequential", "parallel"]):
+def _skipless(stack: Stack, attention: AttentionSpec, *, ff_skip: Gain) -> BlockSpec:
+    """Return a Pre-LN block without an attention skip (He & Hofmann 2023, 2311.01906).
+
+    The branch gains are trained, the feed-forward's from 0.1 sqrt(18 / L), the authors' 0.1 at
+    depth 18. Cross-attention, which the paper does not have, stays an ordinary Pre-LN sub-layer.
+    """
+    ff_gain = Gain(value=0.1 * (18 / stack.depth) ** 0.5, learned=True)
+    return BlockSpec(
+        around_self=replace(PRE, skip=ABSENT, branch=Gain(learned=True)),
+        around_cross=PRE,
+        around_ff=replace(PRE, skip=ff_skip, branch=ff_gain),
+        self_attention=attention,
+    )
+
+
+@preset(
+    equation="y = P concat_h((alpha_h I + beta_h A_h) V_h), V_h from N(x); x' = y + b FF(N(y))",
+    paper="He et al. 2023 (2302.10322), as in He & Hofmann 2023 (2311.01906), equation 4",
+    fixes="the attention skip alone; the start from which the simplified blocks were found",
+)
+def v_skipinit(stack: Stack) -> StackSpec:
+    """Value-SkipInit: alpha = 1, beta = 0 a head, trained; V and P free, at first orthogonal."""
+    shaping = ShapingSpec(alpha=1.0, beta=0.0, gamma=None)
+    attention = AttentionSpec(shaping=shaping, value="orthogonal", output="orthogonal")
+    block = _skipless(stack, attention, ff_skip=Gain())
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+def _simplified(
+    stack: Stack, *, ff_skip: Gain, layout: Literal["sequential", "parallel"]
+) -> StackSpec:
     """Skipless shaped attention with identity values and projections (He & Hofmann 2023).
 
     alpha = beta = gamma = 1 a head and trained, W_Q = 0, V = P = I but for the first layer's
-    V = I + W; the feed-forward's gain is trained from 0.1 sqrt(18 / depth), the authors' 0.1 at
-    depth 18. Cross-attention, which the paper does not have, stays an ordinary Pre-LN sub-layer.
+    V = I + W.
     """
-    pre = ResidualSpec(norm_input="layer_norm")
-    ff_gain = Gain(value=0.1 * (18 / stack.depth) ** 0.5, learned=True)
     attention = AttentionSpec(
         shaping=ShapingSpec(), value="identity", output="identity", query_init="zeros"
     )
-    block = BlockSpec(
-        around_self=replace(pre, skip=ABSENT, branch=Gain(learned=True)),
-        around_cross=pre,
-        around_ff=replace(pre, skip=skip_ff, branch=ff_gain),
-        self_attention=attention,
-        layout=layout,
-    )
+    block = replace(_skipless(stack, attention, ff_skip=ff_skip), layout=layout)
     first = replace(block, self_attention=replace(attention, value="identity_plus"))
     return StackSpec(blocks=(first, *(block,) * (stack.depth - 1)), final_norm="layer_norm")
 
@@ -202,7 +406,7 @@ def _simplified(stack: Stack, *, skip_ff: Gain, layout: Literal["sequential", "p
 )
 def sas(stack: Stack) -> StackSpec:
     """The simplified attention sub-block: no attention skip, no V, no P."""
-    return _simplified(stack, skip_ff=Gain(), layout="sequential")
+    return _simplified(stack, ff_skip=Gain(), layout="sequential")
 
 
 @preset(
@@ -212,7 +416,7 @@ def sas(stack: Stack) -> StackSpec:
 )
 def sas_p(stack: Stack) -> StackSpec:
     """The parallel simplified block: no skip at all."""
-    return _simplified(stack, skip_ff=ABSENT, layout="parallel")
+    return _simplified(stack, ff_skip=ABSENT, layout="parallel")
 
 
 @preset(

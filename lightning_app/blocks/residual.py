@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -17,10 +17,17 @@ class Gain:
 
     value: float = 1.0
     learned: bool = False
+    vector: bool = False
+    """One factor a dimension of the stream instead of one for all; learned only."""
+    profiled: bool = False
+    """The start is measured by one pass over a batch before training (Admin); learned only."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise ValueError(f"gain value: {self.value} is not a finite number")
+        for name in ("vector", "profiled"):
+            if getattr(self, name) and not self.learned:
+                raise ValueError(f"gain {name}: true needs learned: true")
 
     @property
     def absent(self) -> bool:
@@ -30,12 +37,13 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualSpec:
-    """``y = norm_sum(skip * x + branch * norm_branch(f(norm_input(x))))``.
+    """``y = norm_sum(skip * x + branch * norm_branch(f(input_scale * norm_input(x))))``.
 
     Post-LN fills `norm_sum`, Pre-LN `norm_input` (Xiong et al. 2020, 2002.04745, table 1).
     """
 
     norm_input: Norm = "none"
+    input_scale: float = 1.0
     norm_branch: Norm = "none"
     norm_sum: Norm = "none"
     skip: Gain = Gain()
@@ -49,12 +57,13 @@ class ResidualSpec:
 
 @final
 class LearnedGain(nn.Module):
-    """``gain * x`` with a trained scalar. A module of its own so that hooks and decay find it."""
+    """``gain * x``, trained: a scalar, or one a dimension. A module, so that hooks find it."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, gain: Gain, model_dim: int) -> None:
         super().__init__()
-        self.start = value
-        self.gain = nn.Parameter(torch.tensor(value))
+        self.start = gain.value
+        self.profiled = gain.profiled
+        self.gain = nn.Parameter(torch.full((model_dim,) if gain.vector else (), gain.value))
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.gain * x
@@ -72,38 +81,45 @@ class FixedGain(nn.Module):
         return x if self.value == 1.0 else self.value * x
 
 
-def build_gain(gain: Gain) -> nn.Module:
+def build_gain(gain: Gain, model_dim: int) -> nn.Module:
     """Return the module that multiplies by `gain`."""
-    return LearnedGain(gain.value) if gain.learned else FixedGain(gain.value)
+    return LearnedGain(gain, model_dim) if gain.learned else FixedGain(gain.value)
+
+
+class Stream(NamedTuple):
+    """What runs through a stack: `x`, and ResiDual's running total of all branches."""
+
+    x: Float[Tensor, "batch token model"]
+    total: Float[Tensor, "batch token model"] | None = None
 
 
 @final
 class Residual(nn.Module):
     """What stands around one sub-layer; the sub-layer itself is called between the two halves.
 
-    ``enter`` gives the branch its input, ``leave`` joins the branch's output with the skip:
+    ``enter`` gives the branch its input, a call joins the branch's output f with the skip:
 
-    ``y = norm_sum(skip * x + branch * norm_branch(f(norm_input(x))))``.
+    ``y = norm_sum(skip * x + branch * norm_branch(f))``.
+
+    Where the stream has a second part r, that becomes ``r + branch * norm_branch(f)`` (Xie et al.
+    2023, ResiDual, 2304.14802).
     """
 
     def __init__(self, spec: ResidualSpec, model_dim: int, dropout: float) -> None:
         super().__init__()
         self.norm_input = build_norm(spec.norm_input, model_dim)
+        self.input_scale = FixedGain(spec.input_scale)
         self.norm_branch = build_norm(spec.norm_branch, model_dim)
         self.norm_sum = build_norm(spec.norm_sum, model_dim)
-        self.skip = None if spec.skip.absent else build_gain(spec.skip)
-        self.branch = build_gain(spec.branch)
+        self.skip = None if spec.skip.absent else build_gain(spec.skip, model_dim)
+        self.branch = build_gain(spec.branch, model_dim)
         self.dropout = nn.Dropout(dropout)
 
     def enter(self, x: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
-        return self.norm_input(x)
+        return self.input_scale(self.norm_input(x))
 
-    def leave(
-        self,
-        x: Float[Tensor, "batch token model"],
-        branch: Float[Tensor, "batch token model"],
-    ) -> Float[Tensor, "batch token model"]:
-        y = self.branch(self.dropout(self.norm_branch(branch)))
-        if self.skip is not None:
-            y = self.skip(x) + y
-        return self.norm_sum(y)
+    def forward(self, stream: Stream, branch: Float[Tensor, "batch token model"]) -> Stream:
+        added = self.branch(self.dropout(self.norm_branch(branch)))
+        y = added if self.skip is None else self.skip(stream.x) + added
+        total = None if stream.total is None else stream.total + added
+        return Stream(self.norm_sum(y), total)

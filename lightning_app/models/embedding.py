@@ -1,12 +1,17 @@
 """Tokens and positions in, scores over the vocabulary out."""
 
 import math
-from typing import final
+from dataclasses import dataclass
+from typing import Literal, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from lightning_app.errors import UserError
+
+Positions = Literal["sinusoidal", "learned", "rope"]
 
 
 def sinusoids(length: int, dim: int, device: torch.device) -> Float[Tensor, "{length} {dim}"]:
@@ -20,17 +25,34 @@ def sinusoids(length: int, dim: int, device: torch.device) -> Float[Tensor, "{le
     return table[:, :dim].to(torch.get_default_dtype())
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSpec:
+    """The table of tokens and how positions enter."""
+
+    vocab_size: int
+    pad: int
+    positions: Positions = "sinusoidal"
+    max_positions: int = 1024
+    gain: float = 1.0
+    """Factor on the table's initial values (T-Fixup)."""
+
+
 @final
 class Embedding(nn.Module):
     """``sqrt(d) E[token] + PE(position)``, with E shared by every input and the output.
 
-    E starts at N(0, 1/d), so that the sum starts with entries of variance one.
+    E starts at N(0, 1/d), so that the sum starts with entries of variance one. PE is the
+    sinusoids, a learned table that starts at N(0, 0.02^2), or zero where attention rotates
+    queries and keys instead.
     """
 
-    def __init__(self, vocab_size: int, model_dim: int, pad: int, dropout: float) -> None:
+    def __init__(self, spec: EmbeddingSpec, model_dim: int, dropout: float) -> None:
         super().__init__()
+        self.spec = spec
         self.model_dim = model_dim
-        self.tokens = nn.Embedding(vocab_size, model_dim, padding_idx=pad)
+        self.tokens = nn.Embedding(spec.vocab_size, model_dim, padding_idx=spec.pad)
+        learned = spec.positions == "learned"
+        self.position_table = nn.Embedding(spec.max_positions, model_dim) if learned else None
         self.dropout = nn.Dropout(dropout)
         # Grown on demand: sentences at inference may be longer than any in training.
         # No buffer: distributed training would broadcast tables of other lengths.
@@ -39,13 +61,34 @@ class Embedding(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch token"], start: int = 0
     ) -> Float[Tensor, "batch token model"]:
-        """Embed `tokens`, the first of which stands at position `start`."""
+        """Embed `tokens`, the first of which stands at position `start`.
+
+        Raises:
+            UserError: for a text longer than a learned table has positions.
+        """
         end = start + tokens.shape[1]
-        if self.positions.shape[0] < end or self.positions.device != tokens.device:
-            length = max(end, 2 * self.positions.shape[0], 256)
-            self.positions = sinusoids(length, self.model_dim, tokens.device)
         embedded = self.tokens(tokens) * math.sqrt(self.model_dim)
-        return self.dropout(embedded + self.positions[start:end].to(embedded.dtype))
+        match self.spec.positions:
+            case "sinusoidal":
+                table = self._sinusoids(end, tokens.device)[start:end]
+                embedded = embedded + table.to(embedded.dtype)
+            case "learned":
+                assert self.position_table is not None
+                if end > self.spec.max_positions:
+                    raise UserError(
+                        f"model.architecture.max_positions is {self.spec.max_positions}, and a "
+                        f"text has {end} tokens; learned positions end there"
+                    )
+                embedded = embedded + self.position_table.weight[start:end]
+            case "rope":
+                pass
+        return self.dropout(embedded)
+
+    def _sinusoids(self, end: int, device: torch.device) -> Float[Tensor, "position model"]:
+        if self.positions.shape[0] < end or self.positions.device != device:
+            length = max(end, 2 * self.positions.shape[0], 256)
+            self.positions = sinusoids(length, self.model_dim, device)
+        return self.positions
 
     def logits(self, states: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape vocabulary"]:
         """Return ``states E^T``, the scores over the vocabulary."""

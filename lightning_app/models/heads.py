@@ -13,8 +13,8 @@ from lightning_app.blocks.block import LayerCache, Sizes
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels import Mask, causal_mask, full_mask, padding_mask
 from lightning_app.blocks.norm import build_norm
-from lightning_app.blocks.presets import Stack, StackSpec
-from lightning_app.models.embedding import Embedding
+from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.models.embedding import Embedding, EmbeddingSpec, Positions
 from lightning_app.models.initialization import initialize
 from lightning_app.models.transformer import Decoder, Encoder
 
@@ -40,18 +40,22 @@ class ArchitectureConfig:
     attention_dropout: float = 0.0
     """Share of entries dropped from the softmax map, before shaping."""
     activation: Activation = "relu"
-    """Between the two feed-forward matrices."""
-    positions: Literal["sinusoidal"] = "sinusoidal"
-    """How positions enter."""
+    """Between the two feed-forward matrices; geglu has a third matrix, as large as each."""
+    activation_slope: float = 0.01
+    """Slope of leaky_relu left of zero; not read elsewhere."""
+    positions: Positions = "sinusoidal"
+    """sinusoidal or learned: added to the embedding; rope: rotations inside self-attention."""
+    max_positions: int = 1024
+    """Length of the learned table; not read elsewhere."""
 
     def __post_init__(self) -> None:
-        for name in ("model_dim", "ff_dim", "num_heads"):
+        for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 1")
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")
-        if self.model_dim % 2:
+        if self.positions == "sinusoidal" and self.model_dim % 2:
             raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")
 
     def sizes(self) -> Sizes:
@@ -61,6 +65,8 @@ class ArchitectureConfig:
             ff_dim=self.ff_dim,
             num_heads=self.num_heads,
             activation=self.activation,
+            activation_slope=self.activation_slope,
+            rotary=self.positions == "rope",
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
         )
@@ -115,14 +121,20 @@ class EncoderDecoder(nn.Module):
     """
 
     def __init__(
-        self, encoder: StackSpec, decoder: StackSpec, sizes: Sizes, vocab_size: int, pad: int
+        self, encoder: StackSpec, decoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec
     ) -> None:
         super().__init__()
-        self.pad = pad
-        self.embedding = Embedding(vocab_size, sizes.model_dim, pad, sizes.dropout)
+        self.pad = embedding.pad
+        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.encoder = Encoder(encoder, sizes)
         self.decoder = Decoder(decoder, sizes)
         initialize(self)
+
+    @property
+    def longest(self) -> float:
+        """Tokens that the positions allow for; a learned table ends."""
+        spec = self.embedding.spec
+        return float(spec.max_positions) if spec.positions == "learned" else float("inf")
 
     def forward(
         self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
@@ -159,13 +171,13 @@ class MaskedLanguageModel(nn.Module):
     The head is ``E N(gelu(W h + b)) + c`` at the predicted positions alone; E is the embedding.
     """
 
-    def __init__(self, encoder: StackSpec, sizes: Sizes, vocab_size: int, pad: int) -> None:
+    def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
         super().__init__()
-        self.embedding = Embedding(vocab_size, sizes.model_dim, pad, sizes.dropout)
+        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.encoder = Encoder(encoder, sizes)
         self.transform = nn.Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
-        self.output_bias = nn.Parameter(torch.zeros(vocab_size))
+        self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
         initialize(self)
 
     def forward(
@@ -184,6 +196,15 @@ def build_model(
 ) -> EncoderDecoder | MaskedLanguageModel:
     """Return the model with its initial values."""
     stacks, sizes = architecture.stacks(block), architecture.sizes()
+    gains = {spec.embedding_gain for spec in stacks.values()}
+    assert len(gains) == 1, "one table serves every stack"
+    embedding = EmbeddingSpec(
+        vocab_size=vocab_size,
+        pad=pad,
+        positions=architecture.positions,
+        max_positions=architecture.max_positions,
+        gain=gains.pop(),
+    )
     if architecture.kind == "encoder":
-        return MaskedLanguageModel(stacks["encoder"], sizes, vocab_size, pad)
-    return EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, vocab_size, pad)
+        return MaskedLanguageModel(stacks["encoder"], sizes, embedding)
+    return EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, embedding)

@@ -1,9 +1,10 @@
 """Every initial value, in one function."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_app.blocks.attention import Attention, IdentityPlus, Shaping
+from lightning_app.blocks.attention import AnchoredProjection, Attention, HeadGain, Shaping
+from lightning_app.blocks.block import DecoderBlock, EncoderBlock, InitSpec
 from lightning_app.blocks.residual import LearnedGain
 from lightning_app.models.embedding import Embedding
 
@@ -16,14 +17,22 @@ def initialize(model: nn.Module) -> None:
     parameter                             initial value
     ====================================  =====================================================
     matrices of linear layers             Xavier uniform, U(+-sqrt(6 / (fan_in + fan_out)))
-    query, key, value of attention        the same with gain 1/sqrt(2): one fused matrix of the
-                                          three would get it, as in fairseq
+    matrices of a block                   Xavier uniform or normal with the gains of its
+                                          `InitSpec`: 1/sqrt(2) for query, key and value unless
+                                          the preset says otherwise
     query of shaped attention with C      zero, so that A = C at the start (He & Hofmann 2023)
-    W of ``identity_plus``                zero
+    ``orthogonal`` value and output       a random orthogonal matrix
+    W_0 of ``orthogonal_plus``            the same, a buffer; tied: the output's is the
+                                          transpose of the value's
+    dW of ``identity_plus`` and
+    ``orthogonal_plus``                   zero
     biases                                zero
     norm gain, norm bias                  one, zero
-    embedding                             N(0, 1/d), the row of the padding zero
-    learned gains, alpha, beta, gamma     the value in the specification
+    embedding                             N(0, 1/d) times the embedding gain of the stack, the
+                                          row of the padding zero
+    learned positions                     N(0, 0.02^2)
+    head gains                            one
+    other learned gains, alpha to gamma   the value in the specification
     ====================================  =====================================================
     """
     for module in model.modules():
@@ -33,8 +42,11 @@ def initialize(model: nn.Module) -> None:
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             case Embedding():
-                nn.init.normal_(module.tokens.weight, std=module.model_dim**-0.5)
+                std = module.spec.gain * module.model_dim**-0.5
+                nn.init.normal_(module.tokens.weight, std=std)
                 module.tokens.weight[module.tokens.padding_idx] = 0.0
+                if module.position_table is not None:
+                    nn.init.normal_(module.position_table.weight, std=0.02)
             case nn.LayerNorm():
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)
@@ -42,16 +54,59 @@ def initialize(model: nn.Module) -> None:
                 nn.init.ones_(module.weight)
             case LearnedGain():
                 module.gain.fill_(module.start)
+            case HeadGain():
+                nn.init.ones_(module.gain)
             case Shaping():
                 for name, value in module.start.items():
-                    getattr(module, name).fill_(value)
-    # After the loop: what attention wants of its own matrices overrides the rule for all.
+                    if value is not None:
+                        getattr(module, name).fill_(value)
+    # After the loop: what a block wants of its own matrices overrides the rule for all.
     for module in model.modules():
-        if isinstance(module, Attention):
-            for projection in (module.query, module.key, module.value):
-                if isinstance(projection, nn.Linear):
-                    nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
-            if module.spec.query_init == "zeros":
-                nn.init.zeros_(module.query.weight)
-        elif isinstance(module, IdentityPlus):
-            nn.init.zeros_(module.change.weight)
+        if isinstance(module, EncoderBlock | DecoderBlock):
+            initialize_block(module, module.spec.init)
+
+
+def initialize_block(block: EncoderBlock | DecoderBlock, init: InitSpec) -> None:
+    """Set the matrices of `block` by the gains of `init`."""
+
+    def xavier(part: nn.Module | None, gain: float) -> None:
+        if not isinstance(part, nn.Linear):
+            return
+        if init.distribution == "normal":
+            nn.init.xavier_normal_(part.weight, gain=gain)
+        elif gain != 1.0:  # at gain 1 the rule for all has drawn it
+            nn.init.xavier_uniform_(part.weight, gain=gain)
+
+    for attention in block.modules():
+        if not isinstance(attention, Attention):
+            continue
+        xavier(attention.query, init.query_key)
+        xavier(attention.key, init.query_key)
+        if attention.spec.value == "full":
+            xavier(attention.value, init.value)
+        if attention.spec.output == "full":
+            xavier(attention.output, init.output)
+        if attention.spec.query_init == "zeros":
+            nn.init.zeros_(attention.query.weight)
+        orthogonalize(attention)
+    for part in (block.feed_forward.inner, block.feed_forward.gate, block.feed_forward.outer):
+        xavier(part, init.ff)
+
+
+def orthogonalize(attention: Attention) -> None:
+    """Give value and output their orthogonal matrices, and dW its zeros."""
+    matrices: list[Tensor] = []
+    kinds = (attention.spec.value, attention.spec.output)
+    for kind, part in zip(kinds, (attention.value, attention.output), strict=True):
+        if isinstance(part, AnchoredProjection):
+            nn.init.zeros_(part.change.weight)
+        if kind == "orthogonal_plus":
+            assert isinstance(part, AnchoredProjection)
+            assert part.initial is not None
+            matrices.append(nn.init.orthogonal_(part.initial))
+        elif kind == "orthogonal":
+            assert isinstance(part, nn.Linear)
+            matrices.append(nn.init.orthogonal_(part.weight))
+    if attention.spec.tied:
+        value, output = matrices
+        output.copy_(value.T)

@@ -15,7 +15,8 @@ class SearchConfig:
     """How hypotheses are searched and compared.
 
     A hypothesis y of n tokens, its end mark included, scores ``log P(y | x) / n^length_penalty``
-    (Wu et al. 2016 as in fairseq). It has at most ``length_ratio * |x| + length_extra`` tokens.
+    (Wu et al. 2016 as in fairseq). It has at most ``length_ratio * |x| + length_extra`` tokens, and
+    no more than a learned table has positions.
     """
 
     beam: int = 5
@@ -49,7 +50,7 @@ def search(
     device, pad = source.device, model.pad
     width = s.beam
     lengths = (source != pad).sum(dim=1)
-    limits = (lengths * s.length_ratio + s.length_extra).long().tolist()
+    limits = (lengths * s.length_ratio + s.length_extra).clamp(max=model.longest).long().tolist()
     state = repeat(model.start(source), width)
     finished: list[list[Hypothesis]] = [[] for _ in limits]
     alive = list(range(len(limits)))  # the sentences still searched, in the order of the rows

@@ -5,36 +5,61 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_app.blocks.block import DecoderBlock, DecoderScores, EncoderBlock, LayerCache, Sizes
-from lightning_app.blocks.kernels import Mask
+from lightning_app.blocks.block import Carries, DecoderBlock, EncoderBlock, LayerCache, Sizes
+from lightning_app.blocks.kernels import Mask, Rotation, rotation
 from lightning_app.blocks.norm import build_norm
-from lightning_app.blocks.presets import StackSpec
+from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.stack import StackSpec
+
+
+def entering(spec: StackSpec, x: Tensor) -> Stream:
+    """Return the stream that the first block reads: ``r_0 = x_0`` where there are two."""
+    return Stream(x, x if spec.dual_stream else None)
+
+
+def leaving(stream: Stream, final_norm: nn.Module) -> Tensor:
+    """Return ``final_norm(x)``, or ``x + final_norm(r)`` where there are two streams."""
+    if stream.total is None:
+        return final_norm(stream.x)
+    return stream.x + final_norm(stream.total)
+
+
+def rotation_of(dim: int | None, start: int, x: Tensor) -> Rotation | None:
+    """Return the angles of rotary positions from `start` on, if the stack has such positions."""
+    return None if dim is None else rotation(start, x.shape[1], dim, x.device)
 
 
 @final
 class Encoder(nn.Module):
-    """``depth`` encoder blocks and the stack's final norm."""
+    """``depth`` encoder blocks, the norms of the stack before and after them."""
 
     def __init__(self, spec: StackSpec, sizes: Sizes) -> None:
         super().__init__()
+        self.spec = spec
+        self.rotary_dim = sizes.head_dim if sizes.rotary else None
+        self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         self.blocks = nn.ModuleList(EncoderBlock(block, sizes) for block in spec.blocks)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
 
     def forward(
         self, x: Float[Tensor, "batch token model"], mask: Mask
     ) -> Float[Tensor, "batch token model"]:
-        scores = None
+        angles = rotation_of(self.rotary_dim, 0, x)
+        stream, carry = entering(self.spec, self.input_norm(x)), None
         for block in self.blocks:
-            x, scores = block(x, mask, scores)
-        return self.final_norm(x)
+            stream, carry = block(stream, mask, carry, angles)
+        return leaving(stream, self.final_norm)
 
 
 @final
 class Decoder(nn.Module):
-    """``depth`` decoder blocks and the stack's final norm."""
+    """``depth`` decoder blocks, the norms of the stack before and after them."""
 
     def __init__(self, spec: StackSpec, sizes: Sizes) -> None:
         super().__init__()
+        self.spec = spec
+        self.rotary_dim = sizes.head_dim if sizes.rotary else None
+        self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         self.blocks = nn.ModuleList(DecoderBlock(block, sizes) for block in spec.blocks)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
 
@@ -43,7 +68,7 @@ class Decoder(nn.Module):
         caches = []
         for block in self.blocks:
             assert isinstance(block, DecoderBlock)
-            keys, values = block.cross_attention.keys_values(memory)
+            keys, values = block.cross_attention.keys_values(memory, None)
             caches.append(LayerCache(keys[:, :, :0], values[:, :, :0], keys, values))
         return caches
 
@@ -55,9 +80,9 @@ class Decoder(nn.Module):
         caches: list[LayerCache],
     ) -> tuple[Float[Tensor, "batch query model"], list[LayerCache]]:
         """Return the states of the newest tokens `x` and the caches with them added."""
-        scores = DecoderScores()
-        grown = []
+        angles = rotation_of(self.rotary_dim, caches[0].self_keys.shape[2], x)
+        stream, carries, grown = entering(self.spec, self.input_norm(x)), Carries(), []
         for block, cache in zip(self.blocks, caches, strict=True):
-            x, scores, cache = block(x, mask, source_mask, scores, cache)
+            stream, carries, cache = block(stream, mask, source_mask, carries, cache, angles)
             grown.append(cache)
-        return self.final_norm(x), grown
+        return leaving(stream, self.final_norm), grown

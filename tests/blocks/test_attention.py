@@ -1,17 +1,28 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from lightning_app.blocks.attention import (
+    AnchoredProjection,
     Attention,
     AttentionSpec,
-    IdentityPlus,
     Projection,
+    ProjectionGains,
     Shaping,
     ShapingSpec,
 )
-from lightning_app.blocks.kernels import Mask, causal_mask, padding_mask
-from tests import tiny
+from lightning_app.blocks.kernels import (
+    Mask,
+    QueryKeySums,
+    causal_mask,
+    padding_mask,
+    rotate,
+    rotation,
+)
+from lightning_app.blocks.residual import Gain
+from tests import reference, tiny
 
 BATCH, LENGTH, HEADS, DIM = 3, 7, 2, 5
 MODEL = HEADS * DIM
@@ -20,14 +31,15 @@ MASKS = {
     "padding": padding_mask(torch.arange(LENGTH) < torch.tensor([7, 4, 1])[:, None]),
 }
 masks = pytest.mark.parametrize("mask", MASKS.values(), ids=list(MASKS))
+carries = pytest.mark.parametrize("carry", ["none", "scores", "qk_sum"])
 
 
-def build(dropout: float = 0.0, **spec) -> Attention:
+def build(dropout: float = 0.0, **spec: Any) -> Attention:
     return Attention(AttentionSpec(**spec), MODEL, HEADS, dropout)
 
 
 def run(attention: Attention, u: Tensor, mask: Mask) -> Tensor:
-    return attention(u, *attention.keys_values(u), mask, None)[0]
+    return attention(u, *attention.keys_values(u, None), mask, None, None)[0]
 
 
 @masks
@@ -39,18 +51,18 @@ def test_simplified_attention_starts_as_the_identity(
     # As initialisation leaves them: no queries, W = 0. Keys and their biases may be anything.
     torch.nn.init.zeros_(attention.query.weight)
     torch.nn.init.zeros_(attention.query.bias)
-    if isinstance(attention.value, IdentityPlus):
+    if isinstance(attention.value, AnchoredProjection):
         torch.nn.init.zeros_(attention.value.change.weight)
     u = torch.randn(BATCH, LENGTH, MODEL)
     torch.testing.assert_close(run(attention, u, mask), u, rtol=1e-14, atol=1e-14)
 
 
 @masks
-@pytest.mark.parametrize("carry", [False, True])
-def test_weights_0_1_0_are_plain_attention(float64: None, mask: Mask, carry: bool) -> None:
+@carries
+def test_weights_0_1_0_are_plain_attention(float64: None, mask: Mask, carry: str) -> None:
     plain = ShapingSpec(alpha=0.0, beta=1.0, gamma=0.0, learned=False)
-    shaped = tiny.randomise(build(shaping=plain, carry_scores=carry))
-    ordinary = build(carry_scores=carry)
+    shaped = tiny.randomise(build(shaping=plain, carry=carry))
+    ordinary = build(carry=carry)
     missing, unexpected = ordinary.load_state_dict(shaped.state_dict(), strict=False)
     assert not missing
     assert unexpected == [f"shaping.{name}" for name in ("alpha", "beta", "gamma")]
@@ -61,45 +73,72 @@ def test_weights_0_1_0_are_plain_attention(float64: None, mask: Mask, carry: boo
 @masks
 def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) -> None:
     """The sum of a row is what the map makes of a value that is 1 for every key."""
-    attention = tiny.randomise(build(shaping=ShapingSpec(), output="identity"))
-    assert attention.shaping is not None
-    u = torch.randn(BATCH, LENGTH, MODEL)
-    keys, values = attention.keys_values(u)
-    sums, _ = attention(u, keys, torch.ones_like(values), mask, None)
-    alpha, beta, gamma = attention.shaping.parameters()
-    weights = alpha + beta - gamma
-    expected = weights.expand(HEADS, 1, DIM).flatten().expand_as(sums)
-    torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
+    for gamma in (1.0, None):
+        attention = tiny.randomise(build(shaping=ShapingSpec(gamma=gamma), output="identity"))
+        assert attention.shaping is not None
+        u = torch.randn(BATCH, LENGTH, MODEL)
+        keys, values = attention.keys_values(u, None)
+        sums, _ = attention(u, keys, torch.ones_like(values), mask, None, None)
+        alpha, beta, *rest = attention.shaping.parameters()
+        weights = alpha + beta - sum(rest)
+        expected = weights.expand(HEADS, 1, DIM).flatten().expand_as(sums)
+        torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
-def test_weights_are_per_head_and_learned_as_asked(per_head: bool, learned: bool) -> None:
+@pytest.mark.parametrize("gamma", [3.0, None])
+def test_weights_are_per_head_and_learned_as_asked(
+    per_head: bool, learned: bool, gamma: float | None
+) -> None:
     shaping = Shaping(
-        ShapingSpec(alpha=0.5, beta=2.0, gamma=3.0, per_head=per_head, learned=learned), HEADS
+        ShapingSpec(alpha=0.5, beta=2.0, gamma=gamma, per_head=per_head, learned=learned), HEADS
     )
+    expected = {"alpha": [0.5], "beta": [2.0]} | ({} if gamma is None else {"gamma": [gamma]})
     state = shaping.state_dict()
-    assert {name: value.unique().tolist() for name, value in state.items()} == {
-        "alpha": [0.5],
-        "beta": [2.0],
-        "gamma": [3.0],
-    }
+    assert {name: value.unique().tolist() for name, value in state.items()} == expected
     assert {value.shape for value in state.values()} == {(HEADS if per_head else 1, 1, 1)}
     assert [name for name, _ in shaping.named_parameters()] == (list(state) if learned else [])
 
 
-def test_identity_plus_is_u_times_identity_plus_w(float64: None) -> None:
-    module = tiny.randomise(IdentityPlus(MODEL))
+@pytest.mark.parametrize("orthogonal", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
+def test_anchored_projection_is_the_equation(
+    float64: None, orthogonal: bool, learned: bool
+) -> None:
+    """``u (a W_0 + b dW)``, W_0 the identity or an orthogonal matrix."""
+    gains = ProjectionGains(
+        kept=Gain(value=0.9, learned=learned), change=Gain(value=0.3, learned=learned)
+    )
+    module = AnchoredProjection(MODEL, gains, orthogonal=orthogonal)
+    initial = torch.eye(MODEL)
+    if orthogonal:
+        assert module.initial is not None
+        initial = torch.nn.init.orthogonal_(module.initial)
+    module = tiny.randomise(module)
+    state = module.state_dict()
+    names = ["change.weight", *(["kept.gain", "departure.gain"] if learned else [])]
+    assert [name for name, _ in module.named_parameters()] == names
+    assert list(state) == [*(["initial"] if orthogonal else []), *names]
+    kept, change = state.get("kept.gain", 0.9), state.get("departure.gain", 0.3)
     u = torch.randn(BATCH, LENGTH, MODEL)
-    matrix = torch.eye(MODEL) + module.change.weight.T
-    torch.testing.assert_close(module(u), u @ matrix, rtol=1e-13, atol=1e-13)
+    expected = u @ (kept * initial.T + change * module.change.weight.T)
+    torch.testing.assert_close(module(u), expected, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("carry", [False, True])
-def test_attention_dropout_leaves_the_identity_part_alone(carry: bool) -> None:
+def test_orthogonal_anchor_takes_no_gradient() -> None:
+    module = tiny.randomise(AnchoredProjection(MODEL, ProjectionGains(), orthogonal=True))
+    module(torch.randn(BATCH, LENGTH, MODEL)).sum().backward()
+    assert module.initial is not None
+    assert not module.initial.requires_grad
+    assert module.change.weight.grad is not None
+
+
+@carries
+def test_attention_dropout_leaves_the_identity_part_alone(carry: str) -> None:
     """beta = gamma = 0 leaves alpha I: nothing is dropped however strong the dropout."""
     only_identity = ShapingSpec(alpha=2.0, beta=0.0, gamma=0.0)
-    parts = {"value": "identity", "output": "identity", "carry_scores": carry}
+    parts = {"value": "identity", "output": "identity", "carry": carry}
     attention = build(dropout=0.9, shaping=only_identity, **parts).train()
     u = torch.randn(BATCH, LENGTH, MODEL)
     torch.testing.assert_close(run(attention, u, MASKS["causal"]), 2.0 * u)
@@ -108,18 +147,128 @@ def test_attention_dropout_leaves_the_identity_part_alone(carry: bool) -> None:
     assert not torch.equal(run(attention, u, MASKS["causal"]), run(attention, u, MASKS["causal"]))
 
 
-@pytest.mark.parametrize("carry", [False, True])
-def test_evaluation_is_deterministic(carry: bool) -> None:
-    attention = build(dropout=0.5, carry_scores=carry)
+@carries
+def test_evaluation_is_deterministic(carry: str) -> None:
+    attention = build(dropout=0.5, carry=carry, query_key_noise=0.5)
     u = torch.randn(BATCH, LENGTH, MODEL)
     assert not torch.equal(run(attention, u, MASKS["causal"]), run(attention, u, MASKS["causal"]))
     attention.eval()
     assert torch.equal(run(attention, u, MASKS["causal"]), run(attention, u, MASKS["causal"]))
 
 
-def test_scores_are_returned_only_where_they_are_carried() -> None:
+def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
+    """Nothing, Z_n, or the sums of queries and of keys; from a layer above, added to its own."""
     u = torch.randn(BATCH, LENGTH, MODEL)
-    for carry in (True, False):
-        attention = build(carry_scores=carry)
-        _, scores = attention(u, *attention.keys_values(u), MASKS["causal"], None)
-        assert (scores is not None) == carry
+    for carry in ("none", "scores", "qk_sum"):
+        attention = tiny.randomise(
+            build(carry=carry, score_divisor=1.0 if carry == "none" else 3.0)
+        )
+        keys, values = attention.keys_values(u, None)
+        query = attention.queries(u, None)
+        _, first = attention(u, keys, values, MASKS["causal"], None, None)
+        _, second = attention(u, keys, values, MASKS["causal"], first, None)
+        match carry:
+            case "none":
+                assert first is None
+                assert second is None
+            case "scores":
+                scores = query @ keys.mT / DIM**0.5
+                torch.testing.assert_close(first, scores)
+                torch.testing.assert_close(second, 2 * scores)
+            case _:
+                assert isinstance(first, QueryKeySums)
+                torch.testing.assert_close(first, QueryKeySums(query, keys))
+                torch.testing.assert_close(second, QueryKeySums(2 * query, 2 * keys))
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_queries_and_keys_are_normalized_in_each_head_then_rotated(
+    float64: None, norm: Any
+) -> None:
+    attention = tiny.randomise(Attention(AttentionSpec(qk_norm=norm), 12, HEADS, 0.0))
+    u = torch.randn(BATCH, LENGTH, 12)
+    angles = rotation(0, LENGTH, 6, u.device)
+    p = tiny.numpy_parameters(attention)
+    for name, ours in (
+        ("query", attention.queries(u, angles)),
+        ("key", attention.keys_values(u, angles)[0]),
+    ):
+        x = u.numpy() @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+        x = x.reshape(BATCH, LENGTH, HEADS, 6)
+        gain = p[f"{name}_norm.weight"]
+        if norm == "layer_norm":
+            x = reference.layer_norm(x, gain, p[f"{name}_norm.bias"])
+        else:
+            x = reference.rms_norm(x, gain)
+        x = reference.rotate(x.reshape(BATCH, LENGTH, 12), HEADS)
+        expected = torch.from_numpy(x).unflatten(-1, (HEADS, 6)).transpose(1, 2)
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_values_are_not_rotated(float64: None) -> None:
+    attention = tiny.randomise(Attention(AttentionSpec(), 12, HEADS, 0.0))
+    u = torch.randn(BATCH, LENGTH, 12)
+    keys, values = attention.keys_values(u, rotation(0, LENGTH, 6, u.device))
+    plain_keys, plain_values = attention.keys_values(u, None)
+    assert torch.equal(values, plain_values)
+    torch.testing.assert_close(keys, rotate(plain_keys, rotation(0, LENGTH, 6, u.device)))
+
+
+def test_head_gain_scales_heads_before_the_output_projection(float64: None) -> None:
+    """NormFormer: the gains could be folded into the columns of P that read each head."""
+    scaled, plain = tiny.randomise(build(head_gain=True)), build()
+    missing, unexpected = plain.load_state_dict(scaled.state_dict(), strict=False)
+    assert not missing
+    assert unexpected == ["head_gain.gain"]
+    assert scaled.head_gain is not None
+    columns = scaled.head_gain.gain.expand(HEADS, 1, DIM).flatten()
+    assert isinstance(plain.output, torch.nn.Linear)
+    with torch.no_grad():
+        plain.output.weight.mul_(columns)
+    u = torch.randn(BATCH, LENGTH, MODEL)
+    ours, theirs = run(scaled, u, MASKS["padding"]), run(plain, u, MASKS["padding"])
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+
+
+def test_noise_is_cut_at_two_deviations_and_acts_in_training_alone() -> None:
+    noisy = build(query_key_noise=0.5)
+    u = torch.randn(50, LENGTH, MODEL)
+    for ours, plain in (
+        (noisy.queries, noisy.query),
+        (lambda u, r: noisy.keys_values(u, r)[0], noisy.key),
+    ):
+        clean = plain(u).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
+        noise = (ours(u, None) - clean) / 0.5
+        assert noise.abs().max() < 2.0 + 1e-4
+        # The standard deviation of a standard normal variable that is cut at two.
+        assert noise.std().item() == pytest.approx(0.8796, rel=0.03)
+        assert noise.mean().abs() < 0.05
+        noisy.eval()
+        torch.testing.assert_close(ours(u, None), clean)
+        noisy.train()
+    assert torch.equal(noisy.keys_values(u, None)[1], noisy.keys_values(u, None)[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"qk_norm": "layer_norm", "query_init": "zeros"}, "qk_norm with queries that start"),
+        ({"score_divisor": 0.0, "carry": "scores"}, "residual_temperature 0"),
+        ({"score_divisor": -1.0, "carry": "scores"}, "residual_temperature -1"),
+        ({"score_divisor": float("nan"), "carry": "scores"}, "residual_temperature nan"),
+        ({"score_divisor": 2.0}, "nothing to divide"),
+        ({"query_key_noise": -0.5}, "query_key_noise -0.5"),
+        ({"tied": True}, "tied_projections"),
+        ({"tied": True, "value": "orthogonal", "output": "identity"}, "tied_projections"),
+    ],
+)
+def test_attention_without_meaning_is_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionSpec(**spec)
+
+
+@pytest.mark.parametrize("changes", [{"vector": True}, {"profiled": True}])
+@pytest.mark.parametrize("name", ["kept", "change"])
+def test_gains_of_a_projection_are_scalars(name: str, changes: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match="gains of a projection are scalars"):
+        ProjectionGains(**{name: Gain(learned=True, **changes)})

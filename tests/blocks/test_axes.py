@@ -1,15 +1,20 @@
 """A preset and the axes on top of it: what resolves runs, what does not is refused by name."""
 
+from contextlib import nullcontext
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_app.blocks.attention import ShapingSpec
+from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.presets import PRESETS, Stack
+from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
+from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.models.embedding import EmbeddingSpec
+from lightning_app.models.heads import EncoderDecoder
 from tests import tiny
 
 GAINS = {
@@ -17,41 +22,95 @@ GAINS = {
     "0": Gain(value=0.0),
     "learned from 0": Gain(value=0.0, learned=True),
     "learned from 0.5": Gain(value=0.5, learned=True),
+    "a vector": Gain(value=0.5, learned=True, vector=True),
 }
-PROJECTIONS = {name: name for name in ("full", "identity_plus", "identity")}
+PROJECTIONS = {
+    name: name for name in ("full", "identity", "identity_plus", "orthogonal", "orthogonal_plus")
+}
+PROJECTION_GAINS = {
+    "fixed": ProjectionGains(kept=Gain(value=0.9), change=Gain(value=0.2)),
+    "learned": ProjectionGains(change=Gain(value=0.2, learned=True)),
+}
+FLAG = {"yes": True, "no": False}
 AXES: dict[str, dict[str, Any]] = {
-    "norm_placement": {name: name for name in ("post", "pre", "none")},
+    "norm_placement": {name: name for name in ("post", "pre", "peri", "none")},
     "norm": {name: name for name in ("layer_norm", "rms_norm")},
-    "residual_attention": {name: name for name in ("none", "sum", "mean")},
+    "residual_attention": {name: name for name in ("none", "sum", "mean", "qk_sum")},
+    "residual_temperature": {"2.5": 2.5},
+    "query_key_noise": {"0.5": 0.5},
+    "qk_norm": {name: name for name in ("none", "layer_norm", "rms_norm")},
     "shaped_attention": {
         "default": ShapingSpec(),
         "fixed": ShapingSpec(alpha=0.5, beta=2.0, gamma=0.3, learned=False, per_head=False),
-        "no centre": ShapingSpec(gamma=0.0),
+        "centre of 0": ShapingSpec(gamma=0.0),
+        "no centre": ShapingSpec(gamma=None),
         "no identity": ShapingSpec(alpha=0.0),
     },
     "value_projection": PROJECTIONS,
     "output_projection": PROJECTIONS,
+    "first_value_projection": PROJECTIONS,
+    "last_output_projection": PROJECTIONS,
+    "value_gains": PROJECTION_GAINS,
+    "output_gains": PROJECTION_GAINS,
+    "tied_projections": FLAG,
     "layout": {name: name for name in ("sequential", "parallel")},
     "attention_skip": GAINS,
     "ff_skip": GAINS,
     "attention_branch": GAINS,
     "ff_branch": GAINS,
+    "share_branch_gain": FLAG,
 }
 SIMPLIFIED = {"sas", "sas_p", "sas_p_no_norm"}
+SKIPLESS = {*SIMPLIFIED, "v_skipinit"}
 PARALLEL = {"parallel", "sas_p", "sas_p_no_norm"}
+# A norm after the sum, or a lower skip: neither has a place where two branches join one sum.
+SUMS_IN_TURN = {
+    "post_ln",
+    "realformer",
+    "deepnorm",
+    "admin",
+    "dual_stream",
+    "mix_ln",
+    "keel",
+    "b2t",
+}
+# Without their norms, these have neither small branches nor small matrices, nor lack a skip; or
+# they have small matrices and a skip over 1.
+EXPLODE = {
+    *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
+    *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
+}
 REFUSED: dict[tuple[str, str], set[str]] = {
     ("norm_placement", "post"): PARALLEL,
-    ("norm_placement", "none"): {"post_ln", "pre_ln", "realformer", "parallel"},
-    ("shaped_attention", "no identity"): SIMPLIFIED,
-    ("layout", "parallel"): {"post_ln", "realformer"},
-    ("attention_skip", "0"): {"post_ln", "pre_ln", "realformer"},
+    ("norm_placement", "none"): EXPLODE,
+    ("residual_temperature", "2.5"): set(PRESETS) - {"realformer"},
+    ("qk_norm", "layer_norm"): SIMPLIFIED,
+    ("qk_norm", "rms_norm"): SIMPLIFIED,
+    # The norm of queries that start at zero has no direction.
+    ("shaped_attention", "default"): {"qk_norm"},
+    ("shaped_attention", "fixed"): {"qk_norm"},
+    ("shaped_attention", "no identity"): {*SKIPLESS, "qk_norm"},
+    ("tied_projections", "yes"): set(PRESETS) - {"v_skipinit"},
+    ("layout", "parallel"): SUMS_IN_TURN,
+    ("attention_skip", "0"): set(PRESETS) - SKIPLESS - {"parallel"},
     ("attention_skip", "1"): PARALLEL,
     ("attention_skip", "learned from 0"): PARALLEL,
     ("attention_skip", "learned from 0.5"): PARALLEL,
+    ("attention_skip", "a vector"): PARALLEL,
     ("ff_skip", "0"): {"parallel"},
     # Without norms the identity part of the map doubles a stream that also has a skip.
     ("ff_skip", "1"): {"sas_p_no_norm"},
     ("ff_skip", "learned from 0.5"): {"sas_p_no_norm"},
+    ("ff_skip", "a vector"): {"sas_p_no_norm"},
+    # One gain of all branches cannot start at two values.
+    **{
+        (f"{part}_branch", gain): {"rezero"}
+        for part in ("attention", "ff")
+        for gain in ("0", "learned from 0.5", "a vector")
+    },
+    ("attention_branch", "1"): {"rezero", "skipinit"},
+    ("ff_branch", "1"): {"rezero", "skipinit"},
+    ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale"},
 }
 CASES = [
     pytest.param(preset, axis, value, id=f"{preset}-{axis}-{value}")
@@ -72,26 +131,32 @@ def test_every_axis_is_tried() -> None:
     assert {"preset", *AXES} == {field.name for field in fields(BlockConfig)}
 
 
-@pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
-@pytest.mark.parametrize(("preset", "axis", "value"), CASES)
-def test_axis_on_preset_runs_or_is_refused(preset: str, axis: str, value: str, kind: str) -> None:
-    block = BlockConfig(preset=preset, **{axis: AXES[axis][value]})
-    architecture = tiny.architecture(kind=kind, dropout=0.1, attention_dropout=0.1)
-    if preset in REFUSED.get((axis, value), set()):
-        with pytest.raises(ValueError, match=axis):
-            architecture.stacks(block)
-        return
-    if kind == "encoder":
-        model = tiny.masked_model(block, dropout=0.1, attention_dropout=0.1)
-        logits = model(tiny.words(3, 7), torch.tensor([0, 5, 20]))
-    else:
-        model = tiny.translator(block, dropout=0.1, attention_dropout=0.1)
-        source, target = tiny.sentences()
-        logits = model(source, target)[target != tiny.PAD]
+@cache
+def run(encoder: StackSpec, decoder: StackSpec) -> None:
+    """Forward and backward through a model with dropout; equal specifications run once."""
+    sizes = tiny.architecture(dropout=0.1, attention_dropout=0.1).sizes()
+    embedding = EmbeddingSpec(vocab_size=tiny.VOCABULARY, pad=tiny.PAD)
+    model = EncoderDecoder(encoder, decoder, sizes, embedding)
+    source, target = tiny.sentences()
+    logits = model(source, target)[target != tiny.PAD]
     torch.nn.functional.cross_entropy(logits, tiny.words(len(logits))).backward()
     assert bool(logits.isfinite().all())
     for parameter in model.parameters():
         assert parameter.grad is None or bool(parameter.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(("preset", "axis", "value"), CASES)
+def test_axis_on_preset_runs_or_is_refused(preset: str, axis: str, value: str) -> None:
+    """In two stacks; an encoder alone resolves or is refused alike. A model of one layer runs."""
+    block = BlockConfig(preset=preset, **{axis: AXES[axis][value]})
+    refused = preset in REFUSED.get((axis, value), set())
+    for kind in ("encoder_decoder", "encoder"):
+        expected = pytest.raises(ValueError, match=axis) if refused else nullcontext()
+        with expected:
+            tiny.architecture(kind=kind).stacks(block)
+    if not refused:
+        stacks = tiny.architecture(encoder_depth=1, decoder_depth=1).stacks(block)
+        run(stacks["encoder"], stacks["decoder"])
 
 
 def resolve(stack: Stack, preset: str, **axes: Any):
@@ -116,6 +181,32 @@ def test_no_axis_is_the_preset(stack: Stack, preset: str) -> None:
         ({"preset": "sas", "layout": "parallel", "ff_skip": Gain(value=0.0)}, "sas_p"),
         ({"preset": "sas_p", "layout": "sequential", "ff_skip": Gain()}, "sas"),
         ({"preset": "sas_p_no_norm", "norm_placement": "pre"}, "sas_p"),
+        ({"preset": "pre_ln", "norm_placement": "peri"}, "sandwich_ln"),
+        ({"preset": "sandwich_ln", "norm_placement": "pre"}, "pre_ln"),
+        ({"preset": "pre_ln", "qk_norm": "layer_norm"}, "qk_norm"),
+        ({"preset": "qk_norm", "qk_norm": "none"}, "pre_ln"),
+        ({"preset": "skipinit", "share_branch_gain": True}, "rezero"),
+        ({"preset": "rezero", "share_branch_gain": False}, "skipinit"),
+        (
+            {
+                "preset": "sas",
+                "shaped_attention": ShapingSpec(beta=0.0, gamma=None),
+                "value_projection": "orthogonal",
+                "first_value_projection": "orthogonal",
+                "output_projection": "orthogonal",
+            },
+            "v_skipinit",
+        ),
+        (
+            {
+                "preset": "v_skipinit",
+                "shaped_attention": ShapingSpec(),
+                "value_projection": "identity",
+                "first_value_projection": "identity_plus",
+                "output_projection": "identity",
+            },
+            "sas",
+        ),
     ],
 )
 def test_axes_lead_from_one_preset_to_another(
@@ -135,7 +226,7 @@ def test_running_sum_on_post_ln_is_realformer_in_an_encoder_alone() -> None:
 
 
 @every_stack
-@pytest.mark.parametrize("preset", ["post_ln", "pre_ln"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_rms_norm_stands_wherever_layer_norm_stood(stack: Stack, preset: str) -> None:
     ours = resolve(stack, preset, norm="rms_norm")
     assert repr(ours) == repr(PRESETS[preset](stack)).replace("layer_norm", "rms_norm")
@@ -161,10 +252,11 @@ def test_axes_of_self_attention_leave_cross_attention_alone(preset: str) -> None
     spec = resolve(
         stack,
         preset,
-        shaped_attention=ShapingSpec(),
+        shaped_attention=ShapingSpec(gamma=None),
         value_projection="identity",
         output_projection="identity_plus",
         attention_branch=Gain(value=0.5),
+        share_branch_gain=False,
     )
     for ours, before in zip(spec.blocks, PRESETS[preset](stack).blocks, strict=True):
         assert ours.cross_attention == before.cross_attention
@@ -191,6 +283,73 @@ def test_unknown_preset_is_refused_with_the_known_ones() -> None:
         BlockConfig(preset="post_nl").resolve(STACKS[0])
 
 
+def attentions(stack: Stack, preset: str, **axes: Any) -> list[AttentionSpec]:
+    """Return the self-attention of every layer."""
+    return [block.self_attention for block in resolve(stack, preset, **axes).blocks]
+
+
+@pytest.mark.parametrize(
+    ("preset", "carry", "divisors"),
+    [
+        ("post_ln", "sum", [2.5, 2.5, 2.5]),
+        ("post_ln", "mean", [2.5, 5.0, 7.5]),
+        ("post_ln", "qk_sum", [2.5, 2.5, 2.5]),
+        ("realformer", None, [2.5, 5.0, 7.5]),
+    ],
+)
+def test_temperature_divides_logits_besides_the_mean(
+    preset: str, carry: Any, divisors: list[float]
+) -> None:
+    axes = {"residual_attention": carry, "residual_temperature": 2.5}
+    for block, divisor in zip(resolve(STACKS[0], preset, **axes).blocks, divisors, strict=True):
+        for attention in (block.self_attention, block.cross_attention):
+            assert attention.score_divisor == divisor
+            assert attention.carry == ("qk_sum" if carry == "qk_sum" else "scores")
+
+
+@pytest.mark.parametrize("preset", ["post_ln", "realformer"])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_temperature_is_above_zero(preset: str, temperature: float) -> None:
+    axes: dict[str, Any] = {} if preset == "realformer" else {"residual_attention": "sum"}
+    with pytest.raises(ValueError, match="residual_temperature"):
+        resolve(STACKS[0], preset, **axes, residual_temperature=temperature)
+
+
+def test_first_value_and_last_output_may_differ() -> None:
+    axes: dict[str, Any] = {
+        "value_projection": "orthogonal_plus",
+        "first_value_projection": "full",
+        "output_projection": "identity",
+        "last_output_projection": "identity_plus",
+    }
+    specs = attentions(STACKS[0], "sas", **axes)
+    assert [spec.value for spec in specs] == ["full", "orthogonal_plus", "orthogonal_plus"]
+    assert [spec.output for spec in specs] == ["identity", "identity", "identity_plus"]
+
+
+def test_value_projection_is_set_in_every_layer() -> None:
+    """The first layer's own value of the simplified presets gives way too."""
+    specs = attentions(STACKS[0], "sas", value_projection="identity")
+    assert [spec.value for spec in specs] == ["identity"] * 3
+
+
+def test_noise_and_norm_of_queries_and_keys_go_to_both_attentions() -> None:
+    spec = resolve(STACKS[1], "pre_ln", query_key_noise=0.5, qk_norm="rms_norm")
+    for block in spec.blocks:
+        for attention in (block.self_attention, block.cross_attention):
+            assert (attention.query_key_noise, attention.qk_norm) == (0.5, "rms_norm")
+
+
+def test_gains_of_projections_go_where_they_are_named() -> None:
+    value, output = PROJECTION_GAINS.values()
+    plus: dict[str, Any] = {
+        "value_projection": "identity_plus",
+        "output_projection": "identity_plus",
+    }
+    for spec in attentions(STACKS[1], "sas", **plus, value_gains=value, output_gains=output):
+        assert (spec.value_gains, spec.output_gains) == (value, output)
+
+
 @every_stack
 def test_skipinit_and_rezero_need_no_norm(stack: Stack) -> None:
     for gain in (Gain(value=stack.depth**-0.5), Gain(value=0.0, learned=True)):
@@ -201,11 +360,14 @@ def test_skipinit_and_rezero_need_no_norm(stack: Stack) -> None:
         assert spec.final_norm == "none"
 
 
-@every_stack
-def test_small_feed_forward_does_not_make_a_bare_parallel_stream_safe(stack: Stack) -> None:
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_small_feed_forward_does_not_make_a_bare_parallel_stream_safe(side: Any) -> None:
+    stack = Stack(side=side, depth=4, peer_depth=4)
     small = Gain(value=stack.depth**-0.5)
+    axes: dict[str, Any] = {"norm_placement": "none", "ff_branch": small}
     with pytest.raises(ValueError, match="norm_placement none"):
-        resolve(stack, "parallel", norm_placement="none", ff_branch=small)
+        resolve(stack, "parallel", **axes)
+    resolve(stack, "parallel", **axes, attention_branch=small)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,17 @@ from torch import Tensor, nn
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
 from lightning_app.blocks.block import (
     BlockSpec,
+    Carries,
     DecoderBlock,
-    DecoderScores,
     EncoderBlock,
     LayerCache,
     Sizes,
 )
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels import causal_mask, padding_mask
-from lightning_app.blocks.presets import ABSENT, PRESETS, Stack
-from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.presets import ABSENT, PRESETS
+from lightning_app.blocks.residual import Gain, ResidualSpec, Stream
+from lightning_app.blocks.stack import Stack
 from tests import tiny
 
 BATCH, SOURCE, TARGET, MODEL, FF, HEADS = 3, 7, 11, 10, 13, 2
@@ -89,7 +90,7 @@ def test_encoder_block_equals_torch_layer(
         mask = padding_mask(PRESENT)
         expected = theirs(x, src_key_padding_mask=~PRESENT)
         real = PRESENT
-    compare(ours(x, mask, None)[0], expected, real, [x])
+    compare(ours(Stream(x), mask, None, None)[0].x, expected, real, [x])
 
 
 @pytest.mark.parametrize(("preset", "norm_first", "activation"), TORCH_LAYERS)
@@ -106,9 +107,9 @@ def test_decoder_block_equals_torch_layer(
     x = torch.randn(BATCH, TARGET, MODEL, requires_grad=True)
     memory = torch.randn(BATCH, SOURCE, MODEL, requires_grad=True)
     mask = causal_mask(TARGET, x.device)
-    keys, values = ours.cross_attention.keys_values(memory)
+    keys, values = ours.cross_attention.keys_values(memory, None)
     cache = LayerCache(keys[:, :, :0], values[:, :, :0], keys, values)
-    y, _, _ = ours(x, mask, padding_mask(PRESENT), DecoderScores(), cache)
+    (y, _), _, _ = ours(Stream(x), mask, padding_mask(PRESENT), Carries(), cache, None)
     expected = theirs(x, memory, tgt_mask=~mask.allowed[0, 0], memory_key_padding_mask=~PRESENT)
     compare(y, expected, torch.ones(BATCH, TARGET, dtype=torch.bool), [x, memory])
 
@@ -116,6 +117,7 @@ def test_decoder_block_equals_torch_layer(
 PLAIN = ResidualSpec(norm_input="layer_norm")
 SKIPLESS = replace(PLAIN, skip=ABSENT)
 SHAPED = AttentionSpec(shaping=ShapingSpec())
+LEARNED = Gain(value=0.0, learned=True)
 
 
 def block(**changes) -> BlockSpec:
@@ -166,6 +168,15 @@ REFUSED = {
         "layout parallel",
     ),
     "parallel with two skips": ({"layout": "parallel"}, "layout parallel"),
+    "parallel with the bottom's skip": (
+        {"layout": "parallel", "around_self": SKIPLESS, "bottom_to_top": True},
+        "layout parallel with preset b2t",
+    ),
+    "one gain where branches differ": (
+        {"share_branch_gain": True, "around_ff": replace(PLAIN, branch=LEARNED)},
+        "share_branch_gain",
+    ),
+    "one gain that is not learned": ({"share_branch_gain": True}, "share_branch_gain"),
 }
 
 
@@ -190,11 +201,12 @@ def test_a_block_builds_no_part_that_it_does_not_run(preset: str) -> None:
     """A parameter without a gradient stops distributed training and is counted for nothing."""
     x = torch.randn(BATCH, SOURCE, MODEL)
     encoder = EncoderBlock(spec_of(preset), sizes())
-    encoder(x, padding_mask(PRESENT), None)[0].sum().backward()
+    encoder(Stream(x, x), padding_mask(PRESENT), None, None)[0].x.sum().backward()
     decoder = DecoderBlock(spec_of(preset, "decoder"), sizes())
-    keys, values = decoder.cross_attention.keys_values(x)
+    keys, values = decoder.cross_attention.keys_values(x, None)
     cache = LayerCache(keys[:, :, :0], values[:, :, :0], keys, values)
     mask = causal_mask(SOURCE, x.device)
-    decoder(x, mask, padding_mask(PRESENT), DecoderScores(), cache)[0].sum().backward()
+    stream, _, _ = decoder(Stream(x, x), mask, padding_mask(PRESENT), Carries(), cache, None)
+    stream.x.sum().backward()
     for module in (encoder, decoder):
         assert [name for name, p in module.named_parameters() if p.grad is None] == []

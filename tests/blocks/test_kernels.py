@@ -6,11 +6,15 @@ from torch.nn.functional import pad
 
 from lightning_app.blocks.kernels import (
     Mask,
+    QueryKeySums,
     attend,
     attend_with_carry,
+    attend_with_sums,
     causal_mask,
     full_mask,
     padding_mask,
+    rotate,
+    rotation,
     shape_map,
 )
 from tests import reference
@@ -52,13 +56,14 @@ def identity_values() -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["padding", "causal", "full"])
-def test_both_forms_equal_the_naive_one(float64: None, kind: str) -> None:
+def test_every_form_equals_the_naive_one(float64: None, kind: str) -> None:
     queries = KEYS if kind == "causal" else QUERIES
     mask = {"padding": padded(), "causal": causal_mask(KEYS, CPU), "full": full_mask(KEYS, CPU)}
     query, key, value = inputs(queries)
     heads, scores = naive(query, key, value, mask[kind])
     carried, z = attend_with_carry(query, key, value, mask[kind], 0.0, None, 1.0)
-    for ours in (attend(query, key, value, mask[kind], 0.0), carried):
+    summed, _ = attend_with_sums(query, key, value, mask[kind], 0.0, None, 1.0)
+    for ours in (attend(query, key, value, mask[kind], 0.0), carried, summed):
         torch.testing.assert_close(ours, heads, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(z, scores, rtol=1e-12, atol=1e-12)
 
@@ -134,13 +139,82 @@ def test_carry_is_float32_under_autocast() -> None:
     torch.testing.assert_close(z.double(), exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("divisor", [1.0, 2.5])
+def test_sums_of_queries_and_keys_are_attention_on_the_sums(float64: None, divisor: float) -> None:
+    """``softmax((Q_1 + .. + Q_n) (K_1 + .. + K_n)^T / (c sqrt(d_k)))``."""
+    layers = [inputs() for _ in range(3)]
+    carry, heads = None, torch.empty(0)
+    for query, key, value in layers:
+        before = None if carry is None else [part.clone() for part in carry]
+        heads, grown = attend_with_sums(query, key, value, padded(), 0.0, carry, divisor)
+        if carry is not None and before is not None:
+            assert all(torch.equal(a, b) for a, b in zip(carry, before, strict=True))
+        carry = grown
+    query, key = (sum(layer[i] for layer in layers) for i in (0, 1))
+    assert isinstance(query, Tensor)
+    assert isinstance(key, Tensor)
+    torch.testing.assert_close(carry, QueryKeySums(query, key))
+    expected, _ = naive(query, key, layers[-1][2], padded(), temperature=divisor)
+    torch.testing.assert_close(heads, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_sums_are_float32_under_autocast() -> None:
+    query, key, value = (x.bfloat16() for x in inputs())
+    faint_query, faint_key = query / 300, key / 300
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, below = attend_with_sums(query, key, value, padded(), 0.0, None, 1.0)
+        heads, sums = attend_with_sums(faint_query, faint_key, value, padded(), 0.0, below, 1.0)
+    assert {part.dtype for part in (*below, *sums)} == {torch.float32}
+    assert heads.dtype == torch.bfloat16
+    # A term of a 300th would vanish in the eight bits of a bfloat16 sum.
+    exact = QueryKeySums(query.float() + faint_query.float(), key.float() + faint_key.float())
+    torch.testing.assert_close(sums, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("start", [0, 3, 1000])
+def test_rotation_is_the_equation(float64: None, start: int) -> None:
+    """Also from a later position on, as in cached decoding."""
+    x = torch.randn(BATCH, HEADS, KEYS, 6)
+    ours = rotate(x, rotation(start, KEYS, 6, CPU))
+    before = torch.zeros(BATCH, HEADS, start, 6)
+    expected = reference.rotate(merged(torch.cat([before, x], dim=2)), HEADS)[:, start:]
+    expected = torch.from_numpy(expected).unflatten(-1, (HEADS, 6)).transpose(1, 2)
+    torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_rotated_scores_depend_on_the_distance_alone(float64: None) -> None:
+    """One query and one key at every place: their product is a function of i - j."""
+    query, key = (torch.randn(1, 1, 1, 6).expand(1, 1, 50, 6) for _ in range(2))
+    angles = rotation(0, 50, 6, CPU)
+    scores = (rotate(query, angles) @ rotate(key, angles).mT)[0, 0]
+    for distance in range(-49, 50):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert scores[0].std() > 0.1
+    torch.testing.assert_close(scores.diagonal()[0], (query[0, 0, 0] * key[0, 0, 0]).sum())
+
+
+def test_rotation_keeps_the_length_of_every_pair(float64: None) -> None:
+    x = torch.randn(BATCH, HEADS, KEYS, 6)
+    turned = rotate(x, rotation(17, KEYS, 6, CPU))
+    pairs = [y.unflatten(-1, (3, 2)).norm(dim=-1) for y in (x, turned)]
+    torch.testing.assert_close(*pairs)
+
+
+def test_rotation_keeps_the_type_of_what_it_turns() -> None:
+    x = torch.randn(BATCH, HEADS, KEYS, 6).bfloat16()
+    assert rotate(x, rotation(0, KEYS, 6, CPU)).dtype == torch.bfloat16
+
+
 def test_a_query_that_sees_nothing_gives_no_nan() -> None:
     nothing = Mask(torch.zeros(BATCH, 1, 1, KEYS, dtype=torch.bool))
-    for form in ("plain", "carry"):
+    for form in ("plain", "carry", "sums"):
         tensors = [x.requires_grad_() for x in inputs()]
         query, key, value = tensors
         if form == "plain":
             heads = attend(query, key, value, nothing, 0.0)
+        elif form == "sums":
+            heads, _ = attend_with_sums(query, key, value, nothing, 0.0, None, 1.0)
         else:
             heads, _ = attend_with_carry(query, key, value, nothing, 0.0, None, 1.0)
         assert bool(heads.isfinite().all())
@@ -182,6 +256,17 @@ def test_shaped_map_is_the_equation_and_its_rows_sum_to_the_weights(
     torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12)
     rows = (alpha + beta - gamma)[:, :, 0].expand(BATCH, HEADS, KEYS)
     torch.testing.assert_close(shaped.sum(-1), rows, rtol=1e-12, atol=1e-12)
+
+
+def test_shaped_map_without_a_centre_is_v_skipinits(float64: None) -> None:
+    """``alpha I + beta A``."""
+    mask = padded()
+    query, key, _ = inputs(KEYS)
+    alpha, beta, _ = head_weights()
+    attention = attend(query, key, identity_values(), mask, 0.0)
+    shaped = shape_map(attention, identity_values(), mask, alpha, beta, None)[..., :KEYS]
+    expected = alpha * torch.eye(KEYS) + beta * attention[..., :KEYS]
+    torch.testing.assert_close(shaped, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_identity_part_of_cached_queries_is_the_newest_keys(float64: None) -> None:

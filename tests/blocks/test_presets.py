@@ -1,15 +1,19 @@
 """What each preset says, as a value."""
 
 import json
+import math
 from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from lightning_app.blocks import attention, block, norm, presets, residual
-from lightning_app.blocks.presets import ABSENT, PRESETS, Stack, StackSpec, around, carry_scores
+from lightning_app.blocks import attention, block, norm, presets, residual, stack
+from lightning_app.blocks.attention import AttentionSpec, ShapingSpec
+from lightning_app.blocks.block import InitSpec
+from lightning_app.blocks.presets import ABSENT, PRESETS, deepnorm_gains
 from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores
 
 STACKS = {
     "encoder of two": Stack(side="encoder", depth=3, peer_depth=2),
@@ -60,7 +64,8 @@ def test_specification_is_frozen(spec: StackSpec) -> None:
 
 @every_spec
 def test_specification_prints_as_what_builds_it(spec: StackSpec) -> None:
-    names = {**vars(attention), **vars(block), **vars(norm), **vars(presets), **vars(residual)}
+    modules = (attention, block, norm, presets, residual, stack)
+    names = {name: value for module in modules for name, value in vars(module).items()}
     assert eval(repr(spec), names) == spec
 
 
@@ -82,23 +87,193 @@ def test_specifications_compare_by_value(stack: Stack) -> None:
 
 def test_presets_are_named_and_described() -> None:
     assert list(PRESETS) == [
-        "post_ln",
-        "pre_ln",
-        "realformer",
-        "parallel",
-        "sas",
-        "sas_p",
-        "sas_p_no_norm",
+        *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "deepnorm", "b2t", "admin"),
+        *("dual_stream", "rezero", "skipinit", "layer_scale", "t_fixup", "mix_ln"),
+        *("layer_norm_scaling", "keel", "qk_norm", "realformer", "parallel", "v_skipinit"),
+        *("sas", "sas_p", "sas_p_no_norm"),
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
         assert all([preset.equation, preset.paper, preset.fixes])
 
 
-def test_final_norm_is_in_every_stack_but_of_post_ln() -> None:
-    for stack in STACKS.values():
-        without = {name for name, preset in PRESETS.items() if preset(stack).final_norm == "none"}
-        assert without == {"post_ln", "realformer"}
+# Columns: norm before the branch, on its output, after the sum; skip; branch; final norm.
+ONE = Gain()
+TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
+    # The table of mechanisms.md, section 1, on an encoder of three layers alone.
+    "post_ln": ("sum", ONE, ONE, False),
+    "pre_ln": ("input", ONE, ONE, True),
+    "peri_ln": ("input branch", ONE, ONE, True),
+    "sandwich_ln": ("input branch", ONE, ONE, True),
+    "normformer": ("input branch", ONE, ONE, True),
+    "deepnorm": ("sum", Gain(value=6**0.25), ONE, False),
+    "b2t": ("sum", ONE, ONE, False),
+    "admin": ("sum", Gain(learned=True, vector=True, profiled=True), ONE, False),
+    "dual_stream": ("sum", ONE, ONE, True),
+    "rezero": ("", ONE, Gain(value=0.0, learned=True), False),
+    "skipinit": ("", ONE, Gain(value=0.0, learned=True), False),
+    "layer_scale": ("input", ONE, Gain(value=0.1, learned=True, vector=True), True),
+    "t_fixup": ("", ONE, ONE, False),
+    "mix_ln": ("sum", ONE, ONE, True),
+    "layer_norm_scaling": ("input", ONE, ONE, True),
+    "keel": ("input sum", Gain(value=6.0), ONE, False),
+    "qk_norm": ("input", ONE, ONE, True),
+    "realformer": ("sum", ONE, ONE, False),
+    "parallel": ("input", ABSENT, ONE, True),
+    "v_skipinit": ("input", ABSENT, Gain(learned=True), True),
+    "sas": ("input", ABSENT, Gain(learned=True), True),
+    "sas_p": ("input", ABSENT, Gain(learned=True), True),
+    "sas_p_no_norm": ("input", ABSENT, Gain(learned=True), True),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_first_self_attention_is_as_the_table_says(name: str) -> None:
+    places, skip, branch, final_norm = TABLE[name]
+    spec = PRESETS[name](ALONE)
+    around_self = spec.blocks[0].around_self
+    norms = {
+        "input": around_self.norm_input,
+        "branch": around_self.norm_branch,
+        "sum": around_self.norm_sum,
+    }
+    assert " ".join(place for place, kind in norms.items() if kind == "layer_norm") == places
+    assert {kind for place, kind in norms.items() if place not in places.split()} <= {"none"}
+    assert (around_self.skip, around_self.branch) == (skip, branch)
+    assert spec.final_norm == ("layer_norm" if final_norm else "none")
+
+
+@pytest.mark.parametrize("where", STACKS)
+def test_sub_layers_are_treated_alike_where_the_paper_does(where: str) -> None:
+    alike = {name for name in PRESETS if _one_rule(PRESETS[name](STACKS[where]))}
+    unlike = {"normformer", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm"}
+    assert alike == set(PRESETS) - unlike
+
+
+def _one_rule(spec: StackSpec) -> bool:
+    return all(b.around_self == b.around_cross == b.around_ff for b in spec.blocks)
+
+
+def test_only_peri_ln_has_a_norm_before_the_first_layer() -> None:
+    for where in STACKS.values():
+        with_norm = {name for name in PRESETS if PRESETS[name](where).input_norm != "none"}
+        assert with_norm == {"peri_ln"}
+    encoder = PRESETS["peri_ln"](ALONE)
+    assert replace(encoder, input_norm="none") == PRESETS["sandwich_ln"](ALONE)
+
+
+@pytest.mark.parametrize(
+    ("where", "alpha", "beta"),
+    [
+        # mechanisms.md 2.4, N = M = 6 and twelve layers alone, worked by hand.
+        (Stack(side="encoder", depth=6, peer_depth=6), 1.418, 0.497),
+        (Stack(side="decoder", depth=6, peer_depth=6), 2.060, 0.343),
+        (Stack(side="encoder", depth=12), 2.213, 0.319),
+        # 0.81 (12^4 6)^(1/16), 0.87 (12^4 6)^(-1/16); the peer's depth enters.
+        (Stack(side="encoder", depth=12, peer_depth=6), 1.686, 0.418),
+        (Stack(side="decoder", depth=18, peer_depth=6), 2.711, 0.261),
+        (Stack(side="decoder", depth=18, peer_depth=18), 2.711, 0.261),
+    ],
+)
+def test_deepnorm_has_the_constants_of_its_paper(where: Stack, alpha: float, beta: float) -> None:
+    assert deepnorm_gains(where) == pytest.approx((alpha, beta), abs=6e-4)
+    for b in PRESETS["deepnorm"](where).blocks:
+        assert b.around_self == b.around_cross == b.around_ff
+        assert b.around_ff.skip.value == pytest.approx(alpha, abs=6e-4)
+        init = b.init
+        assert init.distribution == "normal"
+        assert (init.value, init.output, init.ff) == pytest.approx((beta,) * 3, abs=6e-4)
+        assert init.query_key == 1.0
+
+
+def test_deepnorm_is_not_torchscales() -> None:
+    """Which has 1.15 / root in the encoder of two stacks, 1.32 times the paper's beta."""
+    _, beta = deepnorm_gains(Stack(side="encoder", depth=6, peer_depth=6))
+    assert beta * (6**4 * 6) ** (1 / 16) == pytest.approx(0.87)
+
+
+@pytest.mark.parametrize("depth", [3, 12])
+def test_b2t_scales_every_matrix_by_the_depth_of_its_stack(depth: int) -> None:
+    plain = InitSpec()
+    for b in PRESETS["b2t"](replace(ALONE, depth=depth)).blocks:
+        assert b.bottom_to_top
+        for part in ("query_key", "value", "output", "ff"):
+            assert getattr(b.init, part) == pytest.approx(getattr(plain, part) * depth**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("where", "scale", "embedding"),
+    [
+        ("encoder of two", 0.67 * 3**-0.25, 27**-0.25),
+        ("decoder of two", 18**-0.25, 27**-0.25),
+        ("encoder alone", 0.67 * 3**-0.25, 27**-0.25),
+    ],
+)
+def test_t_fixup_scales_by_the_depth_of_its_own_stack_but_embeddings_by_the_encoders(
+    where: str, scale: float, embedding: float
+) -> None:
+    spec = PRESETS["t_fixup"](STACKS[where])
+    assert spec.embedding_gain == pytest.approx(embedding)
+    for b in spec.blocks:
+        assert (b.init.value, b.init.output, b.init.ff) == pytest.approx((scale,) * 3)
+        assert b.init.query_key == 2**-0.5
+        assert b.init.distribution == "uniform"
+
+
+def test_initial_matrices_are_special_in_three_presets_alone() -> None:
+    """And the embedding in T-Fixup alone: both stacks of a model share it."""
+    for where in STACKS.values():
+        specs = {name: preset(where) for name, preset in PRESETS.items()}
+        special = {n for n, s in specs.items() if {b.init for b in s.blocks} != {InitSpec()}}
+        assert special == {"deepnorm", "b2t", "t_fixup"}
+        assert {n for n, s in specs.items() if s.embedding_gain != 1.0} == {"t_fixup"}
+
+
+@pytest.mark.parametrize(
+    ("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)]
+)
+def test_layer_scale_starts_smaller_in_deeper_stacks(depth: int, start: float) -> None:
+    for b in PRESETS["layer_scale"](replace(ALONE, depth=depth)).blocks:
+        assert b.around_ff.branch == Gain(value=start, learned=True, vector=True)
+
+
+@pytest.mark.parametrize(("depth", "first"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_mix_ln_is_post_ln_in_the_first_quarter(depth: int, first: int) -> None:
+    spec = PRESETS["mix_ln"](replace(ALONE, depth=depth))
+    post = PRESETS["post_ln"](ALONE).blocks[0]
+    pre = PRESETS["pre_ln"](ALONE).blocks[0]
+    assert spec.blocks == (post,) * first + (pre,) * (depth - first)
+
+
+def test_layer_norm_scaling_divides_by_the_root_of_the_layer() -> None:
+    blocks = PRESETS["layer_norm_scaling"](replace(ALONE, depth=9)).blocks
+    scales = [b.around_ff.input_scale for b in blocks]
+    assert scales == pytest.approx([1 / math.sqrt(n) for n in range(1, 10)])
+
+
+@pytest.mark.parametrize(("where", "alpha"), [("encoder of two", 6.0), ("decoder of two", 6.0)])
+def test_keel_counts_the_sub_layers_of_its_stack(where: str, alpha: float) -> None:
+    """Two a layer of three in the encoder, three a layer of two in the decoder."""
+    for b in PRESETS["keel"](STACKS[where]).blocks:
+        assert b.around_cross.skip == Gain(value=alpha)
+
+
+def test_rezero_shares_the_gain_that_skipinit_has_once_a_sub_layer() -> None:
+    for where in STACKS.values():
+        for ours, theirs in zip(
+            PRESETS["rezero"](where).blocks, PRESETS["skipinit"](where).blocks, strict=True
+        ):
+            assert ours.share_branch_gain
+            assert replace(ours, share_branch_gain=False) == theirs
+
+
+def test_attention_of_normformer_and_qk_norm() -> None:
+    for where in STACKS.values():
+        for b in PRESETS["normformer"](where).blocks:
+            assert b.self_attention == b.cross_attention == AttentionSpec(head_gain=True)
+            assert (b.ff_norm, b.around_ff.norm_branch) == ("layer_norm", "none")
+        for b in PRESETS["qk_norm"](where).blocks:
+            assert b.self_attention == b.cross_attention == AttentionSpec(qk_norm="layer_norm")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +290,11 @@ def test_realformer_is_a_mean_in_two_stacks_and_a_sum_in_one(
     blocks = PRESETS["realformer"](STACKS[where]).blocks
     assert [b.self_attention.score_divisor for b in blocks] == divisors
     assert [b.cross_attention.score_divisor for b in blocks] == divisors
-    assert all(b.self_attention.carry_scores and b.cross_attention.carry_scores for b in blocks)
+    kinds = {a.carry for b in blocks for a in (b.self_attention, b.cross_attention)}
+    assert kinds == {"scores"}
 
 
-@pytest.mark.parametrize("name", ["sas", "sas_p", "sas_p_no_norm"])
+@pytest.mark.parametrize("name", ["v_skipinit", "sas", "sas_p", "sas_p_no_norm"])
 @pytest.mark.parametrize(("depth", "gain"), [(18, 0.1), (72, 0.05), (2, 0.3)])
 def test_simplified_gains_are_the_authors_at_depth_18(name: str, depth: int, gain: float) -> None:
     for b in PRESETS[name](replace(ALONE, depth=depth)).blocks:
@@ -126,7 +302,7 @@ def test_simplified_gains_are_the_authors_at_depth_18(name: str, depth: int, gai
         assert b.around_ff.branch.learned
         assert b.around_self.branch == Gain(value=1.0, learned=True)
         assert b.around_self.skip.absent
-        assert b.around_ff.skip.absent == (name != "sas")
+        assert b.around_ff.skip.absent == (name in ("sas_p", "sas_p_no_norm"))
 
 
 @pytest.mark.parametrize("name", ["sas", "sas_p", "sas_p_no_norm"])
@@ -135,13 +311,20 @@ def test_simplified_attention_has_values_in_the_first_layer_alone(name: str) -> 
     assert (first.value, first.output) == ("identity_plus", "identity")
     assert {(a.value, a.output) for a in rest} == {("identity", "identity")}
     assert {a.query_init for a in (first, *rest)} == {"zeros"}
-    assert {a.shaping for a in (first, *rest)} == {attention.ShapingSpec()}
+    assert {a.shaping for a in (first, *rest)} == {ShapingSpec()}
 
 
-@pytest.mark.parametrize("name", ["sas", "sas_p", "sas_p_no_norm"])
+def test_v_skipinit_has_free_orthogonal_matrices_and_no_centre() -> None:
+    for b in PRESETS["v_skipinit"](ALONE).blocks:
+        shaping = ShapingSpec(alpha=1.0, beta=0.0, gamma=None)
+        expected = AttentionSpec(shaping=shaping, value="orthogonal", output="orthogonal")
+        assert b.self_attention == expected
+
+
+@pytest.mark.parametrize("name", ["v_skipinit", "sas", "sas_p", "sas_p_no_norm"])
 def test_simplified_presets_keep_ordinary_cross_attention(name: str) -> None:
     for b in PRESETS[name](STACKS["decoder of two"]).blocks:
-        assert b.cross_attention == attention.AttentionSpec()
+        assert b.cross_attention == AttentionSpec()
         assert b.around_cross == ResidualSpec(norm_input="layer_norm")
 
 
@@ -168,6 +351,8 @@ def bare(depth: int, skip: Gain = UNIT, branch: Gain = UNIT) -> StackSpec:
         {"branch": Gain(value=0.51)},
         {"skip": Gain(value=0.9), "branch": Gain(value=0.5)},
         {"branch": Gain(value=-1.0)},
+        {"skip": Gain(value=2.0), "branch": Gain(value=0.0)},
+        {"skip": Gain(value=-1.2), "branch": Gain(value=0.0)},
     ],
 )
 def test_stream_that_explodes_without_norm_is_refused(residual: dict[str, Gain]) -> None:
@@ -180,7 +365,8 @@ def test_stream_that_explodes_without_norm_is_refused(residual: dict[str, Gain])
     [
         {"branch": Gain(value=0.5)},  # SkipInit's 1 / sqrt(depth)
         {"branch": Gain(value=0.0, learned=True)},  # ReZero
-        {"skip": Gain(value=2.0)},
+        {"skip": Gain(value=1.1), "branch": Gain(value=0.1)},
+        {"skip": Gain(value=0.5), "branch": Gain(value=0.25)},
     ],
 )
 def test_stream_that_stays_bounded_without_norm_is_allowed(residual: dict[str, Gain]) -> None:
@@ -198,6 +384,21 @@ def test_parallel_stream_counts_both_branches() -> None:
     assert len(StackSpec(blocks=(b,) * 4).blocks) == 4
 
 
-def test_carrying_can_be_taken_away_again() -> None:
+@pytest.mark.parametrize("kind", ["sum", "mean", "qk_sum"])
+def test_carrying_can_be_taken_away_again(kind: Any) -> None:
     plain = PRESETS["post_ln"](ALONE)
-    assert carry_scores(carry_scores(plain, "mean"), "none") == plain
+    assert carry_scores(plain, kind) != plain
+    assert carry_scores(carry_scores(plain, kind), "none") == plain
+
+
+def test_a_bottom_to_top_skip_without_a_norm_is_refused() -> None:
+    """It doubles the stream in every layer."""
+    quiet = replace(around(ResidualSpec(branch=Gain(value=0.1))), bottom_to_top=True)
+    with pytest.raises(ValueError, match="norm_placement none"):
+        StackSpec(blocks=(quiet,) * 4)
+
+
+def test_two_streams_are_not_for_one_sum() -> None:
+    b = PRESETS["parallel"](ALONE).blocks[0]
+    with pytest.raises(ValueError, match="layout parallel with preset dual_stream"):
+        StackSpec(blocks=(b,), dual_stream=True)

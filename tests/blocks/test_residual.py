@@ -1,49 +1,92 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from lightning_app.blocks.residual import Gain, Residual, ResidualSpec
+from lightning_app.blocks.residual import Gain, LearnedGain, Residual, ResidualSpec, Stream
 from tests import reference, tiny
 
 DIM = 7
+LEARNED = Gain(value=0.3, learned=True)
+VECTOR = Gain(value=0.3, learned=True, vector=True)
+
+
+def leave(residual: Residual, x: Tensor, branch: Tensor) -> Tensor:
+    """Return the sum where there is one stream."""
+    stream = residual(Stream(x), branch)
+    assert stream.total is None
+    return stream.x
 
 
 @pytest.mark.usefixtures("float64")
-def test_all_slots_are_the_formula() -> None:
-    """``norm_sum(skip * x + branch * norm_branch(f(norm_input(x))))``, f = 3 x."""
+@pytest.mark.parametrize("branch", [LEARNED, VECTOR], ids=["scalar", "vector"])
+def test_all_slots_are_the_formula(branch: Gain) -> None:
+    """``norm_sum(skip * x + branch * norm_branch(f(scale * norm_input(x))))``, f = 3 x + 1."""
     spec = ResidualSpec(
         norm_input="layer_norm",
+        input_scale=0.25,
         norm_branch="rms_norm",
         norm_sum="layer_norm",
         skip=Gain(value=0.7),
-        branch=Gain(value=0.3, learned=True),
+        branch=branch,
     )
     residual = tiny.randomise(Residual(spec, DIM, dropout=0.0))
     x = torch.randn(3, 5, DIM)
     p = tiny.numpy_parameters(residual)
-    u = reference.layer_norm(x.numpy(), p["norm_input.weight"], p["norm_input.bias"])
-    f = reference.rms_norm(3 * u, p["norm_branch.weight"])
+    u = 0.25 * reference.layer_norm(x.numpy(), p["norm_input.weight"], p["norm_input.bias"])
+    f = reference.rms_norm(3 * u + 1, p["norm_branch.weight"])
     y = 0.7 * x.numpy() + p["branch.gain"] * f
     y = reference.layer_norm(y, p["norm_sum.weight"], p["norm_sum.bias"])
-    ours = residual.leave(x, 3 * residual.enter(x))
+    assert p["branch.gain"].shape == ((DIM,) if branch.vector else ())
+    ours = leave(residual, x, 3 * residual.enter(x) + 1)
     torch.testing.assert_close(ours, torch.from_numpy(y), rtol=1e-12, atol=1e-12)
 
 
-def test_fixed_gain_has_no_parameter_and_learned_gain_one() -> None:
-    def names(gain: Gain) -> list[str]:
-        residual = Residual(ResidualSpec(skip=gain, branch=gain), DIM, 0.0)
-        return [name for name, _ in residual.named_parameters()]
+@pytest.mark.usefixtures("float64")
+def test_the_second_stream_adds_up_branches_without_norm_or_skip() -> None:
+    """ResiDual: ``r' = r + branch * f``, ``x' = N(skip * x + branch * f)``."""
+    spec = ResidualSpec(norm_sum="layer_norm", skip=Gain(value=0.7), branch=Gain(value=0.3))
+    residual = tiny.randomise(Residual(spec, DIM, dropout=0.0))
+    x, total, branch = (torch.randn(3, 5, DIM) for _ in range(3))
+    stream = residual(Stream(x, total), branch)
+    assert stream.total is not None
+    torch.testing.assert_close(stream.total, total + 0.3 * branch)
+    torch.testing.assert_close(stream.x, leave(residual, x, branch))
 
-    assert names(Gain(value=0.5)) == []
-    assert names(Gain(value=0.5, learned=True)) == ["skip.gain", "branch.gain"]
+
+def test_dropout_is_the_same_in_both_streams() -> None:
+    residual = Residual(ResidualSpec(), DIM, dropout=0.5)
+    zero = torch.zeros(3, 50, DIM)
+    stream = residual(Stream(zero, zero), torch.ones(3, 50, DIM))
+    assert stream.total is not None
+    assert set(stream.x.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(stream.x, stream.total)
+
+
+def test_fixed_gain_has_no_parameter_and_learned_gain_one() -> None:
+    def shapes(gain: Gain) -> dict[str, tuple[int, ...]]:
+        residual = Residual(ResidualSpec(skip=gain, branch=gain), DIM, 0.0)
+        return {name: tuple(p.shape) for name, p in residual.named_parameters()}
+
+    assert shapes(Gain(value=0.5)) == {}
+    assert shapes(LEARNED) == {"skip.gain": (), "branch.gain": ()}
+    assert shapes(VECTOR) == {"skip.gain": (DIM,), "branch.gain": (DIM,)}
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_gain_knows_whether_it_is_profiled(profiled: bool) -> None:
+    residual = Residual(ResidualSpec(skip=Gain(learned=True, profiled=profiled)), DIM, 0.0)
+    assert isinstance(residual.skip, LearnedGain)
+    assert residual.skip.profiled == profiled
 
 
 def test_absent_skip_leaves_the_branch_alone() -> None:
     residual = Residual(ResidualSpec(skip=Gain(value=0.0)), DIM, 0.0)
     branch = torch.randn(3, 5, DIM)
     x = torch.full((3, 5, DIM), math.inf)  # 0 * inf is NaN: the skip must not be computed
-    assert torch.equal(residual.leave(x, branch), branch)
+    assert torch.equal(leave(residual, x, branch), branch)
 
 
 def test_learned_skip_from_zero_is_present() -> None:
@@ -51,7 +94,7 @@ def test_learned_skip_from_zero_is_present() -> None:
     assert not gain.absent
     residual = Residual(ResidualSpec(skip=gain), DIM, 0.0)
     x, branch = torch.randn(3, 5, DIM), torch.randn(3, 5, DIM)
-    y = residual.leave(x, branch)
+    y = leave(residual, x, branch)
     assert torch.equal(y, branch)
     y.sum().backward()
     (parameter,) = residual.parameters()
@@ -59,20 +102,40 @@ def test_learned_skip_from_zero_is_present() -> None:
     torch.testing.assert_close(parameter.grad, x.sum())
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_gain_that_is_no_number_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="gain value"):
-        Gain(value=value)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value": math.nan}, "gain value"),
+        ({"value": math.inf}, "gain value"),
+        ({"value": -math.inf}, "gain value"),
+        ({"vector": True}, "gain vector: true needs learned"),
+        ({"profiled": True}, "gain profiled: true needs learned"),
+    ],
+)
+def test_gain_without_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Gain(**changes)
 
 
 def test_dropout_acts_on_the_branch_alone() -> None:
     residual = Residual(ResidualSpec(branch=Gain(value=3.0)), DIM, dropout=0.5)
     x, branch = torch.randn(3, 50, DIM), torch.ones(3, 50, DIM)
-    kept = residual.leave(x, branch) - x
+    kept = leave(residual, x, branch) - x
     # A kept entry is divided by the share kept.
     assert set(kept.round(decimals=3).unique().tolist()) == {0.0, 6.0}
     residual.eval()
-    torch.testing.assert_close(residual.leave(x, branch), x + 3.0)
+    torch.testing.assert_close(leave(residual, x, branch), x + 3.0)
+
+
+def test_dropout_acts_after_the_norm_of_the_branch() -> None:
+    """Entries that are dropped stay zero: no norm moves them, and none sees them."""
+    residual = Residual(ResidualSpec(norm_branch="layer_norm"), DIM, dropout=0.5)
+    x, branch = torch.zeros(3, 50, DIM), torch.randn(3, 50, DIM)
+    dropped = leave(residual, x, branch)
+    whole = leave(residual.eval(), x, branch)
+    kept = dropped != 0.0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2.0 * whole[kept])
 
 
 def test_a_norm_in_any_slot_normalizes() -> None:

@@ -2,13 +2,18 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
+from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.residual import Gain
 from lightning_app.models.heads import EncoderDecoder
 from tests import tiny
 
@@ -119,6 +124,21 @@ def test_cached_decoding_equals_full_decoding(model: EncoderDecoder) -> None:
         same(logits[real], full[real, i])
 
 
+@pytest.mark.parametrize("carry", ["none", "mean", "qk_sum"])
+@every_preset
+def test_cached_decoding_keeps_rotations_and_carries(preset: str, carry: Any) -> None:
+    """The newest query and every kept key stand at the angles and in the sums of a full pass."""
+    block = BlockConfig(preset=preset, residual_attention=carry)
+    model = tiny.randomise(tiny.translator(block, positions="rope", model_dim=12)).eval()
+    source, target = tiny.sentences()
+    full = model(source, target)
+    state = model.start(source)
+    for i in range(5):
+        logits, state = model.step(target[:, i : i + 1], state)
+        real = target[:, i] != tiny.PAD
+        same(logits[real], full[real, i])
+
+
 @every_preset
 def test_hypotheses_may_be_reordered_and_repeated(model: EncoderDecoder) -> None:
     """A beam keeps rows 2, 0, 0 after the third token; each goes on as in its own sentence."""
@@ -139,40 +159,103 @@ def linear(n: int, m: int) -> int:
     return n * m + m
 
 
-def parameters_of_layer(preset: str, first: bool, side: str) -> int:
-    d, f, h = (tiny.SIZES[name] for name in ("model_dim", "ff_dim", "num_heads"))
-    attention, norm = 4 * linear(d, d), 2 * d
-    feed_forward = linear(d, f) + linear(f, d)
-    # Queries and keys; alpha, beta, gamma a head; the gains of both branches; W of the first layer.
-    shaped = 2 * linear(d, d) + 3 * h + 2 + (d * d if first else 0)
-    own = {
-        "post_ln": attention + 2 * norm,
-        "pre_ln": attention + 2 * norm,
-        "realformer": attention + 2 * norm,
-        "parallel": attention + norm,
-        "sas": shaped + 2 * norm,
-        "sas_p": shaped + norm,
-        "sas_p_no_norm": shaped + (norm if first else 0),
-    }[preset]
-    return own + feed_forward + (attention + norm if side == "decoder" else 0)
+D, FF, H = (tiny.SIZES[name] for name in ("model_dim", "ff_dim", "num_heads"))
+NORM, MATRIX = 2 * D, linear(D, D)
 
 
-def parameters_of_stack(preset: str, side: str) -> int:
-    final = 0 if preset in ("post_ln", "realformer") else 2 * tiny.SIZES["model_dim"]
-    depth = tiny.SIZES[f"{side}_depth"]
-    return final + sum(parameters_of_layer(preset, n == 0, side) for n in range(depth))
+@dataclass(frozen=True)
+class Count:
+    """Parameters that a preset has besides four matrices an attention and two a feed-forward."""
+
+    sub_layer: int = 0
+    """Around each sub-layer."""
+    layer: int = 0
+    """More in each layer."""
+    attention: int = 0
+    """More in each attention, self and cross."""
+    first: int = 0
+    """More in the first layer."""
+    cross: int = 0
+    """More around a cross-attention."""
+    stack: int = 0
+    """Before the first layer and after the last."""
+
+    def of(self, side: str) -> int:
+        """Return the parameters of a stack."""
+        depth, attentions = tiny.SIZES[f"{side}_depth"], 2 if side == "decoder" else 1
+        layer = attentions * (4 * MATRIX + self.attention) + linear(D, FF) + linear(FF, D)
+        layer += (attentions + 1) * self.sub_layer + (attentions - 1) * self.cross + self.layer
+        return self.stack + self.first + depth * layer
+
+
+# alpha, beta and gamma a head, the gains of both branches, neither values nor outputs.
+SHAPED = 3 * H + 2 - 2 * MATRIX
+COUNTS = {
+    "post_ln": Count(sub_layer=NORM),
+    "pre_ln": Count(sub_layer=NORM, stack=NORM),
+    "peri_ln": Count(sub_layer=2 * NORM, stack=2 * NORM),
+    "sandwich_ln": Count(sub_layer=2 * NORM, stack=NORM),
+    "normformer": Count(sub_layer=NORM, attention=H + NORM, layer=2 * FF, stack=NORM),
+    "deepnorm": Count(sub_layer=NORM),
+    "b2t": Count(sub_layer=NORM),
+    "admin": Count(sub_layer=NORM + D),
+    "dual_stream": Count(sub_layer=NORM, stack=NORM),
+    "rezero": Count(layer=1),
+    "skipinit": Count(sub_layer=1),
+    "layer_scale": Count(sub_layer=NORM + D, stack=NORM),
+    "t_fixup": Count(),
+    "mix_ln": Count(sub_layer=NORM, stack=NORM),
+    "layer_norm_scaling": Count(sub_layer=NORM, stack=NORM),
+    "keel": Count(sub_layer=2 * NORM),
+    "qk_norm": Count(sub_layer=NORM, attention=4 * D // H, stack=NORM),
+    "realformer": Count(sub_layer=NORM),
+    "parallel": Count(sub_layer=NORM, layer=-NORM, stack=NORM),
+    "v_skipinit": Count(sub_layer=NORM, layer=2 * H + 2, stack=NORM),
+    "sas": Count(sub_layer=NORM, layer=SHAPED, first=D * D, stack=NORM),
+    "sas_p": Count(sub_layer=NORM, layer=SHAPED - NORM, first=D * D, stack=NORM),
+    "sas_p_no_norm": Count(cross=NORM, layer=SHAPED, first=D * D + NORM, stack=NORM),
+}
 
 
 @every_preset
 def test_parameter_count_is_the_closed_form(preset: str) -> None:
-    d, v = tiny.SIZES["model_dim"], tiny.VOCABULARY
-    encoder = v * d + parameters_of_stack(preset, "encoder")
+    table, count = tiny.VOCABULARY * D, COUNTS[preset]
     expected = {
-        tiny.translator: encoder + parameters_of_stack(preset, "decoder"),
-        tiny.masked_model: encoder + linear(d, d) + 2 * d + v,
+        tiny.translator: table + count.of("encoder") + count.of("decoder"),
+        tiny.masked_model: table + count.of("encoder") + MATRIX + NORM + tiny.VOCABULARY,
     }
-    for build, count in expected.items():
-        assert sum(p.numel() for p in build(preset).parameters()) == count
+    for build, number in expected.items():
+        assert sum(p.numel() for p in build(preset).parameters()) == number
+
+
+def test_axes_add_the_parameters_that_they_name() -> None:
+    """Over Pre-LN, or SAS where the axis is a simplified block's, encoder and decoder together."""
+
+    def count(preset: str = "pre_ln", architecture: Any = None, **axes: Any) -> int:
+        model = tiny.translator(BlockConfig(preset=preset, **axes), **(architecture or {}))
+        return sum(p.numel() for p in model.parameters())
+
+    layers, learned = 3 + 2, Gain(learned=True)
+    gains = ProjectionGains(kept=learned, change=learned)
+    anchored = {"value_projection": "orthogonal_plus", "output_projection": "orthogonal_plus"}
+    both = count("sas", **anchored)
+    plain = count()
+    assert count(shaped_attention=ShapingSpec(per_head=False)) == plain + 3 * layers
+    assert count(shaped_attention=ShapingSpec(learned=False)) == plain
+    assert count(residual_attention="qk_sum", residual_temperature=2.0) == plain
+    assert count(ff_skip=Gain(learned=True, vector=True)) == plain + D * layers
+    assert count(architecture={"activation": "geglu"}) == plain + linear(D, FF) * layers
+    table = {"positions": "learned", "max_positions": 19}
+    assert count(architecture=table) == plain + 19 * D
+    assert count(architecture={"positions": "rope", "num_heads": 5}) == plain
+    # One change a projection; a first value already has one, in each of two stacks.
+    assert both == count("sas") + (2 * layers - 2) * D * D
+    assert count("sas", **anchored, value_gains=gains) == both + 2 * layers
+    assert count("sas", **anchored, output_gains=ProjectionGains(kept=learned)) == both + layers
+    rows = count("sas", first_value_projection="identity") + 2 * D * D
+    assert rows == count("sas")
+    assert count("sas", last_output_projection="full") == count("sas") + 2 * MATRIX
+    assert count("rezero", share_branch_gain=False) == count("skipinit")
 
 
 @every_preset

@@ -1,16 +1,23 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from lightning_app.models.embedding import Embedding, sinusoids
+from lightning_app.errors import UserError
+from lightning_app.models.embedding import Embedding, EmbeddingSpec, sinusoids
 from tests import reference, tiny
 
 DIM = 10
+EVERY = ("sinusoidal", "learned", "rope")
+every_kind = pytest.mark.parametrize("positions", EVERY)
 
 
-def build() -> Embedding:
-    return tiny.randomise(Embedding(tiny.VOCABULARY, DIM, tiny.PAD, dropout=0.0))
+def build(positions: Any = "sinusoidal", dropout: float = 0.0) -> Embedding:
+    spec = EmbeddingSpec(
+        vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=positions, max_positions=19
+    )
+    return tiny.randomise(Embedding(spec, DIM, dropout))
 
 
 @pytest.mark.parametrize(("length", "dim"), [(1, 2), (11, 10), (301, 6)])
@@ -31,11 +38,40 @@ def test_embedding_is_scaled_and_has_its_position(float64: None) -> None:
         torch.testing.assert_close(embedding(tokens, start), expected, rtol=1e-11, atol=1e-11)
 
 
-def test_logits_are_tied_to_the_embedding(float64: None) -> None:
-    embedding = build()
+def test_learned_positions_are_rows_of_their_table(float64: None) -> None:
+    embedding = build("learned")
+    assert embedding.position_table is not None
+    tokens = tiny.words(3, 7)
+    for start in (0, 5, 12):
+        table = embedding.position_table.weight[start : start + 7]
+        expected = math.sqrt(DIM) * embedding.tokens.weight[tokens] + table
+        torch.testing.assert_close(embedding(tokens, start), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("length", "start"), [(20, 0), (7, 13), (1, 19)])
+def test_text_beyond_the_learned_table_is_refused(length: int, start: int) -> None:
+    embedding = build("learned")
+    embedding(tiny.words(2, length - 1), start)
+    message = rf"max_positions is 19, and a text has {length + start} tokens"
+    with pytest.raises(UserError, match=message):
+        embedding(tiny.words(2, length), start)
+
+
+def test_rotary_positions_add_nothing_to_the_embedding(float64: None) -> None:
+    embedding = build("rope")
+    tokens = tiny.words(3, 7)
+    expected = math.sqrt(DIM) * embedding.tokens.weight[tokens]
+    for start in (0, 1000):
+        torch.testing.assert_close(embedding(tokens, start), expected)
+
+
+@every_kind
+def test_logits_are_tied_to_the_embedding(float64: None, positions: str) -> None:
+    embedding = build(positions)
     states = torch.randn(3, 7, DIM)
     torch.testing.assert_close(embedding.logits(states), states @ embedding.tokens.weight.T)
-    assert [name for name, _ in embedding.named_parameters()] == ["tokens.weight"]
+    learned = ["position_table.weight"] if positions == "learned" else []
+    assert [name for name, _ in embedding.named_parameters()] == ["tokens.weight", *learned]
 
 
 def test_positions_made_in_evaluation_serve_training() -> None:
@@ -47,7 +83,7 @@ def test_positions_made_in_evaluation_serve_training() -> None:
     assert embedding.tokens.weight.grad is not None
 
 
-def test_positions_are_not_saved() -> None:
+def test_sinusoids_are_not_saved() -> None:
     embedding = build()
     embedding(tiny.words(3, 300))
     assert list(embedding.state_dict()) == ["tokens.weight"]
@@ -62,8 +98,9 @@ def test_no_buffer_depends_on_the_lengths_seen() -> None:
     assert shapes[0] == shapes[1]
 
 
-def test_dropout_acts_in_training_alone() -> None:
-    embedding = Embedding(tiny.VOCABULARY, DIM, tiny.PAD, dropout=0.5)
+@every_kind
+def test_dropout_acts_in_training_alone(positions: str) -> None:
+    embedding = build(positions, dropout=0.5)
     tokens = tiny.words(3, 7)
     assert (embedding(tokens) == 0.0).float().mean() > 0.3
     embedding.eval()

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from lightning_app.blocks.attention import Carry
 from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block import Carries
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.residual import Stream
 from lightning_app.models.heads import ArchitectureConfig
 from tests import tiny
 
@@ -21,6 +24,7 @@ from tests import tiny
         ({"dropout": float("nan")}, "dropout nan"),
         ({"attention_dropout": 1.5}, "attention_dropout 1.5"),
         ({"model_dim": 15, "num_heads": 5}, "model_dim 15"),
+        ({"max_positions": 0}, "max_positions 0"),
     ],
 )
 def test_impossible_number_is_refused(changes: dict[str, float], message: str) -> None:
@@ -31,6 +35,16 @@ def test_impossible_number_is_refused(changes: dict[str, float], message: str) -
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model_dim 10 .*num_heads 3"):
         tiny.translator("pre_ln", num_heads=3)
+
+
+def test_rotary_positions_need_pairs() -> None:
+    with pytest.raises(ValueError, match=r"positions rope: model_dim / num_heads is 5"):
+        tiny.translator("pre_ln", positions="rope")
+
+
+def test_only_sinusoids_need_an_even_width() -> None:
+    model = tiny.translator("pre_ln", positions="learned", model_dim=15, num_heads=5)
+    assert model(*tiny.sentences()).shape == (3, 11, tiny.VOCABULARY)
 
 
 @pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
@@ -72,23 +86,40 @@ def test_masked_model_predicts_only_where_asked(float64: None, preset: str) -> N
     assert model(tokens, positions[:0]).shape == (0, tiny.VOCABULARY)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_bfloat16_stays_near_and_carries_float32(preset: str) -> None:
-    model = tiny.translator(preset)
+def carried_types(carry: Carry | None) -> list[torch.dtype]:
+    parts = carry if isinstance(carry, tuple) else (carry,)
+    return [part.dtype for part in parts if part is not None]
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize(
+    "block",
+    [
+        *(pytest.param(BlockConfig(preset=name), id=name) for name in PRESETS),
+        pytest.param(BlockConfig(residual_attention="sum"), id="sum"),
+        pytest.param(BlockConfig(residual_attention="qk_sum"), id="qk_sum"),
+    ],
+)
+def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: bool) -> None:
+    positions = {"positions": "rope", "model_dim": 12} if rotary else {}
+    model = tiny.translator(block, **positions)
     source, target = tiny.sentences()
     exact = model(source, target)
     carried: list[torch.dtype] = []
 
-    def keep(_: nn.Module, __: object, output: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> None:
-        scores = output[1] if isinstance(output[1], tuple) else [output[1]]
-        carried.extend(z.dtype for z in scores if z is not None)
+    def keep(_: nn.Module, __: object, output: tuple[Stream, Carry | Carries | None]) -> None:
+        chains = output[1] if isinstance(output[1], Carries) else [output[1]]
+        for chain in chains:
+            carried.extend(carried_types(chain))
 
     for stack in (model.encoder, model.decoder):
-        for block in stack.blocks:
-            block.register_forward_hook(keep)
+        for part in stack.blocks:
+            part.register_forward_hook(keep)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         near = model(source, target)
     real = target != tiny.PAD
     torch.testing.assert_close(near.float()[real], exact[real], rtol=0.0, atol=0.1)
     # One chain in each of three encoder blocks, two in each of two decoder blocks.
-    assert carried == [torch.float32] * (7 if preset == "realformer" else 0)
+    carries = block.preset == "realformer" or block.residual_attention is not None
+    chains = 7 if carries else 0
+    assert carried == [torch.float32] * chains * (2 if block.residual_attention == "qk_sum" else 1)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,10 @@ from lightning_app.models.search import SearchConfig, search
 PAD, BOS, EOS = 0, 2, 3
 
 
-def tiny(preset: str, vocab_size: int = 11, seed: int = 0) -> EncoderDecoder:
+def tiny(preset: str, vocab_size: int = 11, seed: int = 0, **positions: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
-    architecture = ArchitectureConfig(
-        encoder_depth=2, decoder_depth=2, model_dim=12, ff_dim=14, num_heads=3, dropout=0.0
-    )
+    sizes = {"encoder_depth": 2, "decoder_depth": 2, "model_dim": 12, "ff_dim": 14, "num_heads": 3}
+    architecture = ArchitectureConfig(**sizes, dropout=0.0, **positions)
     model = build_model(architecture, BlockConfig(preset=preset), vocab_size, PAD)
     assert isinstance(model, EncoderDecoder)
     for parameter in model.parameters():
@@ -107,6 +107,25 @@ def test_every_hypothesis_keeps_its_length_limit() -> None:
     how = SearchConfig(beam=2, length_ratio=1.0, length_extra=2)
     for row, hypothesis in zip(SOURCE, search(model, SOURCE, BOS, EOS, how), strict=True):
         assert len(hypothesis.tokens) < int((row != PAD).sum()) + 2
+
+
+@pytest.mark.parametrize("room", [5, 7])
+def test_a_learned_table_of_positions_bounds_the_search(room: int) -> None:
+    """A hypothesis with its EOS takes as many positions as there are, and no sentence fails."""
+    model = tiny("pre_ln", seed=7, positions="learned", max_positions=room)
+    with torch.no_grad():
+        model.embedding.tokens.weight[EOS] -= 3.0  # it would rather never end
+    how = SearchConfig(beam=2, length_ratio=1.0, length_extra=20)
+    found = search(model, SOURCE, BOS, EOS, how)
+    assert max(len(hypothesis.tokens) for hypothesis in found) == room - 1
+
+
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_other_positions_equal_the_plain_search(positions: str) -> None:
+    model = tiny("realformer", positions=positions, max_positions=19)
+    how = SearchConfig(beam=3, length_penalty=1.0, length_ratio=1.0, length_extra=3)
+    found = search(model, SOURCE, BOS, EOS, how)
+    assert [h.tokens for h in found] == [plain_beam(model, row, how) for row in SOURCE]
 
 
 def test_a_beam_under_one_is_refused() -> None:

@@ -1,15 +1,11 @@
-"""Whole stacks: gradients by `gradcheck`, and two roads to one number."""
-
-from typing import Any
+"""Whole stacks: gradients by `gradcheck`, and the cache of decoding."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.kernels import Mask, causal_mask, padding_mask
-from lightning_app.blocks.presets import PRESETS, Stack
-from lightning_app.models.initialization import initialize
+from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.transformer import Decoder, Encoder
 from tests import tiny
 
@@ -19,29 +15,8 @@ BATCH, SOURCE, TARGET, MODEL = 2, 3, 5, 10
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 
 
-def encoder(block: BlockConfig | str, depth: int = 3, peer_depth: int = 2) -> Encoder:
-    block = BlockConfig(preset=block) if isinstance(block, str) else block
-    spec = block.resolve(Stack(side="encoder", depth=depth, peer_depth=peer_depth))
-    module = Encoder(spec, tiny.architecture(activation="gelu").sizes())
-    initialize(module)
-    return module
-
-
-def decoder(block: BlockConfig | str, depth: int = 2) -> Decoder:
-    block = BlockConfig(preset=block) if isinstance(block, str) else block
-    spec = block.resolve(Stack(side="decoder", depth=depth, peer_depth=3))
-    module = Decoder(spec, tiny.architecture(activation="gelu").sizes())
-    initialize(module)
-    return module
-
-
 def source_mask() -> Mask:
     return padding_mask(torch.arange(SOURCE) < torch.tensor([3, 2])[:, None])
-
-
-def decode(module: Decoder, x: Tensor, memory: Tensor) -> Tensor:
-    mask = causal_mask(x.shape[1], x.device)
-    return module(x, mask, source_mask(), module.start(memory))[0]
 
 
 def leaves(*shape: int) -> Tensor:
@@ -67,7 +42,7 @@ class Decoding(nn.Module):
         self.decoder = decoder
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        return decode(self.decoder, x, memory)
+        return tiny.decode(self.decoder, x, memory, source_mask())
 
 
 def check_gradients(module: nn.Module, *inputs: Tensor) -> None:
@@ -83,83 +58,26 @@ def check_gradients(module: nn.Module, *inputs: Tensor) -> None:
 
 @every_preset
 def test_encoder_passes_gradcheck(preset: str) -> None:
-    check_gradients(Encoding(encoder(preset)), leaves(BATCH, SOURCE, MODEL))
+    check_gradients(Encoding(tiny.encoder(preset, depth=2)), leaves(BATCH, SOURCE, MODEL))
 
 
 @every_preset
 def test_decoder_passes_gradcheck(preset: str) -> None:
     inputs = leaves(BATCH, TARGET, MODEL), leaves(BATCH, SOURCE, MODEL)
-    check_gradients(Decoding(decoder(preset)), *inputs)
+    check_gradients(Decoding(tiny.decoder(preset)), *inputs)
 
 
 @every_preset
 def test_one_block_passes_the_full_gradcheck(preset: str) -> None:
     """Every entry of the Jacobian in the stream, of one block with padding."""
-    module = tiny.randomise(encoder(preset, depth=1))
+    module = tiny.randomise(tiny.encoder(preset, depth=1))
     x = leaves(BATCH, SOURCE, MODEL)
     assert torch.autograd.gradcheck(lambda x: module(x, source_mask()), (x,))
 
 
-def test_realformer_of_one_layer_is_post_ln() -> None:
-    ours, theirs = tiny.randomise(encoder("realformer", depth=1)), encoder("post_ln", depth=1)
-    theirs.load_state_dict(ours.state_dict())
-    x, memory = torch.randn(BATCH, SOURCE, MODEL), torch.randn(BATCH, SOURCE, MODEL)
-    torch.testing.assert_close(ours(x, source_mask()), theirs(x, source_mask()))
-    ours, theirs = tiny.randomise(decoder("realformer", depth=1)), decoder("post_ln", depth=1)
-    theirs.load_state_dict(ours.state_dict())
-    y = torch.randn(BATCH, TARGET, MODEL)
-    torch.testing.assert_close(decode(ours, y, memory), decode(theirs, y, memory))
-
-
-def test_realformer_of_two_layers_is_not_post_ln() -> None:
-    ours, theirs = tiny.randomise(encoder("realformer", depth=2)), encoder("post_ln", depth=2)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(BATCH, SOURCE, MODEL)
-    assert (ours(x, source_mask()) - theirs(x, source_mask())).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("residual_attention", ["sum", "mean"])
-def test_residual_scores_vanish_where_queries_start_at_zero(residual_attention: Any) -> None:
-    """With W_Q = 0 in every layer all scores are zero: carrying them changes nothing."""
-    plain = encoder("sas")
-    carried = encoder(BlockConfig(preset="sas", residual_attention=residual_attention))
-    carried.load_state_dict(plain.state_dict())
-    x = torch.randn(BATCH, SOURCE, MODEL)
-    torch.testing.assert_close(plain(x, source_mask()), carried(x, source_mask()))
-
-
-@pytest.mark.parametrize("mask", ["padding", "causal"])
-@pytest.mark.parametrize("preset", ["sas", "sas_p", "sas_p_no_norm"])
-def test_simplified_self_attention_starts_as_the_norm(preset: str, mask: str) -> None:
-    """Every self-attention gives what it reads, to the last digits, under either mask."""
-    module = encoder(preset)
-    seen: list[tuple[Tensor, Tensor]] = []
-    for block in module.blocks:
-        attention = block.get_submodule("self_attention")
-        attention.register_forward_hook(lambda _, args, out: seen.append((args[0], out[0])))
-    x = 3.0 * torch.randn(BATCH, SOURCE, MODEL)
-    module(x, source_mask() if mask == "padding" else causal_mask(SOURCE, x.device))
-    assert len(seen) == len(module.blocks)
-    for u, attended in seen:
-        torch.testing.assert_close(attended, u, rtol=1e-13, atol=1e-13)
-    first = module.blocks[0].get_submodule("around_self.norm_input")
-    torch.testing.assert_close(seen[0][1], first(x), rtol=1e-13, atol=1e-13)
-
-
-def test_sas_and_sas_p_start_as_one_function() -> None:
-    """Both are ``N(x) + b FF(N(x))`` a layer, up to ``N(N(x)) = N(x)``, which epsilon blurs."""
-    ours, theirs = encoder("sas"), encoder("sas_p")
-    shared = ours.state_dict()
-    theirs.load_state_dict({name: shared[name] for name in theirs.state_dict()})
-    x = torch.randn(BATCH, SOURCE, MODEL)
-    torch.testing.assert_close(
-        ours(x, source_mask()), theirs(x, source_mask()), rtol=1e-3, atol=1e-4
-    )
-
-
 @every_preset
 def test_cache_grows_by_the_newest_tokens(preset: str) -> None:
-    module = decoder(preset)
+    module = tiny.decoder(preset)
     memory = torch.randn(BATCH, SOURCE, MODEL)
     caches = module.start(memory)
     x = torch.randn(BATCH, TARGET, MODEL)

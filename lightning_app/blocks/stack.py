@@ -1,0 +1,104 @@
+"""A stack of blocks as a value, and where it stands in a model."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lightning_app.blocks.attention import AttentionSpec, CarryKind
+from lightning_app.blocks.block import BlockSpec
+from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.residual import ResidualSpec
+
+ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Where blocks stand. `peer_depth` is the other stack's depth, 0 where there is none."""
+
+    side: Literal["encoder", "decoder"]
+    depth: int
+    peer_depth: int = 0
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ValueError(f"{self.side}_depth {self.depth}: a stack has at least one block")
+
+    @property
+    def sub_layers(self) -> int:
+        """Residual sub-layers of the whole stack: two a block, three in a decoder."""
+        return self.depth * (3 if self.side == "decoder" else 2)
+
+    @property
+    def encoder_depth(self) -> int:
+        """The depth of the encoder that this stack is or reads."""
+        return self.depth if self.side == "encoder" else self.peer_depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSpec:
+    """The resolved specification of a stack, one block a layer, and what stands around them.
+
+    With h the sum of embeddings: the first block reads ``input_norm(h)``, and the stack gives
+    ``final_norm(x)``; with `dual_stream` it gives ``x + final_norm(r)``, r the input plus the sum
+    of all branches (ResiDual). `embedding_gain` is a factor on the initial token embeddings, the
+    same in every stack of a model, since they share one table.
+    """
+
+    blocks: tuple[BlockSpec, ...]
+    final_norm: Norm = "none"
+    input_norm: Norm = "none"
+    dual_stream: bool = False
+    embedding_gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse streams that explode: added variance over 1 along a stack without a norm.
+
+        SkipInit's 1 / sqrt(depth), ReZero's 0 and T-Fixup's small matrices pass, as do blocks
+        without a skip.
+        """
+        for part in ("around_self", "around_ff"):
+            if sum(block.growth(part) for block in self.blocks) > 1.0 + 1e-9:
+                raise ValueError(
+                    "norm_placement none with an ordinary attention_skip or ff_skip explodes at "
+                    "initialisation; use it with skipless attention, attention_branch and "
+                    "ff_branch that start at 1 / sqrt(depth) or less, or the small matrices of "
+                    "preset t_fixup"
+                )
+        if self.dual_stream and any(block.layout == "parallel" for block in self.blocks):
+            raise ValueError(
+                "layout parallel with preset dual_stream has no meaning: its second stream adds "
+                "up sub-layers that follow one another"
+            )
+
+
+def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:
+    """Return a stack of `depth` equal blocks."""
+    return StackSpec(blocks=(block,) * stack.depth, final_norm=final_norm)
+
+
+def around(residual: ResidualSpec) -> BlockSpec:
+    """Return a sequential block with `residual` around every sub-layer."""
+    return BlockSpec(around_self=residual, around_cross=residual, around_ff=residual)
+
+
+def carry_scores(spec: StackSpec, kind: ResidualAttention, temperature: float = 1.0) -> StackSpec:
+    """Return `spec` with residual attention in every chain: encoder self, decoder self, cross.
+
+    ``sum`` and ``mean`` carry the sum of scores, ``qk_sum`` sums of queries and of keys. Logits of
+    layer n are divided by n (``mean`` alone) and by `temperature`.
+    """
+    carry: CarryKind = {"none": "none", "qk_sum": "qk_sum"}.get(kind, "scores")  # pyright: ignore[reportAssignmentType]
+
+    def carried(attention: AttentionSpec, layer: int) -> AttentionSpec:
+        divisor = (layer if kind == "mean" else 1) * temperature
+        return replace(attention, carry=carry, score_divisor=divisor)
+
+    blocks = tuple(
+        replace(
+            block,
+            self_attention=carried(block.self_attention, layer),
+            cross_attention=carried(block.cross_attention, layer),
+        )
+        for layer, block in enumerate(spec.blocks, start=1)
+    )
+    return replace(spec, blocks=blocks)

@@ -1,0 +1,91 @@
+"""The one pass over a batch from which Admin's skips take their start."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from lightning_app.blocks.residual import LearnedGain, Residual
+from lightning_app.models.heads import EncoderDecoder
+
+
+def needs_profiling(model: nn.Module) -> bool:
+    """Whether a skip of `model` takes its start from a pass over a batch."""
+    return any(isinstance(m, LearnedGain) and m.profiled for m in model.modules())
+
+
+@torch.no_grad()
+def profile(
+    model: nn.Module,
+    run: Callable[[], Any],
+    total: Callable[[Tensor], Tensor] = lambda moments: moments,
+) -> None:
+    """Set the profiled skips of `model` while `run` calls it once (Liu et al. 2020, Admin).
+
+    In each stack ``omega_1 = 1`` and ``omega_(k+1) = sqrt(Var(omega_k x_k) + Var(f_k))``, k the
+    sub-layer, x its input and f its branch as it joins the sum: with dropout when the model is in
+    training mode, as the authors profile. The variance is over all entries of real tokens.
+    `total` sums moments over the ranks of a distributed run, so that each sets the same skips.
+
+    A second pass would measure what the first has set: call it once, before the first step.
+    """
+    pass_ = _Pass(total)
+    handles = [model.register_forward_pre_hook(pass_.see_inputs)]
+    for side in ("encoder", "decoder"):
+        stack = getattr(model, side, None)
+        residuals = [m for m in stack.modules() if isinstance(m, Residual)] if stack else []
+        for residual in residuals:
+            if isinstance(residual.skip, LearnedGain) and residual.skip.profiled:
+                handles += pass_.watch(side, residual.branch, residual.skip)
+    try:
+        # Hooks are no part of a compiled graph, and must not become one.
+        with torch.compiler.set_stance("force_eager"):
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Pass:
+    """What is known while the batch runs upwards through the stacks."""
+
+    def __init__(self, total: Callable[[Tensor], Tensor]) -> None:
+        self.total = total
+        self.present: dict[str, Bool[Tensor, "batch token"]] = {}
+        self.omega: dict[str, Tensor] = {}
+        self.added: Tensor | None = None
+
+    def see_inputs(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> None:
+        first, second = inputs
+        if isinstance(model, EncoderDecoder):
+            self.present = {"encoder": first != model.pad, "decoder": second != model.pad}
+        else:  # windows are full; the second input says which tokens are predicted
+            self.present = {"encoder": torch.ones_like(first, dtype=torch.bool)}
+
+    def watch(self, side: str, branch: nn.Module, skip: LearnedGain) -> list[Any]:
+        def see_branch(module: nn.Module, inputs: Any, added: Tensor) -> None:
+            self.added = added
+
+        def set_skip(module: nn.Module, inputs: tuple[Tensor]) -> None:
+            assert self.added is not None
+            omega = self.omega.get(side, torch.ones((), device=skip.gain.device))
+            skip.gain.fill_(omega)
+            (x,) = inputs
+            variance = omega**2 * self.variance(x, side) + self.variance(self.added, side)
+            self.omega[side] = variance.sqrt()
+
+        return [
+            branch.register_forward_hook(see_branch),
+            skip.register_forward_pre_hook(set_skip),
+        ]
+
+    def variance(self, x: Float[Tensor, "batch token model"], side: str) -> Float[Tensor, ""]:
+        """Return the variance of all entries at real tokens, over all ranks."""
+        entries = x[self.present[side]].double()
+        count = torch.tensor(float(entries.numel()), device=x.device, dtype=torch.float64)
+        count, total, squares = self.total(
+            torch.stack([count, entries.sum(), entries.square().sum()])
+        )
+        return (squares / count - (total / count) ** 2).to(torch.get_default_dtype())

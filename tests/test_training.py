@@ -1,0 +1,89 @@
+"""Every preset trains: two tasks, two precisions, compiled in place, on two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.models.heads import ArchitectureConfig
+from tests.train import STEPS, train
+
+every_preset = pytest.mark.parametrize("preset", PRESETS)
+every_task = pytest.mark.parametrize("task", ["translation", "masked_lm"])
+
+
+@every_preset
+@every_task
+def test_fifty_steps(tmp_path: Path, cache: str, preset: str, task: str) -> None:
+    """In float32 for one task and bfloat16 for the other; the slow test has all four."""
+    precision = "32-true" if task == "translation" else "bf16-mixed"
+    train(tmp_path, cache, preset, task, precision)
+
+
+@pytest.mark.slow
+@every_preset
+@pytest.mark.parametrize(
+    ("task", "precision"), [("translation", "bf16-mixed"), ("masked_lm", "32-true")]
+)
+def test_fifty_steps_in_the_other_precision(
+    tmp_path: Path, cache: str, preset: str, task: str, precision: str
+) -> None:
+    train(tmp_path, cache, preset, task, precision)
+
+
+def run_program(how: str, folder: Path, cache: str, task: str, processes: int = 1) -> list[Any]:
+    """Run `tests.train` over all presets and return what each rank found."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, *(launch if processes > 1 else []), "-m", "tests.train"]
+    command += [how, str(folder), cache, task, *PRESETS]
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((folder / f"rank{n}.json").read_text()) for n in range(processes)]
+    assert all(set(rank) == set(PRESETS) for rank in ranks)
+    return ranks
+
+
+@pytest.mark.parametrize("task", ["translation", pytest.param("masked_lm", marks=pytest.mark.slow)])
+def test_one_graph_without_breaks(tmp_path: Path, cache: str, task: str) -> None:
+    (found,) = run_program("graph", tmp_path, cache, task)
+    assert [preset for preset, result in found.items() if not result["equal"]] == []
+
+
+@pytest.mark.slow
+@every_task
+def test_fifty_compiled_steps(tmp_path: Path, cache: str, task: str) -> None:
+    (found,) = run_program("compiled", tmp_path, cache, task)
+    for preset, result in found.items():
+        assert len(result["losses"]) == STEPS
+        assert result["losses"][:5] == pytest.approx(result["plain"], rel=1e-4), preset
+
+
+@pytest.mark.slow
+@every_task
+def test_fifty_steps_on_two_processes(tmp_path: Path, cache: str, task: str) -> None:
+    """One pair of processes trains every preset in turn."""
+    first, second = run_program("ddp", tmp_path, cache, task, processes=2)
+    for preset in PRESETS:
+        assert len(first[preset]["losses"]) == STEPS
+        assert first[preset]["weights"] == second[preset]["weights"]
+
+
+def test_none_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"norm_placement none .* explodes at initialisation"):
+        ArchitectureConfig().stacks(BlockConfig(preset="pre_ln", norm_placement="none"))

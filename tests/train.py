@@ -1,0 +1,101 @@
+"""Train a preset for some steps; as a program, many of them in turn.
+
+A program of its own where torch traces the code (the checks of shapes under pytest would be traced
+too) and where several processes train together.
+"""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from lightning_app.module import TransformerModule
+from lightning_app.steps import loss_of
+from tests import tiny
+from tests.runs import data, module, trainer
+
+STEPS = 50
+
+
+class Losses(pl.Callback):
+    """The loss of every step of this rank."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+    ) -> None:
+        self.losses.append(float(loss_of(outputs)))
+
+
+class Compile(pl.Callback):
+    """Compile the model in place, which keeps the names of its parameters."""
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        model: Any = pl_module.model
+        torch.compiler.reset()
+        model.compile()
+
+
+def train(
+    folder: Path,
+    cache: str,
+    preset: str,
+    task: str,
+    precision: str,
+    *,
+    steps: int = STEPS,
+    compiled: bool = False,
+    **settings: Any,
+) -> tuple[list[float], TransformerModule]:
+    """Return the losses of `steps` steps, all finite and lower at the end, and the module."""
+    losses = Losses()
+    callbacks = [losses, Compile()] if compiled else [losses]
+    pl.seed_everything(1, verbose=False)
+    trained = module(task, preset=preset)
+    fitter = trainer(folder, max_steps=steps, precision=precision, callbacks=callbacks, **settings)
+    fitter.fit(trained, datamodule=data(cache, task))
+    assert len(losses.losses) == steps
+    assert all(math.isfinite(loss) for loss in losses.losses), losses.losses
+    assert losses.losses[-1] < losses.losses[0]
+    return losses.losses, trained
+
+
+def on_two_processes(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {"strategy": "ddp", "devices": 2}
+    losses, trained = train(folder / preset, cache, preset, task, "32-true", **settings)
+    weights = float(sum(p.double().abs().sum() for p in trained.parameters()))
+    return {"losses": losses, "weights": weights}
+
+
+def compiled(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
+    plain, _ = train(folder / "plain", cache, preset, task, "32-true", steps=5)
+    losses, _ = train(folder / "compiled", cache, preset, task, "32-true", compiled=True)
+    return {"plain": plain, "losses": losses}
+
+
+def graph(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
+    """Trace the model into one graph, which fails at the first break; no code is generated."""
+    model: Any = tiny.translator(preset) if task == "translation" else tiny.masked_model(preset)
+    inputs = tiny.sentences() if task == "translation" else (tiny.words(3, 7), torch.arange(5))
+    expected = model(*inputs)
+    torch.compiler.reset()
+    model.compile(backend="eager", fullgraph=True)
+    return {"equal": torch.equal(model(*inputs), expected)}
+
+
+def main(how: str, folder: Path, cache: str, task: str, presets: list[str]) -> None:
+    run = {"ddp": on_two_processes, "compiled": compiled, "graph": graph}[how]
+    found = {preset: run(folder, cache, task, preset) for preset in presets}
+    rank = os.environ.get("RANK", "0")
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
