@@ -19,6 +19,8 @@ LIGHTNING = {
     "predict": "print the predictions of a checkpoint on the test split",
 }
 
+SECTIONS = ("seed_everything", "trainer", "model", "data")
+
 
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one line, with the nearest right spelling."""
@@ -28,9 +30,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def blocks(args: argparse.Namespace) -> int:
-    from lightning_app.catalogue import print_blocks
+    from lightning_app.catalogue.commands import blocks_command
 
-    return print_blocks(args.name, args.encoder_depth, args.decoder_depth)
+    return blocks_command(
+        args.name,
+        args.encoder_depth,
+        args.decoder_depth,
+        svg=args.svg,
+        svg_dir=args.svg_dir,
+        as_json=args.json,
+    )
 
 
 def lightning(args: argparse.Namespace) -> int:
@@ -93,6 +102,27 @@ def report(args: argparse.Namespace) -> int:
     return report_command(args.grid, args.experiments, out=args.out)
 
 
+def probe(args: argparse.Namespace) -> int:
+    if args.theory:
+        from lightning_app.probes.theory import run_theory
+
+        if args.config or args.rest or args.checkpoint or args.batches or args.sharpness:
+            raise UserError("probe: --theory has a setting of its own and takes only --out")
+        return run_theory(args.out or Path("experiments") / "probe" / "theory")
+    from lightning_app.probing import probe_command
+
+    if not args.config:
+        raise UserError("probe: --config FILE is needed, or --theory")
+    return probe_command(
+        args.config,
+        args.rest,
+        checkpoint=args.checkpoint,
+        batches=4 if args.batches is None else args.batches,
+        sharpness=args.sharpness,
+        out=args.out,
+    )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `ablate`, commands in the order of the documentation."""
     parser = Parser(
@@ -110,10 +140,15 @@ def build_parser() -> argparse.ArgumentParser:
         command.set_defaults(call=call, parser=command)
         return command
 
-    command = add("blocks", blocks, "table of the presets; with NAME the resolved specification")
+    command = add("blocks", blocks, "table of the presets; with NAME its drawing and specification")
     command.add_argument("name", metavar="NAME", nargs="?", help="a preset")
     command.add_argument("--encoder-depth", type=int, default=6, help="default: 6")
     command.add_argument("--decoder-depth", type=int, default=6, help="0: encoder alone")
+    command.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing of NAME")
+    command.add_argument(
+        "--svg-dir", type=Path, metavar="DIR", help="write the drawings of all, and a page of them"
+    )
+    command.add_argument("--json", action="store_true", help="NAME's specification for scripts")
 
     for name, text in LIGHTNING.items():
         # LightningCLI has a parser of its own, which also answers --help.
@@ -169,23 +204,63 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--out", type=Path, metavar="DIR", help="default: the grid's folder"
             )
+
+    command = add("probe", probe, "signals and gradients of a block, as numbers and figures")
+    command.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a run's config; several give one curve each; then overrides as for fit",
+    )
+    command.add_argument(
+        "--checkpoint", metavar="FILE", help="a file, last or best; default: at initialisation"
+    )
+    command.add_argument("--batches", type=int, metavar="N", help="validation batches (default: 4)")
+    command.add_argument(
+        "--sharpness", action="store_true", help="also the top eigenvalue that Adam feels"
+    )
+    command.add_argument(
+        "--theory", action="store_true", help="Xiong et al.'s lemmas and theorem instead"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: a folder in experiments/probe"
+    )
     return parser
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unread in `rest`."""
     parser = build_parser()
-    known = ["blocks", *LIGHTNING, "translate", "prepare", "plan", "run", "status", "report"]
+    grids = ["plan", "run", "status", "report"]
+    known = ["blocks", *LIGHTNING, "translate", "prepare", *grids, "probe"]
     first = arguments[0] if arguments else ""
     if first in LIGHTNING:
         return argparse.Namespace(command=first, call=lightning, rest=list(arguments[1:]))
     if first and not first.startswith("-") and first not in known:
         raise UserError(f"unknown command '{first}'{nearest(first, known)}")
     args, unread = parser.parse_known_args(arguments)
+    if first == "probe":
+        # What begins like a section of the config is an override, as for fit.
+        args.rest, unread = overrides_of(unread)
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
         raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")
     return args
+
+
+def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into overrides of a config with their values, and the rest."""
+    overrides: list[str] = []
+    rest: list[str] = []
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0].partition(".")[0]
+        if word.startswith("--"):
+            taken = overrides if name.rstrip("+") in SECTIONS else rest
+        else:
+            taken = rest if rest or not overrides else overrides
+        taken.append(word)
+    return overrides, rest
 
 
 def interrupted() -> int:

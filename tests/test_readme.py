@@ -1,5 +1,6 @@
 """What the README tells a reader to type is understood, and what it states is so."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from lightning_app.ablation.grid import read_grid
+from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main, parse
 from lightning_app.config import config_parser
@@ -39,7 +41,7 @@ def test_a_command_is_understood(command: str) -> None:
         assert read_grid(args.grid).axes
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("ablate blocks")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if re.match("ablate blocks( \\w+)?$", c)])
 def test_the_commands_that_only_show_run(command: str, capsys) -> None:
     assert main(shlex.split(command)[1:]) == 0
     assert "2311.01906" in capsys.readouterr().out
@@ -52,8 +54,14 @@ def test_make_has_the_targets_that_are_named() -> None:
 
 
 def test_every_preset_stands_in_the_table() -> None:
-    named = re.findall(r"^\| `(\w+)` \|", README, re.M)
+    named = re.findall(r"^\| \[`(\w+)`\]", README, re.M)
     assert named == list(PRESETS)
+
+
+def test_every_axis_stands_in_the_variants() -> None:
+    section = README.split("## The variants")[1].split("\n## ")[0]
+    for field in dataclasses.fields(BlockConfig):
+        assert field.name == "preset" or f"`{field.name}`" in section, field.name
 
 
 def test_the_tree_names_what_is_there() -> None:

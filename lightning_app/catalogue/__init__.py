@@ -1,0 +1,1 @@
+"""What `ablate blocks` shows: the presets as a table, as drawings, as specifications."""

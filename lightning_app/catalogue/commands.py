@@ -1,0 +1,134 @@
+"""The command `ablate blocks`."""
+
+import inspect
+import json
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lightning_app.blocks.presets import PRESETS, Preset
+from lightning_app.catalogue.presets import (
+    BASELINE,
+    caption,
+    drawings,
+    parameters,
+    ratios,
+    resolve,
+)
+from lightning_app.catalogue.specification import specification_lines
+from lightning_app.catalogue.svg import picture
+from lightning_app.catalogue.text import text_lines, wrapped
+from lightning_app.errors import UserError
+from lightning_app.files import write_whole
+
+REGENERATE = "ablate blocks --svg-dir docs/blocks"
+
+
+def blocks_command(
+    name: str | None,
+    encoder_depth: int,
+    decoder_depth: int,
+    *,
+    svg: Path | None = None,
+    svg_dir: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print the table of presets or all of one, or write pictures."""
+    if name is None and (svg is not None or as_json):
+        raise UserError(f"blocks: {'--json' if as_json else '--svg'} needs NAME, a preset")
+    if name is not None and svg_dir is not None:
+        raise UserError("blocks: --svg-dir writes all presets; for one, --svg FILE")
+    if svg_dir is not None:
+        write_gallery(svg_dir, encoder_depth, decoder_depth)
+    elif name is None:
+        console = Console(highlight=False)
+        console.print(table(encoder_depth, decoder_depth, wide=console.width >= 150))
+    else:
+        stacks = resolve(name, encoder_depth, decoder_depth)
+        if svg is not None:
+            write_whole(svg, picture(name, drawings(stacks)))
+        if as_json:
+            print(json.dumps({side: asdict(spec) for side, spec in stacks.items()}, indent=1))
+        elif svg is None:
+            print("\n".join(preset_lines(PRESETS[name], encoder_depth, decoder_depth)))
+    return 0
+
+
+def table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
+    """Return the presets; where there is little room, what is said of each in one column."""
+    said = ("equation", "what it fixes", "paper")
+    columns = said if wide else (", ".join(said),)
+    shown = Table("preset", *columns, box=box.SIMPLE, show_lines=True)
+    shown.add_column("parameters", justify="right")
+    shown.caption = caption(encoder_depth, decoder_depth)
+    shares = ratios(PRESETS, encoder_depth, decoder_depth)
+    for name, preset in PRESETS.items():
+        fixes = preset.fixes if wide else f"fixes: {preset.fixes}"
+        cells = [cell.replace("[", r"\[") for cell in (preset.equation, fixes, preset.paper)]
+        shown.add_row(name, *(cells if wide else ["\n".join(cells)]), f"{shares[name]:.3f}")
+    return shown
+
+
+def preset_lines(preset: Preset, encoder_depth: int, decoder_depth: int) -> list[str]:
+    """Return all that is known of a preset, in lines of 80 columns."""
+    stacks = resolve(preset.name, encoder_depth, decoder_depth)
+    share = ratios([preset.name], encoder_depth, decoder_depth)[preset.name]
+    said = inspect.getdoc(preset.build) or ""
+    lines = [preset.name, ""]
+    lines += wrapped(f"equation: {preset.equation}", 0, 10)
+    lines += wrapped(f"fixes:    {preset.fixes}", 0, 10)
+    lines += wrapped(f"paper:    {preset.paper}", 0, 10)
+    for paragraph in said.replace("``", "").split("\n\n"):
+        lines += ["", *wrapped(" ".join(paragraph.split()))]
+    count = f"{parameters(stacks):,} parameters, {share:.3f} of {BASELINE}'s."
+    lines += ["", *wrapped(f"{count} {caption(encoder_depth, decoder_depth)}")]
+    lines += ["", *text_lines(drawings(stacks)), ""]
+    lines += ["The resolved specification, where it is not as by default:", ""]
+    for depth, line in specification_lines(stacks):
+        lines += wrapped(line, 2 * depth, 2 * depth + 4)
+    return lines
+
+
+def write_gallery(folder: Path, encoder_depth: int, decoder_depth: int) -> None:
+    """Write a picture of every preset, and a page that shows them all."""
+    for name in PRESETS:
+        stacks = resolve(name, encoder_depth, decoder_depth)
+        write_whole(folder / f"{name}.svg", picture(name, drawings(stacks)))
+    write_whole(folder / "README.md", gallery_page(encoder_depth, decoder_depth))
+    print(f"{folder}: {len(PRESETS)} pictures and README.md")
+
+
+def table_rows(encoder_depth: int, decoder_depth: int, folder: str = "") -> list[str]:
+    """Return the table of presets in Markdown; their pictures lie in `folder`."""
+    shares = ratios(PRESETS, encoder_depth, decoder_depth)
+    rows = ["| preset | equation | paper | parameters |", "|---|---|---|---:|"]
+    for name, preset in PRESETS.items():
+        cells = (f"[`{name}`]({folder}{name}.svg)", escape(preset.equation, quote=False))
+        cells = (*cells, preset.paper, f"{shares[name]:.3f}")
+        rows.append(f"| {' | '.join(cells)} |".replace("*", r"\*"))
+    return rows
+
+
+def gallery_page(encoder_depth: int, decoder_depth: int) -> str:
+    """Return the page of the pictures in Markdown."""
+    lines = [
+        "# The blocks, drawn from their specifications",
+        "",
+        f"Written by `{REGENERATE}`; do not edit.",
+        "",
+        "The stream runs upwards. N of the equations is a norm, f a sub-layer; pink is a gain with",
+        "its start, dashed orange what an attention hands to the layer above.",
+        "",
+        *table_rows(encoder_depth, decoder_depth),
+        "",
+        caption(encoder_depth, decoder_depth),
+    ]
+    for name, preset in PRESETS.items():
+        equation = escape(preset.equation)
+        lines += ["", f"## {name}", "", f"Fixes: {preset.fixes}.", ""]
+        lines += [f'<img src="{name}.svg" alt="{name}: {equation}">']
+    return "\n".join([*lines, ""])

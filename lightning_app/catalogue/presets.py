@@ -1,0 +1,74 @@
+"""The presets as `ablate blocks` speaks of them: resolved, counted, drawn."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.catalogue.drawing import Drawing, draw
+from lightning_app.catalogue.folding import Side
+from lightning_app.errors import UserError, nearest
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.models.transformer import Decoder, Encoder
+
+BASELINE = "pre_ln"
+Stacks = Mapping[Side, StackSpec]
+
+
+def resolve(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
+    """Return the stacks of preset `name`; a decoder of depth 0 is none.
+
+    Raises:
+        UserError: for a preset or a depth that is none.
+    """
+    if name not in PRESETS:
+        raise UserError(f"blocks: no preset '{name}'{nearest(name, PRESETS)}")
+    if encoder_depth < 1 or decoder_depth < 0:
+        raise UserError(
+            f"blocks: --encoder-depth {encoder_depth} --decoder-depth {decoder_depth}: at least 1 "
+            "block in the encoder, and 0 in the decoder for an encoder alone"
+        )
+    depths: dict[Side, int] = {"encoder": encoder_depth, "decoder": decoder_depth}
+    try:
+        return {
+            side: PRESETS[name](
+                Stack(side=side, depth=depth, peer_depth=sum(depths.values()) - depth)
+            )
+            for side, depth in depths.items()
+            if depth
+        }
+    except ValueError as error:
+        raise UserError(f"blocks: {error}") from error
+
+
+def drawings(stacks: Stacks) -> list[Drawing]:
+    return [draw(spec, side) for side, spec in stacks.items()]
+
+
+def parameters(stacks: Stacks) -> int:
+    """Return the trained numbers of the stacks at the usual sizes, embeddings left out."""
+    sizes = ArchitectureConfig().sizes()
+    built: list[nn.Module] = []
+    with torch.device("meta"):
+        for side, spec in stacks.items():
+            built.append(Encoder(spec, sizes) if side == "encoder" else Decoder(spec, sizes))
+    return sum(part.numel() for stack in built for part in stack.parameters())
+
+
+def ratios(names: Iterable[str], encoder_depth: int, decoder_depth: int) -> dict[str, float]:
+    """Return the parameters of presets over those of `BASELINE`."""
+    one = parameters(resolve(BASELINE, encoder_depth, decoder_depth))
+    return {name: parameters(resolve(name, encoder_depth, decoder_depth)) / one for name in names}
+
+
+def caption(encoder_depth: int, decoder_depth: int) -> str:
+    """Return what the ratios count."""
+    usual = ArchitectureConfig()
+    depth = f"{encoder_depth}+{decoder_depth}" if decoder_depth else str(encoder_depth)
+    return (
+        f"Parameters: trained numbers of the stacks over those of {BASELINE}, embeddings left out, "
+        f"at depth {depth}, model_dim {usual.model_dim}, ff_dim {usual.ff_dim}, "
+        f"{usual.num_heads} heads."
+    )

@@ -1,0 +1,142 @@
+"""`ablate blocks`: the table, one preset, the files it writes, and what it costs to ask."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.catalogue.commands import table_rows
+from lightning_app.catalogue.presets import parameters, ratios, resolve
+from lightning_app.catalogue.specification import specification_lines
+from lightning_app.catalogue.svg import picture
+from lightning_app.cli import main
+from tests.catalogue.variants import drawn, stacks
+
+
+@pytest.mark.parametrize("columns", [80, 170])
+def test_the_table_has_every_preset(capsys, monkeypatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["blocks"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    words = shown.split()
+    for preset in PRESETS.values():
+        assert preset.name in words
+        assert [word for word in preset.equation.split() if word not in words] == []
+    assert "embeddings left out" in " ".join(words)
+
+
+def test_parameters_are_those_of_the_stacks() -> None:
+    """Two roads: pre_ln by hand, sas by what it lacks."""
+    d, f = 512, 1024
+    attention, feed, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
+    encoder = 6 * (attention + feed + 2 * norm) + norm
+    decoder = 6 * (2 * attention + feed + 3 * norm) + norm
+    assert parameters(resolve("pre_ln", 6, 6)) == encoder + decoder
+    lacking = 12 * 2 * (d * d + d) - 2 * d * d  # V and P, but for dW of two first layers
+    gained = 12 * (3 * 4 + 2)  # alpha, beta, gamma a head, and two branches' gains
+    assert parameters(resolve("sas", 6, 6)) == encoder + decoder - lacking + gained
+
+
+def test_a_shared_gain_counts_once() -> None:
+    one, each = (parameters(resolve(name, 6, 0)) for name in ("rezero", "skipinit"))
+    assert each - one == 6
+
+
+def test_ratios_are_over_pre_ln() -> None:
+    shares = ratios(PRESETS, 6, 6)
+    assert shares["pre_ln"] == 1.0
+    assert shares["sas"] == pytest.approx(0.817, abs=5e-4)
+    assert all(0.8 < share < 1.01 for share in shares.values())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_preset(capsys, name: str) -> None:
+    assert main(["blocks", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    preset = PRESETS[name]
+    for said in (preset.equation, preset.fixes, preset.paper, "of pre_ln's", "-- FF --"):
+        assert said in text
+    assert (preset.build.__doc__ or "").split()[0].strip("`") in text
+
+
+def test_an_encoder_alone(capsys) -> None:
+    assert main(["blocks", "realformer", "--encoder-depth", "4", "--decoder-depth", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "decoder:" not in shown
+    assert "softmax(Z_n / n)" not in shown.split("encoder:")[1]  # the running sum
+    assert "at depth 4," in shown
+
+
+def test_layers_of_one_form_stand_together_in_the_specification() -> None:
+    lines = [line for _, line in specification_lines(stacks("sas"))]
+    assert [line for line in lines if line.startswith("layer")] == ["layer 1", "layers 2-6"] * 2
+    lines = [line for _, line in specification_lines(stacks("layer_norm_scaling"))]
+    assert lines[:3] == [
+        "encoder: final_norm layer_norm",
+        "layers 1-6",
+        "around_self: norm_input layer_norm, input_scale 1/sqrt(n)",
+    ]
+
+
+def test_the_specification_for_scripts(capsys) -> None:
+    assert main(["blocks", "keel", "--json"]) == 0
+    resolved = json.loads(capsys.readouterr().out)
+    expected = {side: asdict(spec) for side, spec in stacks("keel").items()}
+    assert resolved == json.loads(json.dumps(expected))
+    assert resolved["decoder"]["blocks"][5]["around_ff"]["skip"]["value"] == 18.0
+
+
+def test_files(capsys, tmp_path: Path) -> None:
+    one = tmp_path / "new" / "keel.svg"
+    assert main(["blocks", "keel", "--svg", str(one)]) == 0
+    assert one.read_text(encoding="utf-8") == picture("keel", drawn(stacks("keel")))
+    assert main(["blocks", "--svg-dir", str(tmp_path / "all")]) == 0
+    names = {path.name for path in (tmp_path / "all").iterdir()}
+    assert names == {"README.md", *(f"{name}.svg" for name in PRESETS)}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--json"], "NAME"),
+        (["--svg", "x.svg"], "NAME"),
+        (["sas", "--svg-dir", "x"], "--svg FILE"),
+        (["sas", "--encoder-depth", "0"], "--encoder-depth 0"),
+        (["sas", "--decoder-depth", "-1"], "--decoder-depth -1"),
+        (["sass"], "did you mean 'sas'"),
+        (["sas", "--svgg", "x"], "did you mean '--svg'"),
+    ],
+)
+def test_mistakes(capsys, tmp_path: Path, monkeypatch, words: list[str], expected: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["blocks", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert expected in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_answers_without_what_training_needs() -> None:
+    code = (
+        "import sys, lightning_app.cli as c\n"
+        "assert c.main(['blocks', 'pre_ln']) == 0\n"
+        "heavy = {'lightning', 'optuna', 'pandas', 'matplotlib', 'datasets', 'jsonargparse'}\n"
+        "sys.exit(f'imported {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_shows_the_table_and_the_pictures() -> None:
+    readme = Path("README.md").read_text(encoding="utf-8")
+    for row in table_rows(6, 6, "docs/blocks/"):
+        assert row in readme, "\n".join(table_rows(6, 6, "docs/blocks/"))
+    for name in PRESETS:
+        assert f'<img src="docs/blocks/{name}.svg" alt="{name}">' in readme

@@ -1,0 +1,207 @@
+"""The drawing as a picture: well formed, legible, nothing over anything else."""
+
+import re
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.catalogue.commands import gallery_page
+from lightning_app.catalogue.sheet import RADIUS, text_width
+from lightning_app.catalogue.svg import picture
+from tests.catalogue.variants import CASES, drawn, stacks
+
+SVG = "{http://www.w3.org/2000/svg}"
+GALLERY = Path("docs/blocks")
+BOXES = {"norm", "gain", "SA", "CA", "FF"}
+EDGE = 0.51
+"""Half a line: what touches does not overlap."""
+
+
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: "Box") -> bool:
+        across = self.left < other.right - EDGE and other.left < self.right - EDGE
+        return across and self.top < other.bottom - EDGE and other.top < self.bottom - EDGE
+
+    def holds(self, other: "Box") -> bool:
+        across = self.left <= other.left and other.right <= self.right
+        return across and self.top <= other.top and other.bottom <= self.bottom
+
+
+class Picture:
+    """The shapes, lines and words of an SVG document."""
+
+    def __init__(self, text: str) -> None:
+        self.root = ElementTree.fromstring(text)
+        x, y, width, height = map(float, self.root.attrib["viewBox"].split())
+        self.page = Box(x, y, x + width, y + height)
+        self.boxes: list[tuple[str, Box]] = []
+        for rect in self.root.findall(f"{SVG}rect"):
+            x, y, width, height = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
+            self.boxes.append((rect.attrib["class"], Box(x, y, x + width, y + height)))
+        self.texts: list[tuple[str, Box]] = []
+        for text_ in self.root.findall(f"{SVG}text"):
+            kind = text_.get("class", "").removesuffix("left").strip()
+            x, y, words = float(text_.attrib["x"]), float(text_.attrib["y"]), text_.text or ""
+            width = text_width(words, kind)
+            left = x if text_.get("class", "").endswith("left") else x - width / 2
+            self.texts.append((words, Box(left, y - 8, left + width, y + 2)))
+        self.lines: list[list[tuple[float, float]]] = []
+        for path in self.root.findall(f"{SVG}path"):
+            points = re.findall(r"[ML](\S+?) (-?[\d.]+)", path.attrib["d"])
+            if "h8" not in path.attrib["d"]:
+                self.lines.append([(float(a), float(b)) for a, b in points])
+
+    def segments(self) -> list[Box]:
+        """Return the straight pieces of all lines."""
+        return [
+            Box(min(x, to_x), min(y, to_y), max(x, to_x), max(y, to_y))
+            for line in self.lines
+            for (x, y), (to_x, to_y) in pairwise(line)
+        ]
+
+    def named(self, *kinds: str) -> list[Box]:
+        return [box for kind, box in self.boxes if kind in kinds]
+
+
+@pytest.fixture(params=CASES)
+def shown(request: pytest.FixtureRequest) -> Picture:
+    return Picture(picture(request.param, drawn(CASES[request.param])))
+
+
+def test_it_says_what_it_shows(shown: Picture) -> None:
+    root = shown.root
+    assert root.get("role") == "img"
+    title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert title is not None
+    assert desc is not None
+    assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
+    assert "encoder and decoder" in (title.text or "")
+    assert "feed-forward" in (desc.text or "")
+
+
+def test_it_fetches_nothing_and_follows_the_reader(shown: Picture) -> None:
+    text = ElementTree.tostring(shown.root, encoding="unicode")
+    assert "@media(prefers-color-scheme:dark)" in text
+    assert "href" not in text
+    assert "@import" not in text
+    assert set(re.findall(r"url\((.*?)\)", text)) <= {"#stream", "#carry"}
+
+
+def test_boxes_do_not_overlap(shown: Picture) -> None:
+    boxes = shown.named(*BOXES)
+    assert len(boxes) >= 5
+    assert not [pair for pair in combinations(boxes, 2) if pair[0].meets(pair[1])]
+    frames = shown.named("frame")
+    assert not [pair for pair in combinations(frames, 2) if pair[0].meets(pair[1])]
+    for box in boxes:
+        assert shown.page.holds(box)
+        assert not [f for f in frames if f.meets(box) and not f.holds(box)]
+
+
+def test_words_fit(shown: Picture) -> None:
+    """Every label lies on the page, and inside the box on which it stands, and on no other."""
+    for words, place in shown.texts:
+        assert shown.page.holds(place), words
+        met = [box for box in shown.named(*BOXES) if box.meets(place)]
+        assert len(met) <= 1, words
+        assert all(box.holds(place) for box in met), words
+    for (one, first), (two, second) in combinations(shown.texts, 2):
+        assert not first.meets(second), f"{one} over {two}"
+
+
+def test_lines_enter_boxes_along_the_stream_alone(shown: Picture) -> None:
+    for path in shown.segments():
+        assert shown.page.holds(path)
+        for box in shown.named(*BOXES):
+            middle = pytest.approx((box.left + box.right) / 2, abs=0.01)
+            along = path.left == path.right == middle
+            assert along or not box.meets(path), path
+
+
+def test_lines_do_not_cross_words(shown: Picture) -> None:
+    for path in shown.segments():
+        hidden = [box for box in shown.named(*BOXES) if box.meets(path)]
+        for words, place in shown.texts:
+            assert any(box.holds(place) for box in hidden) or not path.meets(place), words
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("deepnorm", ["× 1.418", "× 2.06", "start: Xavier normal", "gain 0.497 of V, P, FF"]),
+        ("admin", ["× 1", "learned vector", "profiled"]),
+        ("rezero", ["× 0", "learned", "shared in the layer"]),
+        ("layer_norm_scaling", ["× 1/√n"]),
+        ("realformer", ["Zₙ = Sₙ + Zₙ₋₁", "A = softmax(Zₙ / n)"]),
+        ("sas", ["α I + β A − γ C", "V = I + ΔW in layer 1", "V = I in layers 2-6", "P = I"]),
+        ("mix_ln", ["layers 1–2", "layers 3–6"]),
+        ("dual_stream", ["r"]),
+        ("qk_norm", ["LayerNorm of q, k"]),
+        ("normformer", ["× 1 on each head", "LayerNorm inside"]),
+    ],
+)
+def test_what_is_written(name: str, expected: list[str]) -> None:
+    words = [words for words, _ in Picture(picture(name, drawn(stacks(name)))).texts]
+    assert [one for one in expected if one not in words] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "left"),
+    [
+        ("post_ln", 5, 0),
+        ("b2t", 5, 2),
+        ("parallel", 3, 0),
+        ("sas", 3, 0),
+        ("sas_p", 1, 0),
+        ("mix_ln", 10, 0),
+    ],
+)
+def test_skips_are_lines(name: str, right: int, left: int) -> None:
+    """Of encoder and decoder together: lines that leave the stream and come back to it."""
+    found = {True: 0, False: 0}
+    for line in Picture(picture(name, drawn(stacks(name)))).lines:
+        (x, _), *_, (to_x, _) = line
+        if len(line) == 4 and abs(to_x - x) == RADIUS:
+            found[to_x > x] += 1
+    assert (found[True], found[False]) == (right, left)
+
+
+def test_a_second_stream_takes_every_branch() -> None:
+    spec = stacks("dual_stream")["decoder"]
+    shown = Picture(picture("dual_stream", drawn({"decoder": spec})))
+    sums = [float(c.attrib["cx"]) for c in shown.root.iter(f"{SVG}circle") if c.get("r") == "8"]
+    assert len(sums) == 7
+    total = max(sums)
+    assert sums.count(total) == 3
+    taps = [line for line in shown.lines if len(line) == 2 and line[1][0] == total - RADIUS]
+    assert len(taps) == 3
+    assert any(line[-1][0] == total and len(line) == 3 for line in shown.lines)
+
+
+def test_scores_come_from_the_layer_below() -> None:
+    """The first layer has none; each attention hands its own on."""
+    spec = stacks("realformer")["decoder"]
+    one = picture("one", drawn({"decoder": type(spec)(blocks=spec.blocks[:1])}))
+    more = picture("more", drawn({"decoder": spec}))
+    assert one.count('class="carry"') == 2
+    assert more.count('class="carry"') == 4
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_committed_picture_is_what_is_drawn(name: str) -> None:
+    committed = (GALLERY / f"{name}.svg").read_text(encoding="utf-8")
+    assert committed == picture(name, drawn(stacks(name))), "ablate blocks --svg-dir docs/blocks"
+
+
+def test_the_gallery_is_whole() -> None:
+    assert {path.stem for path in GALLERY.glob("*.svg")} == set(PRESETS)
+    assert (GALLERY / "README.md").read_text(encoding="utf-8") == gallery_page(6, 6)

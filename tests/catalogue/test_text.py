@@ -1,0 +1,132 @@
+"""The drawing in plain characters: its lines meet, and it fits a terminal."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.catalogue.drawing import draw
+from lightning_app.catalogue.text import text_lines
+from tests.catalogue.variants import CASES, VECTOR, drawn, stacks, with_blocks
+
+WIRES = "-|'+.<>"
+
+
+def first_run(name: str) -> str:
+    """Return the lines of an encoder's first layers alone."""
+    lines = text_lines([draw(stacks(name)["encoder"], "encoder")])
+    start = lines.index("  layers 1-6:") + 1
+    return "\n".join(line[4:] for line in lines[start : lines.index("", start)])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "pre_ln",
+            """\
+x --+-- LN -- SA --(+)--+-- LN -- FF --(+)--> x'
+    '---------------'   '---------------'""",
+        ),
+        (
+            "post_ln",
+            """\
+x --+-- SA --(+)-- LN --+-- FF --(+)-- LN --> x'
+    '---------'         '---------'""",
+        ),
+        (
+            "parallel",
+            """\
+x --+-- LN --+-- SA --(+)--> x'
+    |        '-- FF ---|
+    '------------------'""",
+        ),
+        (
+            "dual_stream",
+            """\
+r ----------(+)--------------------(+)--------------> r'
+x --+-- SA --+--(+)-- LN --+-- FF --+--(+)-- LN --> x'
+    '------------'         '------------'""",
+        ),
+        (
+            "b2t",
+            """\
+x_0 --+-- SA --(+)-- LN --+-- FF --(+)-- LN --> x'
+      '---------'         '---------|
+                          x_0 ------'
+start: Xavier uniform; gain 0.2887 of q, k, V; gain 0.4082 of P, FF""",
+        ),
+        (
+            "realformer",
+            """\
+       Z -.  .-> Z
+x --+----- SA ------(+)-- LN --+-- FF --(+)-- LN --> x'
+    '----------------'         '---------'
+SA: Z_n = S_n + Z_(n-1) (S = q k^T / sqrt(d_k))
+SA: A = softmax(Z_n / n)""",
+        ),
+    ],
+)
+def test_a_known_block(name: str, expected: str) -> None:
+    assert first_run(name) == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_fits_a_terminal(case: str) -> None:
+    for line in text_lines(drawn(CASES[case])):
+        assert len(line) <= 80
+        assert line.isascii()
+        assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("depth", [1, 2, 24])
+def test_every_depth_fits(name: str, depth: int) -> None:
+    lines = text_lines(drawn(stacks(name, depth)))
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if re.match(rf"  layers? (\d+-)?{depth}:", line)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lines_meet(case: str) -> None:
+    """Every corner, and every end of a line that goes up, meets something above it."""
+    lines = text_lines(drawn(CASES[case]))
+    for above, line in pairwise(lines):
+        if not set(line.strip()[:1]) <= set("|'x"):
+            continue
+        for column, sign in enumerate(line):
+            joint = sign == "|" or (sign == "'" and "-" in line[max(column - 1, 0) : column + 2])
+            if joint and not line[: column + 1].endswith(" x'"):
+                assert above[column : column + 1] in {*WIRES, ")"} - {"-"}, f"{above}\n{line}"
+
+
+def test_gains_say_how_they_are_trained() -> None:
+    spec = with_blocks(
+        stacks("pre_ln")["encoder"],
+        around_self=lambda around: replace(around, skip=VECTOR),
+        around_ff=lambda around: replace(around, branch=replace(VECTOR, profiled=False)),
+    )
+    text = "\n".join(text_lines([draw(spec, "encoder")]))
+    assert "'--- * 1.5 (learned vector, profiled) ---'" in text
+    assert "-- FF -- * 1.5 (learned vector) --(+)--" in text
+
+
+def test_the_stack_and_what_stands_around_it() -> None:
+    spec = replace(
+        stacks("pre_ln")["encoder"], input_norm="rms_norm", embedding_gain=0.5, final_norm="none"
+    )
+    lines = text_lines([draw(spec, "encoder")])
+    assert "  embedding -- RMS -- [layers 1-6] --> output" in lines
+    assert "    start: token embeddings * 0.5" in lines
+    dual = replace(stacks("post_ln")["encoder"], dual_stream=True, final_norm="layer_norm")
+    lines = text_lines([draw(dual, "encoder")])
+    assert "  embedding --+-- [layers 1-6] ----------------------(+)--> output" in lines
+    assert "              '-- r, the sum of all branches -- LN ---'" in lines
+
+
+def test_letters_are_explained_where_they_stand() -> None:
+    last = text_lines(drawn(stacks("post_ln")))[-1]
+    assert last == "LN LayerNorm, SA self-attention, CA cross-attention, FF feed-forward"
+    assert "x_0 the layer's input" in " ".join(text_lines(drawn(stacks("b2t"))))

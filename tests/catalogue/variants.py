@@ -1,0 +1,106 @@
+"""Stacks to draw: the presets, and stacks that no preset has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lightning_app.blocks.attention import ProjectionGains
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.residual import Gain
+from lightning_app.blocks.stack import Stack, StackSpec, carry_scores
+from lightning_app.catalogue.drawing import Drawing, draw
+from lightning_app.catalogue.folding import Side
+
+VECTOR = Gain(value=1.5, learned=True, vector=True, profiled=True)
+
+
+def stacks(name: str, depth: int = 6) -> dict[Side, StackSpec]:
+    sides: tuple[Side, ...] = ("encoder", "decoder")
+    return {s: PRESETS[name](Stack(side=s, depth=depth, peer_depth=depth)) for s in sides}
+
+
+def with_blocks(spec: StackSpec, **changes: Callable[[Any], Any]) -> StackSpec:
+    """Return `spec` with the named fields of every block changed."""
+    blocks = tuple(
+        replace(block, **{name: change(getattr(block, name)) for name, change in changes.items()})
+        for block in spec.blocks
+    )
+    return replace(spec, blocks=blocks)
+
+
+def drawn(specs: Mapping[Side, StackSpec]) -> list[Drawing]:
+    return [draw(spec, side) for side, spec in specs.items()]
+
+
+def unusual() -> dict[str, dict[Side, StackSpec]]:
+    """Return stacks with much in them, which an axis or two on a preset would give."""
+    gains = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
+    return {
+        "a gain on both skips of b2t, carried sums": {
+            side: carry_scores(
+                with_blocks(spec, around_ff=lambda around: replace(around, skip=VECTOR)),
+                "qk_sum",
+                2.0,
+            )
+            for side, spec in stacks("b2t").items()
+        },
+        "two streams, carried scores, a gain on a skip": {
+            side: carry_scores(
+                with_blocks(spec, around_self=lambda around: replace(around, skip=VECTOR)), "mean"
+            )
+            for side, spec in stacks("dual_stream").items()
+        },
+        "a parallel block with a gain everywhere": {
+            side: carry_scores(
+                with_blocks(
+                    spec,
+                    around_self=lambda around: replace(around, branch=VECTOR),
+                    around_ff=lambda around: replace(
+                        around, skip=VECTOR, branch=VECTOR, norm_branch="rms_norm"
+                    ),
+                ),
+                "mean",
+            )
+            for side, spec in stacks("parallel").items()
+        },
+        "trained projections with gains": {
+            side: with_blocks(
+                spec,
+                self_attention=lambda attention: replace(
+                    attention,
+                    value="orthogonal_plus",
+                    output="orthogonal_plus",
+                    value_gains=gains,
+                    output_gains=gains,
+                    tied=True,
+                    head_gain=True,
+                    query_key_noise=0.1,
+                ),
+                ff_norm=lambda _: "layer_norm",
+            )
+            for side, spec in stacks("sas").items()
+        },
+        "a gain on every skip and branch": {
+            side: with_blocks(
+                spec,
+                around_self=lambda around: replace(around, skip=VECTOR, branch=VECTOR),
+                around_cross=lambda around: replace(around, skip=VECTOR, branch=VECTOR),
+                around_ff=lambda around: replace(around, skip=VECTOR, branch=VECTOR),
+            )
+            for side, spec in stacks("keel").items()
+        },
+        "layers of three forms": {
+            side: replace(
+                spec,
+                blocks=(
+                    *spec.blocks[:2],
+                    *stacks("deepnorm")[side].blocks[2:4],
+                    *stacks("rezero")[side].blocks[4:],
+                ),
+            )
+            for side, spec in stacks("keel").items()
+        },
+    }
+
+
+CASES = {**{name: stacks(name) for name in PRESETS}, **unusual()}
