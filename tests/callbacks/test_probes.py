@@ -1,31 +1,50 @@
-"""The learned gains are found by type, and named as the config names them."""
+"""What is watched while a run trains: gains by name, and probes that training never notices."""
 
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
 import pytest
 import torch
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
 
+from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.callbacks.probes import learned_gains
+from lightning_app.blocks.residual import Gain
+from lightning_app.callbacks.probes import SignalProbe, logged_gains
+from lightning_app.config import cell_id, resolve
 from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.module import TransformerModule
+from lightning_app.probes.table import MODEL, Place, from_csv
+from lightning_app.probes.taps import Taps
+from lightning_app.steps import loss_of
+from tests.runs import data, module, trainer
 
 
-def gains(preset: str, depth: int) -> dict[str, torch.Tensor]:
+def gains(preset: str, depth: int, **block: Any) -> dict[str, Tensor]:
     architecture = ArchitectureConfig(
         encoder_depth=depth, decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
     )
-    return dict(learned_gains(build_model(architecture, BlockConfig(preset=preset), 17, 0)))
+    model = build_model(architecture, BlockConfig(preset=preset, **block), 17, 0)
+    return dict(logged_gains(model))
+
+
+def named(*quantities: str) -> set[str]:
+    """The tags of quantities in an encoder of three layers and a decoder of two."""
+    layers = [("encoder", layer) for layer in (1, 2, 3)] + [("decoder", layer) for layer in (1, 2)]
+    return {f"probe/{q}/{stack}/{layer}" for q in quantities for stack, layer in layers}
 
 
 def test_every_gain_of_a_shallow_stack_is_shown() -> None:
-    quantities = ("alpha", "beta", "gamma", "attention_branch", "ff_branch")
-    expected = {
-        f"{quantity}/{stack}/{layer}"
-        for quantity in quantities
-        for stack, depth in (("encoder", 3), ("decoder", 2))
-        for layer in range(1, depth + 1)
-    }
     shown = gains("sas", 3)
-    assert set(shown) == expected
-    assert float(shown["ff_branch/encoder/1"].detach()) == pytest.approx(0.1 * (18 / 3) ** 0.5)
+    assert set(shown) == named("alpha", "beta", "gamma", "attention_branch", "ff_branch")
+    branch = shown["probe/ff_branch/encoder/1"]
+    assert float(branch.detach()) == pytest.approx(0.1 * (18 / 3) ** 0.5)
 
 
 def test_a_deep_stack_is_shown_by_three_layers() -> None:
@@ -36,3 +55,205 @@ def test_a_deep_stack_is_shown_by_three_layers() -> None:
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "parallel"])
 def test_blocks_without_gains_show_none(preset: str) -> None:
     assert gains(preset, 2) == {}
+
+
+def test_a_gain_that_sub_layers_share_is_shown_once() -> None:
+    assert set(gains("rezero", 3)) == named("attention_branch")
+    decoder = {f"probe/cross_branch/decoder/{layer}" for layer in (1, 2)}
+    assert set(gains("skipinit", 3)) == named("attention_branch", "ff_branch") | decoder
+
+
+def test_gains_of_heads_are_shown() -> None:
+    decoder = {f"probe/cross_head_gain/decoder/{layer}" for layer in (1, 2)}
+    assert set(gains("normformer", 3)) == named("head_gain") | decoder
+
+
+def test_gains_of_projections_are_shown_as_their_ratio() -> None:
+    learned = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
+    shown = gains("sas", 3, value_projection="orthogonal_plus", value_gains=learned)
+    ratios = {name: float(value.detach()) for name, value in shown.items() if "_change" in name}
+    assert ratios
+    assert list(ratios.values()) == [pytest.approx(0.2)] * len(ratios)
+    assert ratios.keys() <= named("value_change")
+
+
+class Watch(pl.Callback):
+    """Losses, and how many hooks there are while a batch is trained on."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.hooks: list[int] = []
+        self.consumed: list[Any] = []
+
+    def on_before_backward(self, trainer, pl_module, loss) -> None:
+        modules = list(pl_module.modules())
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        self.hooks.append(sum(len(getattr(m, kind)) for m in modules for kind in kinds))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.losses.append(loss_of(outputs).clone())
+        loader: Any = trainer.train_dataloader
+        self.consumed.append(loader.state_dict())
+
+
+def fit(
+    folder: Path, cache: str, probe: SignalProbe | None, kind: str = "translation", **settings: Any
+) -> tuple[Watch, TransformerModule]:
+    pl.seed_everything(5, verbose=False)
+    trained = module(kind, preset="realformer", query_key_noise=0.1)
+    architecture = trained.architecture
+    trained.architecture = type(architecture)(**{**vars(architecture), "dropout": 0.3})
+    watch = Watch()
+    callbacks = [watch] if probe is None else [probe, watch]
+    fitter = trainer(folder, callbacks=callbacks, **{"max_steps": 12, **settings})
+    fitter.fit(trained, datamodule=data(cache, kind))
+    return watch, trained
+
+
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+def test_probing_changes_no_bit_of_a_loss(tmp_path: Path, cache: str, kind: str) -> None:
+    plain, left = fit(tmp_path / "plain", cache, None, kind)
+    state = torch.get_rng_state()
+    watched, right = fit(tmp_path / "probed", cache, SignalProbe(), kind)
+    assert torch.equal(state, torch.get_rng_state())
+    assert len(plain.losses) == len(watched.losses) == 12
+    for before, after in zip(plain.losses, watched.losses, strict=True):
+        assert torch.equal(before, after)
+    for (name, a), b in zip(left.state_dict().items(), right.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert plain.consumed == watched.consumed
+    assert plain.hooks == watched.hooks == [0] * 12
+    assert {row.step for row in from_csv(tmp_path / "probed" / "probes.csv")} == {1, 2, 5, 10}
+    assert not (tmp_path / "plain" / "probes.csv").exists()
+
+
+def test_nothing_is_done_between_the_steps_that_fire(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[int] = []
+    copied: list[int] = []
+    enter = Taps.__enter__
+
+    def counted(taps: Taps) -> Taps:
+        entered.append(1)
+        return enter(taps)
+
+    def snapshot(model: nn.Module) -> dict[str, Tensor]:
+        copied.append(1)
+        return {}
+
+    monkeypatch.setattr(Taps, "__enter__", counted)
+    monkeypatch.setattr("lightning_app.callbacks.probes.snapshot", snapshot)
+    fit(tmp_path, cache, SignalProbe(steps=[4, 9]))
+    assert len(entered) == len(copied) == 2
+
+
+def test_steps_that_fire() -> None:
+    probe = SignalProbe()
+    fired = [step for step in range(0, 2001) if probe.fires(step)]
+    assert fired == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+
+
+def test_the_size_of_an_update_is_that_of_its_step(tmp_path: Path, cache: str) -> None:
+    """Step 2 of accumulated batches: the weights before and after, seen from outside."""
+    seen: dict[int, dict[str, Tensor]] = {}
+
+    class Keep(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+            seen[trainer.global_step] = state
+
+    pl.seed_everything(5, verbose=False)
+    callbacks = [SignalProbe(), Keep()]
+    fitter = trainer(tmp_path, callbacks=callbacks, max_steps=2, accumulate_grad_batches=3)
+    fitter.fit(module(preset="pre_ln"), datamodule=data(cache))
+    prefix = "model.encoder.blocks.1."
+    matrices = [k for k, v in seen[1].items() if k.startswith(prefix) and v.ndim == 2]
+    moved = sum(float((seen[2][k] - seen[1][k]).square().sum()) for k in matrices)
+    whole = sum(float(seen[1][k].square().sum()) for k in matrices)
+    rows = {(r.step, r.place): r.value for r in from_csv(tmp_path / "probes.csv")}
+    found = rows[2, Place("update_ratio", "encoder", 2)]
+    assert found == pytest.approx((moved / whole) ** 0.5, rel=1e-4)
+    assert {step for step, _ in rows} == {1, 2}
+    assert (1, Place("output_information", MODEL)) in rows
+    assert (1, Place("attention_entropy_p50", "decoder", 1, 2)) in rows
+
+
+def test_loggers_are_told_of_a_few(tmp_path: Path, cache: str) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    fit(tmp_path, cache, SignalProbe(), logger=logger, max_steps=3)
+    header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")
+    layers = [("encoder", 1), ("encoder", 2), ("decoder", 1)]
+    expected = {f"probe/{q}/{s}/{n}" for q in ("token_cosine", "w2_gradient") for s, n in layers}
+    expected.add("probe/output_information/model")
+    assert {name for name in header if name.startswith("probe/")} == expected
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_run_that_goes_on_keeps_its_rows(tmp_path: Path, cache: str) -> None:
+    def steps() -> list[int]:
+        return sorted({row.step for row in from_csv(tmp_path / "probes.csv")})
+
+    saver = ModelCheckpoint(
+        dirpath=tmp_path, filename="part", every_n_train_steps=3, enable_version_counter=False
+    )
+    common: dict[str, Any] = {"callbacks": [SignalProbe(), saver], "enable_checkpointing": True}
+    trainer(tmp_path, max_steps=6, **common).fit(module(), datamodule=data(cache))
+    assert steps() == [1, 2, 5]
+    early = tmp_path / "early.ckpt"
+    trainer(tmp_path, max_steps=3, **common).fit(module(), datamodule=data(cache))
+    assert steps() == [1, 2]
+    (tmp_path / "part.ckpt").rename(early)
+    fitter = trainer(tmp_path, max_steps=12, **common)
+    fitter.fit(module(), datamodule=data(cache), ckpt_path=early, weights_only=True)
+    assert steps() == [1, 2, 5, 10]
+    trainer(tmp_path, max_steps=1, **common).fit(module(), datamodule=data(cache))
+    assert steps() == [1]
+
+
+def test_one_rank_alone_probes(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pl.Trainer, "is_global_zero", property(lambda self: False))
+    watch, _ = fit(tmp_path, cache, SignalProbe(), max_steps=2)
+    assert len(watch.losses) == 2
+    assert not (tmp_path / "probes.csv").exists()
+
+
+CONFIG = """
+seed_everything: 1
+trainer:
+  max_steps: 2
+  limit_val_batches: 1
+  enable_progress_bar: false
+  callbacks:
+    - class_path: lightning_app.callbacks.probes.SignalProbe
+      init_args: {steps: [2]}
+model:
+  architecture:
+    {encoder_depth: 1, decoder_depth: 1, model_dim: 8, ff_dim: 8, num_heads: 2, dropout: 0.1}
+  objective: {evaluate_test: false}
+data: {name: synthetic, tokenizer: word, vocab_size: null, tokens_per_batch: 512}
+"""
+
+
+def test_a_config_names_it(tmp_path: Path, cache: str) -> None:
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    run = tmp_path / "run"
+    settings = {"trainer.default_root_dir": run, "data.cache": cache}
+    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_app", "fit", "--config", "mine.yaml", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {row.step for row in from_csv(run / "probes.csv")} == {2}
+    assert "probe/token_cosine/encoder/1" in (run / "metrics.csv").read_text()
+
+
+def test_it_is_no_part_of_what_a_run_is() -> None:
+    tree = yaml.safe_load(CONFIG)
+    probed = cell_id(resolve(tree, "mine.yaml"))
+    del tree["trainer"]["callbacks"]
+    assert cell_id(resolve(tree, "mine.yaml")) == probed

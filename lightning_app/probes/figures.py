@@ -1,0 +1,288 @@
+"""The figures of a probing, as the papers draw them: a curve a variant, layers from left to right.
+
+Nothing here touches matplotlib's global state, and the same rows give the same files.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.analysis.figures import COLOURS, DASHES, INK, MUTED, STYLE
+from lightning_app.files import write_whole
+from lightning_app.probes.table import QUANTILES, Probed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = {
+    "encoder": ("encoder", ""),
+    "decoder": ("decoder", ""),
+    "decoder, cross-attention": ("decoder", "cross_"),
+}
+"""The columns of a figure: stack, and what the names of its quantities begin with."""
+ENTROPY_CUTS = (1.5, 4.5)
+"""Nats where RealFormer's figure of entropies changes colour (2012.11747, section 4.1.3)."""
+DISTANCE_CUTS = (0.25, 0.75)
+"""The same of its figure of Jensen-Shannon distances, in bits."""
+SPREAD = 30.0  # of the values of a panel, from which its axis is logarithmic
+SHAPING = ("alpha", "beta", "gamma")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A figure whose panels are quantities (rows) by `COLUMNS`."""
+
+    name: str
+    quantities: dict[str, str]
+    """The label of the axis by quantity."""
+    cuts: tuple[float, ...] = ()
+    log: bool = False
+
+
+LINES = (
+    Lines(
+        "gradient_norm",
+        {
+            "w1_expected_gradient": "$W_1$, expected gradient",
+            "w2_expected_gradient": "$W_2$, expected gradient",
+            "w2_position_gradient": "$W_2$, one position",
+        },
+        log=True,
+    ),
+    Lines("hidden_norm", {"sum_norm": "squared norm / d\nbefore the last norm"}),
+    Lines(
+        "token_cosine",
+        {"token_cosine": "cosine of two tokens", "token_rank": "effective rank"},
+    ),
+    Lines(
+        "attention_distance",
+        {
+            "attention_distance": "JSD to layer below (bits)\nsame head",
+            "attention_matched": "JSD to layer below (bits)\nheads matched",
+        },
+        cuts=DISTANCE_CUTS,
+    ),
+    Lines("score_ratio", {"score_ratio": "own scores / running sum"}),
+    Lines(
+        "logits",
+        {"largest_logit": "largest logit", "peaked_rows": "share of rows\nover 0.99"},
+    ),
+)
+
+
+def write_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
+    """Write every figure that the rows allow; return where they lie."""
+    paths = []
+    names = [figure.name for figure in LINES] + ["gains", "attention_entropy"]
+    for old in (folder / f"{name}.svg" for name in names):
+        old.unlink(missing_ok=True)
+    with styled():
+        for lines in (*LINES, gains_of(probed)):
+            figure = line_figure(lines, probed)
+            if figure is not None:
+                paths.append(save(figure, folder / f"{lines.name}.svg"))
+        figure = entropy_figure(probed)
+        if figure is not None:
+            paths.append(save(figure, folder / "attention_entropy.svg"))
+    return paths
+
+
+def gains_of(probed: Sequence[Probed]) -> Lines:
+    """Return the figure of whatever learned gains there are."""
+    ends = ("_skip", "_branch", "head_gain", "_change")
+    found = {row.quantity for variant in probed for row in variant.rows}
+    gains = sorted(
+        quantity
+        for quantity in found
+        if (quantity in SHAPING or quantity.endswith(ends))
+        # cross_head_gain stands in the column of cross-attention, under head_gain
+        and not (quantity.startswith("cross_") and quantity.removeprefix("cross_") in found)
+    )
+    return Lines("gains", {quantity: quantity.replace("_", " ") for quantity in gains})
+
+
+def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
+    """Draw quantities by stacks, one curve a variant; None where no variant has any of them."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
+
+    def curve(variant: Probed, quantity: str, stack: str) -> tuple[list[int], list[float]]:
+        found = variant.values(quantity, stack)
+        kept = [(n, v) for n, v in sorted(found.items()) if math.isfinite(v)]
+        if lines.log:  # a gradient of exactly zero has no place on the axis
+            kept = [(layer, value) for layer, value in kept if value > 0.0]
+        return [layer for layer, _ in kept], [value for _, value in kept]
+
+    panels = {
+        (quantity, column): [curve(variant, f"{prefix}{quantity}", stack) for variant in probed]
+        for quantity in lines.quantities
+        for column, (stack, prefix) in COLUMNS.items()
+    }
+    filled = {place for place, curves in panels.items() if any(x for x, _ in curves)}
+    quantities = [q for q in lines.quantities if any((q, c) in filled for c in COLUMNS)]
+    columns = [c for c in COLUMNS if any((q, c) in filled for q in quantities)]
+    if not quantities:
+        return None
+    figure, grid = panel_grid(len(quantities), len(columns))
+    for quantity, row in zip(quantities, grid, strict=True):
+        values = [v for column in columns for _, ys in panels[quantity, column] for v in ys]
+        spread = min(values) > 0.0 and max(values) > SPREAD * min(values)
+        for column, axes in zip(columns, row, strict=True):
+            for index, (x, y) in enumerate(panels[quantity, column]):
+                axes.plot(x, y, marker="o", markersize=3.5, linewidth=1.6, **look(index))
+            for cut in lines.cuts:
+                axes.axhline(cut, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2.5)), zorder=1)
+            if lines.log or spread:
+                axes.set_yscale("log")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            if row is grid[0]:
+                axes.set_title(column)
+        row[0].set_ylabel(lines.quantities[quantity])
+    figure.supxlabel("layer", fontsize=9.5)
+    handles = [
+        Line2D([], [], marker="o", markersize=3.5, linewidth=1.6, label=plain(v.name), **look(i))
+        for i, v in enumerate(probed)
+    ]
+    legend(figure, handles)
+    return figure
+
+
+def entropy_figure(probed: Sequence[Probed]) -> "Figure | None":
+    """Draw a box for each head of each layer, coloured by where its median lies.
+
+    As in RealFormer's figure: a box spans the quartiles over rows, its whiskers 5 % to 95 %. The
+    dotted line is the entropy of the uniform map over the keys that may be seen, the most there is.
+    """
+    from matplotlib.patches import Patch
+
+    shown = {
+        title: (stack, prefix)
+        for title, (stack, prefix) in COLUMNS.items()
+        if any(v.values(f"{prefix}attention_entropy", stack) for v in probed)
+    }
+    if not shown:
+        return None
+    figure, grid = panel_grid(len(probed), len(shown))
+    for variant, row in zip(probed, grid, strict=True):
+        for (title, (stack, prefix)), axes in zip(shown.items(), row, strict=True):
+            entropy_panel(axes, variant, stack, prefix)
+            if row is grid[0]:
+                axes.set_title(title)
+        row[0].set_ylabel(plain(variant.name))
+    figure.supxlabel("layer, a box for each head", fontsize=9.5)
+    figure.supylabel("entropy of the attention map (nats)", fontsize=9.5)
+    low, high = ENTROPY_CUTS
+    labels = [f"median under {low}", "between", f"median over {high}"]
+    handles = [Patch(color=c, label=text) for c, text in zip(BANDS, labels, strict=True)]
+    legend(figure, handles)
+    return figure
+
+
+BANDS = (COLOURS[0], COLOURS[6], COLOURS[1])
+
+
+def band(median: float) -> str:
+    """Return the colour of a head: sparse, middling or broad."""
+    return BANDS[sum(median > cut for cut in ENTROPY_CUTS)]
+
+
+def entropy_panel(axes: "Axes", variant: Probed, stack: str, prefix: str) -> None:
+    """Draw the heads of one stack."""
+    quantity = f"{prefix}attention_entropy"
+    names = list(QUANTILES)
+    heads = sorted(
+        {
+            row.head
+            for row in variant.rows
+            if (row.quantity, row.stack) == (f"{quantity}_p50", stack) and row.head is not None
+        }
+    )
+    width = 0.8 / max(1, len(heads))
+    layers: set[int] = set()
+    for place, head in enumerate(heads):
+        points = {name: variant.values(f"{quantity}_{name}", stack, head) for name in names}
+        for layer, median in points["p50"].items():
+            box = [points[name][layer] for name in names]
+            if not all(map(math.isfinite, box)):
+                continue
+            layers.add(layer)
+            x = layer - 0.4 + (place + 0.5) * width
+            colour = band(median)
+            axes.plot([x, x], [box[0], box[4]], color=colour, linewidth=0.8, zorder=2)
+            axes.bar(x, box[3] - box[1], 0.8 * width, box[1], color=colour, alpha=0.55, zorder=3)
+            axes.plot([x - 0.4 * width, x + 0.4 * width], [median] * 2, color=colour, linewidth=1.6)
+    free = variant.values(f"{prefix}attention_free_entropy", stack)
+    for layer, most in free.items():
+        if math.isfinite(most):
+            axes.plot(
+                [layer - 0.45, layer + 0.45], [most] * 2, color=INK, linestyle=DASHES[0], zorder=1
+            )
+    for cut in ENTROPY_CUTS:
+        axes.axhline(cut, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2.5)), zorder=1)
+    axes.set_xticks(sorted(layers))
+    axes.set_ylim(bottom=0.0)
+
+
+def look(index: int) -> dict[str, Any]:
+    """Return colour and dash of the variant at `index`: no two alike among the first 35."""
+    turn = index // len(COLOURS) % (len(DASHES) + 1)
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": "solid" if turn == 0 else DASHES[turn - 1],
+    }
+
+
+def plain(name: str) -> str:
+    """Return `name` with nothing that matplotlib reads as a formula."""
+    return name.replace("$", r"\$")
+
+
+def panel_grid(rows: int, columns: int) -> tuple["Figure", list[list["Axes"]]]:
+    """Return a figure of panels, each row with one axis of values."""
+    from matplotlib.figure import Figure
+
+    size = (max(4.6, 3.3 * columns + 0.9), 2.3 * rows + 0.9)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, sharex="col", sharey="row", squeeze=False)
+    for axes in grid.flat:
+        axes.grid(axis="y")
+        axes.tick_params(length=3)
+    return figure, [list(row) for row in grid]
+
+
+def legend(figure: "Figure", handles: Sequence[Any]) -> None:
+    """Put one legend above all panels."""
+    columns = max(1, int(figure.get_figwidth() // 1.7))
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=min(columns, len(handles)),
+        handlelength=2.4,
+    )
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the look of the report, and leave matplotlib's settings as they were."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def save(figure: "Figure", path: Path) -> Path:
+    """Write `figure` as SVG without anything that changes from one writing to the next."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    buffer = io.BytesIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
+    write_whole(path, buffer.getvalue())
+    return path

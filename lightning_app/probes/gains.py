@@ -1,0 +1,79 @@
+"""The gains of a model's blocks, named as the config names them."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from lightning_app.blocks.attention import AnchoredProjection, Attention, HeadGain, Shaping
+from lightning_app.blocks.residual import FixedGain, LearnedGain
+from lightning_app.models.transformer import Decoder, Encoder
+from lightning_app.probes.table import Place
+
+
+def stacks(model: nn.Module) -> dict[str, Encoder | Decoder]:
+    """Return the stacks of `model` by name."""
+    return {n: s for n, s in model.named_children() if isinstance(s, Encoder | Decoder)}
+
+
+def shown_layers(depth: int) -> set[int]:
+    """Return the layers that stand for the rest where room is short, counted from 1.
+
+    Of stacks deeper than three, the first, middle and last: TensorBoard slows down with more than
+    some forty tags a run.
+    """
+    return {1, (depth + 1) // 2, depth} if depth > 3 else set(range(1, depth + 1))
+
+
+def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+    """Yield every learned gain of the blocks, whatever its shape.
+
+    A gain that several sub-layers share is there once, as that of the first. The two gains of a
+    projection ``a W_0 + b dW`` are in `change_ratios`.
+    """
+    for stack_name, stack in stacks(model).items():
+        for layer, block in enumerate(stack.blocks, start=1):
+            for name, part in block.named_modules():
+                if isinstance(part, Shaping):
+                    for quantity, parameter in part.named_parameters():
+                        yield Place(quantity, stack_name, layer), parameter
+                elif isinstance(part, HeadGain):
+                    quantity = f"{_prefix(name)}head_gain"
+                    yield Place(quantity, stack_name, layer), part.gain
+                elif isinstance(part, LearnedGain) and name.startswith("around_"):
+                    # around_self.branch -> attention_branch, as the config calls it
+                    place, part_name = name.removeprefix("around_").split(".")
+                    quantity = f"{'attention' if place == 'self' else place}_{part_name}"
+                    yield Place(quantity, stack_name, layer), part.gain
+
+
+def change_ratios(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+    """Yield ``|b / a|`` of each projection ``a W_0 + b dW`` that trains a or b.
+
+    He & Hofmann 2023 (2311.01906, figure 4): what remains of b tells where a value or output
+    matrix is wanted. The quantities are ``value_change`` and ``output_change``.
+    """
+    for stack_name, stack in stacks(model).items():
+        for layer, block in enumerate(stack.blocks, start=1):
+            for name, attention in block.named_modules():
+                if not isinstance(attention, Attention):
+                    continue
+                for part in ("value", "output"):
+                    projection = getattr(attention, part)
+                    if not isinstance(projection, AnchoredProjection):
+                        continue
+                    gains = (projection.kept, projection.departure)
+                    if any(isinstance(gain, LearnedGain) for gain in gains):
+                        kept, change = (_value(gain, projection.change.weight) for gain in gains)
+                        place = Place(f"{_prefix(name)}{part}_change", stack_name, layer)
+                        yield place, (change / kept).abs()
+
+
+def _prefix(name: str) -> str:
+    return "cross_" if name.startswith("cross_attention") else ""
+
+
+def _value(gain: nn.Module, like: Tensor) -> Tensor:
+    if isinstance(gain, LearnedGain):
+        return gain.gain
+    assert isinstance(gain, FixedGain)
+    return like.new_tensor(gain.value)

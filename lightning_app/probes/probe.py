@@ -1,0 +1,250 @@
+"""One probing: a model looked at on a few batches, as rows of numbers. It stays as it was."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lightning_app.data.batching import MaskedBatch, TranslationBatch
+from lightning_app.objectives.base import Objective, token_sums
+from lightning_app.probes import measures
+from lightning_app.probes.gains import change_ratios, learned_gains, stacks
+from lightning_app.probes.table import MODEL, Place, Row, Tally, ordered
+from lightning_app.probes.taps import Real, Taps
+
+Batch = TranslationBatch | MaskedBatch
+
+POSITIONS = 4
+"""Target positions of a batch whose gradients are looked at one by one."""
+
+
+class Predictions(NamedTuple):
+    """Logits and labels of the tokens of a batch that count."""
+
+    logits: Float[Tensor, "token vocabulary"]
+    labels: Int[Tensor, " token"]
+
+    def loss(self, objective: Objective) -> Tensor:
+        """Return the mean training loss, in nats a token."""
+        ones = self.logits.new_ones(len(self.labels))
+        smoothing = objective.config.label_smoothing
+        return token_sums(self.logits, self.labels, ones, smoothing).loss / len(self.labels)
+
+
+def predict(objective: Objective, model: nn.Module, batch: Batch) -> Predictions:
+    """Run the model on `batch` and return what it predicts at every token that counts."""
+    logits = objective.logits(model, batch)
+    if isinstance(batch, MaskedBatch):
+        return Predictions(logits, batch.labels)
+    labels = batch.target[:, 1:]
+    counted = labels != objective.pad
+    return Predictions(logits[counted], labels[counted])
+
+
+def predict_one(objective: Objective, model: nn.Module, batch: Batch, token: int) -> Predictions:
+    """Return what `predict` gives at one token, from the one sentence that it depends on."""
+    if isinstance(batch, MaskedBatch):
+        row, place = divmod(int(batch.positions[token]), batch.tokens.shape[1])
+        alone = batch._replace(
+            tokens=batch.tokens[row : row + 1],
+            positions=batch.positions.new_tensor([place]),
+            labels=batch.labels[token : token + 1],
+        )
+        return predict(objective, model, alone)
+    counted = batch.target[:, 1:] != objective.pad
+    row, place = counted.nonzero()[token].tolist()
+    alone = batch._replace(
+        source=batch.source[row : row + 1], target=batch.target[row : row + 1, : place + 2]
+    )
+    logits = objective.logits(model, alone)[0, -1:]
+    return Predictions(logits, batch.target[row, place + 1 : place + 2])
+
+
+def real_tokens(objective: Objective, batch: Batch) -> Real:
+    """Return which tokens count: no padding; in a decoder those that predict a token."""
+    if isinstance(batch, MaskedBatch):
+        return {"encoder": (batch.index >= 0)[:, None].expand_as(batch.tokens)}
+    rows = (batch.index >= 0)[:, None]
+    pad = objective.pad
+    return {"encoder": rows & (batch.source != pad), "decoder": rows & (batch.target[:, 1:] != pad)}
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Run `model` in evaluation mode and plain eager form; put its modes and the RNG back after.
+
+    A compiled model would not see hooks that came after its compilation.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(list(devices)), torch.compiler.set_stance("force_eager"):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def probe(
+    model: nn.Module,
+    objective: Objective,
+    batches: Iterable[Batch],
+    step: int = 0,
+    positions: int = POSITIONS,
+) -> list[Row]:
+    """Return everything that `Taps` measures, and besides, with the loss L a mean over tokens:
+
+    =====================  =====================================================================
+    quantity               meaning
+    =====================  =====================================================================
+    w1_gradient            ``||dL/dW1||_F`` of the feed-forward's first matrix, mean over batches
+    w2_gradient            the same of its second matrix
+    w1_expected_gradient   the norm of the gradient averaged over batches, as Xiong et al. 2020
+    w2_expected_gradient   (section 3.4) measure it
+    w1_position_gradient   the norm of the gradient of the loss of one target position, mean over
+    w2_position_gradient   `positions` of them in each batch
+    loss, nll              of the model, nats a token; loss with label smoothing
+    output_information     of the model: mean KL of its predictions from their average, nats
+    (gains)                each learned gain, also for each head; those of projections as the
+                           ratios ``value_change`` and ``output_change``
+    =====================  =====================================================================
+
+    In evaluation mode, in the precision of the weights. Gradients are taken by
+    `torch.autograd.grad`, so that no ``.grad`` and no hook of DDP sees them.
+    """
+    taps = Taps(model)
+    gradients = Gradients(model, taps.tally)
+    outputs = Outputs(taps.tally)
+    with untouched(model), torch.enable_grad():
+        for batch in batches:
+            with taps:
+                taps.expect(real_tokens(objective, batch))
+                predictions = predict(objective, model, batch)
+            loss = predictions.loss(objective)
+            gradients.add(loss)
+            outputs.add(predictions, loss)
+            for token in spread(len(predictions.labels), positions):
+                gradients.add_one(predict_one(objective, model, batch, token).loss(objective))
+    gradients.close()
+    outputs.close()
+    add_gains(model, taps.tally)
+    return taps.rows(step)
+
+
+class Outputs:
+    """What the model says as a whole over several batches."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._sums: list[tuple[Tensor, Tensor]] = []
+        self._tokens = 0
+
+    @torch.no_grad()
+    def add(self, predictions: Predictions, loss: Tensor) -> None:
+        """Add the tokens of a batch, with their mean loss."""
+        logits, labels = predictions
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        self._tally.mean(Place("loss", MODEL), loss.expand(len(labels)))
+        nll = nn.functional.cross_entropy(wide, labels, reduction="none")
+        self._tally.mean(Place("nll", MODEL), nll)
+        self._sums.append(measures.output_sums(logits))
+        self._tokens += len(labels)
+
+    def close(self) -> None:
+        """Add what is known of all tokens together."""
+        if self._tokens:
+            total, entropy = (
+                torch.stack(parts).sum(dim=0) for parts in zip(*self._sums, strict=True)
+            )
+            information = measures.output_information(total, entropy, self._tokens)
+            self._tally.mean(Place("output_information", MODEL), information)
+
+
+class Gradients:
+    """Norms of the gradients of the feed-forward matrices over several batches."""
+
+    def __init__(self, model: nn.Module, tally: Tally) -> None:
+        self._tally = tally
+        self._weights: dict[Place, Tensor] = {}
+        for name, stack in stacks(model).items():
+            for layer, block in enumerate(stack.blocks, start=1):
+                feed_forward = block.get_submodule("feed_forward")
+                for matrix, part in (("w1", "inner"), ("w2", "outer")):
+                    weight = feed_forward.get_submodule(part).weight
+                    assert isinstance(weight, Tensor)
+                    self._weights[Place(f"{matrix}_gradient", name, layer)] = weight
+        self._sums = [torch.zeros_like(weight) for weight in self._weights.values()]
+        self._batches = 0
+
+    def add(self, loss: Tensor) -> None:
+        """Add the gradient of the mean loss of a batch."""
+        found = self._of(loss)
+        self._norms("gradient", found)
+        for total, gradient in zip(self._sums, found, strict=True):
+            total += gradient
+        self._batches += 1
+
+    def add_one(self, loss: Tensor) -> None:
+        """Add the gradient of the loss of one position."""
+        self._norms("position_gradient", self._of(loss))
+
+    def close(self) -> None:
+        """Add the norms of the averages over batches."""
+        if self._batches:
+            self._norms("expected_gradient", [total / self._batches for total in self._sums])
+
+    def _of(self, loss: Tensor) -> Sequence[Tensor]:
+        return torch.autograd.grad(loss, list(self._weights.values()))
+
+    def _norms(self, kind: str, gradients: Sequence[Tensor]) -> None:
+        for place, gradient in zip(self._weights, gradients, strict=True):
+            quantity = place.quantity.replace("gradient", kind)
+            self._tally.mean(place._replace(quantity=quantity), gradient.norm())
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """Return `wanted` of the places 0 .. count - 1, evenly spread, at most all of them."""
+    wanted = min(wanted, count)
+    return [(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]
+
+
+def add_gains(model: nn.Module, tally: Tally) -> None:
+    """Add the mean of each learned gain, and each head's own."""
+    for place, gain in [*learned_gains(model), *change_ratios(model)]:
+        tally.mean(place, gain)
+        if gain.ndim == 3 and gain.shape[0] > 1:
+            for head, value in enumerate(gain.detach().flatten()):
+                tally.mean(place._replace(head=head), value)
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of every matrix of every block, for `update_ratios`."""
+    return {
+        f"{name}.{key}": parameter.detach().clone()
+        for name, stack in stacks(model).items()
+        for key, parameter in stack.blocks.named_parameters()
+        if parameter.ndim == 2
+    }
+
+
+def update_ratios(model: nn.Module, before: Mapping[str, Tensor], step: int) -> list[Row]:
+    """Return ``||W' - W||_F / ||W||_F`` over the matrices of each layer: the size of one update.
+
+    `before` holds W, from `snapshot`; the model holds W'. NaN where all of W was zero.
+    """
+    squares: dict[tuple[str, int], list[Tensor]] = {}
+    parameters = dict(model.named_parameters())
+    for key, old in before.items():
+        stack, layer, name = key.split(".", 2)
+        new = parameters[f"{stack}.blocks.{layer}.{name}"].detach()
+        pair = torch.stack([(new - old).square().sum(), old.square().sum()])
+        squares.setdefault((stack, int(layer) + 1), []).append(pair)
+    rows = []
+    for (stack, layer), pairs in squares.items():
+        moved, whole = torch.stack(pairs).sum(dim=0)
+        rows.append(Row(step, stack, layer, "update_ratio", None, float((moved / whole).sqrt())))
+    return ordered(rows)

@@ -1,0 +1,244 @@
+"""Hooks that look at the states and attention maps of a model while it runs, and change nothing."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_app.blocks.attention import Attention, Carry
+from lightning_app.blocks.block import DecoderBlock, EncoderBlock
+from lightning_app.blocks.kernels import Mask, QueryKeySums
+from lightning_app.blocks.residual import Stream
+from lightning_app.probes import measures
+from lightning_app.probes.gains import stacks
+from lightning_app.probes.table import Place, Row, Tally, ordered
+
+Real = Mapping[str, Bool[Tensor, "batch token"]]
+"""For each stack, which of the tokens it reads count."""
+
+
+class Taps:
+    """Forward hooks on every stack of `model`, while the context is entered; it may be again.
+
+    Before each forward pass, `expect` says which tokens count. Everything goes to `tally`:
+
+    ======================  ====================================================================
+    quantity                of layer n (0: what enters the first layer)
+    ======================  ====================================================================
+    hidden_norm             ``||x||^2 / d`` of the stream after the layer, mean over tokens
+    sum_norm                the same before the layer's last norm, where one stands on the sum:
+                            Xiong et al.'s x^{post,5}; elsewhere equal to hidden_norm
+    token_cosine            mean cosine of the pairs of tokens of a sentence, after the layer
+    token_rank              effective rank of the tokens of a sentence, after the layer
+    attention_entropy       of the softmax map, nats, mean over rows and heads; for each head also
+                            the quantiles ``_p5 .. _p95``
+    attention_free_entropy  the same of the uniform map over the keys that may be seen
+    attention_distance      Jensen-Shannon divergence (bits) from the map of the layer below,
+                            same head; for each head also the mean
+    attention_matched       the same under the best one-to-one matching of heads
+    score_ratio             own scores against the running sum, where scores are carried
+    largest_logit           of what the softmax is taken of
+    peaked_rows             share of rows whose largest probability is above 0.99
+    ======================  ====================================================================
+
+    Of the map before shaping. Rows are the queries of tokens that count and may see two keys or
+    more. A decoder's cross-attention has the same quantities with ``cross_`` in front. A stack's
+    output, after its final norm, has ``output_norm`` and ``output_cosine``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tally = Tally()
+        self._stacks = stacks(model)
+        self._handles: list[RemovableHandle] = []
+        self._real: Real = {}
+        self._below: dict[tuple[str, str], Tensor] = {}
+        self._distances: dict[Place, list[tuple[Tensor, int]]] = {}
+
+    def __enter__(self) -> Self:
+        for name, stack in self._stacks.items():
+            for layer, block in enumerate(stack.blocks, start=1):
+                self._tap(name, layer, cast(EncoderBlock | DecoderBlock, block))
+            self._keep(stack, self._on_output(name))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._below.clear()
+
+    def expect(self, real: Real) -> None:
+        """Announce the next forward pass: the tokens of each stack that count in it."""
+        self._real = real
+        self._below.clear()
+
+    def rows(self, step: int) -> list[Row]:
+        """Return what was measured since the start."""
+        rows = self.tally.rows(step)
+        for place, parts in self._distances.items():
+            items = sum(count for _, count in parts)
+            distance = torch.stack([mean * (count / items) for mean, count in parts]).sum(dim=0)
+            values = {None: float(distance.diagonal().mean())}
+            values |= dict(enumerate(distance.diagonal().tolist()))
+            rows += [
+                Row(step, place.stack, place.layer, place.quantity, head, value)
+                for head, value in values.items()
+            ]
+            matched = place.quantity.replace("distance", "matched")
+            value = measures.matched_distance(distance)
+            rows.append(Row(step, place.stack, place.layer, matched, None, value))
+        return ordered(rows)
+
+    def _keep(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def _tap(self, stack: str, layer: int, block: EncoderBlock | DecoderBlock) -> None:
+        if layer == 1:
+            self._handles.append(
+                block.register_forward_pre_hook(self._on_entry(stack), with_kwargs=True)
+            )
+        self._keep(block, self._on_block(stack, layer))
+        norm = last_norm(block)
+        if norm is not None:
+            self._keep(norm, self._on_sum(stack, layer))
+        self._keep(block.self_attention, self._on_attention(stack, layer, ""))
+        if isinstance(block, DecoderBlock):
+            self._keep(block.cross_attention, self._on_attention(stack, layer, "cross_"))
+
+    def _on_entry(self, stack: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._state(stack, 0, given("stream", 0, args, kwargs).x)
+
+        return hook
+
+    def _on_block(self, stack: str, layer: int) -> Callable[..., None]:
+        def hook(
+            module: EncoderBlock | DecoderBlock,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            output: tuple[Any, ...],
+        ) -> None:
+            stream: Stream = output[0]
+            self._state(stack, layer, stream.x)
+            if last_norm(module) is None:
+                place = Place("sum_norm", stack, layer)
+                self._mean(place, measures.squared_norms, stack, stream.x)
+
+        return hook
+
+    def _on_sum(self, stack: str, layer: int) -> Callable[..., None]:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        ) -> None:
+            self._mean(Place("sum_norm", stack, layer), measures.squared_norms, stack, args[0])
+
+        return hook
+
+    def _on_output(self, stack: str) -> Callable[..., None]:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> None:
+            x = output if isinstance(output, Tensor) else output[0]
+            self._mean(Place("output_norm", stack), measures.squared_norms, stack, x)
+            self._mean(Place("output_cosine", stack), measures.token_cosines, stack, x)
+
+        return hook
+
+    def _state(self, stack: str, layer: int, x: Tensor) -> None:
+        self._mean(Place("hidden_norm", stack, layer), measures.squared_norms, stack, x)
+        self._mean(Place("token_cosine", stack, layer), measures.token_cosines, stack, x)
+        self._mean(Place("token_rank", stack, layer), measures.token_ranks, stack, x)
+
+    def _mean(
+        self, place: Place, measure: Callable[[Tensor, Tensor], Tensor], stack: str, x: Tensor
+    ) -> None:
+        self.tally.mean(place, measure(x.detach(), self._real[stack]))
+
+    def _on_attention(self, stack: str, layer: int, prefix: str) -> Callable[..., None]:
+        @torch.no_grad()
+        def hook(
+            module: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> None:
+            names = ("u", "keys", "values", "mask", "carry", "rotation")
+            inputs = {name: given(name, i, args, kwargs) for i, name in enumerate(names)}
+            mask: Mask = inputs["mask"]
+            query = module.queries(inputs["u"], inputs["rotation"])
+            new, total = scores(query, inputs["keys"], output[1])
+            allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
+            rows = self._real[stack] & (allowed.sum(dim=-1) > 1)
+            # (batch, head, query, key) -> (row, head, key)
+            seen = allowed[rows][:, None]
+            total = total.transpose(1, 2)[rows]
+            logits = total / module.spec.score_divisor
+            lowest = torch.finfo(logits.dtype).min
+            maps = logits.masked_fill(~seen, lowest).softmax(dim=-1)
+            if module.spec.carry != "none":
+                cells = seen.expand_as(total)
+                own = new.transpose(1, 2)[rows]
+                ratio = measures.score_ratio(own[cells], total[cells])
+                self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
+            self._maps(stack, layer, prefix, maps, seen[:, 0])
+            largest = logits.masked_fill(~seen, lowest)
+            self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
+
+        return hook
+
+    def _maps(
+        self, stack: str, layer: int, prefix: str, maps: Tensor, seen: Bool[Tensor, "row key"]
+    ) -> None:
+        place = Place(f"{prefix}attention_entropy", stack, layer)
+        entropies = measures.entropies(maps)
+        self.tally.mean(place, entropies)
+        for head in range(maps.shape[1]):
+            self.tally.sample(place._replace(head=head), entropies[:, head])
+        free = Place(f"{prefix}attention_free_entropy", stack, layer)
+        self.tally.mean(free, seen.sum(dim=-1).to(maps.dtype).log())
+        peaked = Place(f"{prefix}peaked_rows", stack, layer)
+        self.tally.mean(peaked, measures.peaked_rows(maps))
+        below = self._below.get((stack, prefix))
+        if below is not None and len(maps):
+            distances = Place(f"{prefix}attention_distance", stack, layer)
+            found = measures.head_distances(maps, below)
+            self._distances.setdefault(distances, []).append((found, len(maps)))
+        self._below[stack, prefix] = maps
+
+
+def last_norm(block: EncoderBlock | DecoderBlock) -> nn.Module | None:
+    """Return the norm on the sum of the block's last sub-layer, None where there is none."""
+    crossed_last = isinstance(block, DecoderBlock) and block.spec.layout == "parallel"
+    around = block.get_submodule("around_cross" if crossed_last else "around_ff")
+    norm = around.get_submodule("norm_sum")
+    return None if isinstance(norm, nn.Identity) else norm
+
+
+def scores(query: Tensor, keys: Tensor, carry: Carry | None) -> tuple[Tensor, Tensor]:
+    """Return a layer's own scores S_n and what its softmax is taken of, Z_n, both unmasked.
+
+    `carry` is what the attention handed on: None, Z_n itself, or the sums of queries and keys.
+    """
+    kept = torch.promote_types(query.dtype, torch.float32)
+    new = scaled_products(query.to(kept), keys.to(kept))
+    if carry is None:
+        return new, new
+    if isinstance(carry, QueryKeySums):
+        return new, scaled_products(carry.query, carry.key)
+    return new, carry
+
+
+def scaled_products(query: Tensor, keys: Tensor) -> Tensor:
+    """``Q K^T / sqrt(d_k)``."""
+    return query @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5
+
+
+def given(name: str, place: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return an argument of a call, by its place or by its name."""
+    return args[place] if len(args) > place else kwargs[name]

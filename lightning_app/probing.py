@@ -1,0 +1,283 @@
+"""What `ablate probe` does: build as `ablate fit` does, look, and leave tables and figures."""
+
+import csv
+import io
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from lightning_app.ablation.checkpoint import NAMED, check_checkpoint, find_checkpoint
+from lightning_app.ablation.display import plain_console
+from lightning_app.ablation.trial import run_name
+from lightning_app.config import ConfigParser, check, config_parser, data_module, dump
+from lightning_app.errors import UserError
+from lightning_app.files import write_whole
+from lightning_app.models.profiling import needs_profiling, profile
+from lightning_app.module import TransformerModule
+from lightning_app.optim import parameter_groups
+from lightning_app.probes.figures import write_figures
+from lightning_app.probes.probe import Batch, probe
+from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness
+from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
+
+FOLDER = Path("experiments") / "probe"
+
+COLUMNS = {
+    "norm": "sum_norm",
+    "cosine": "token_cosine",
+    "rank": "token_rank",
+    "entropy": "attention_entropy",
+    "JSD": "attention_matched",
+    "W1 grad": "w1_expected_gradient",
+    "W2 grad": "w2_expected_gradient",
+    "one position": "w2_position_gradient",
+}
+"""What the table on the terminal shows of each layer."""
+LEGEND = (
+    "norm: squared, by dimension, before the layer's last norm; cosine: of two tokens; rank: "
+    "effective; entropy: nats; JSD: bits, to the layer below, heads matched; gradients: expected "
+    "ones, and that of W2 for the loss of one position"
+)
+
+
+class Subject(NamedTuple):
+    """A model as it is probed."""
+
+    name: str
+    module: TransformerModule
+    batches: list[Batch]
+    step: int
+    second_moments: list[Tensor] | None
+
+
+def probe_command(
+    configs: Sequence[Path],
+    overrides: Sequence[str],
+    *,
+    checkpoint: str | None = None,
+    batches: int,
+    sharpness: bool = False,
+    out: Path | None = None,
+) -> int:
+    """Probe the model of each config; print a table each; write ``probes.csv`` and figures.
+
+    Raises:
+        UserError: for a mistake in a config, an override or a checkpoint.
+    """
+    if batches < 1:
+        raise UserError(f"probe: --batches {batches}: at least 1")
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    trees = [read_config(config, overrides) for config in configs]
+    names = variant_names(configs, trees)
+    paths = [
+        None if checkpoint is None else checkpoint_of(checkpoint, config, tree)
+        for config, tree in zip(configs, trees, strict=True)
+    ]
+    when = [] if checkpoint is None else [Path(checkpoint).stem]
+    folder = out or FOLDER / "-".join([*names, *when])[:100]
+    console = plain_console()
+    probed = []
+    for config, name, tree, path in zip(configs, names, trees, paths, strict=True):
+        try:
+            subject = build(name, tree, path, batches)
+            found = look(subject, tree, sharpness=sharpness)
+        except UserError as error:
+            raise UserError(f"{config}: {error}") from error
+        probed.append(found)
+        show(console, found, subject)
+    console.print(LEGEND, markup=False, soft_wrap=True)
+    write_whole(folder / "probes.csv", csv_of(probed))
+    drawings = write_figures(probed, folder / "figures")
+    console.print(f"numbers: {folder / 'probes.csv'}", markup=False)
+    for path in drawings:
+        console.print(f"figure: {path}", markup=False)
+    return 0
+
+
+def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the complete config of a file with overrides on top, as `ablate fit` reads it."""
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: cannot be read as UTF-8 text: {error}") from error
+    parser = config_parser()
+    try:
+        tree = dump(parser, parser.parse_args(["--config", str(path), *overrides]))
+        check(tree)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return tree
+
+
+def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what to call each variant: its preset if that tells them apart, else its file."""
+    presets = [str(tree["model"]["block"]["preset"]) for tree in trees]
+    if len(set(presets)) == len(presets):
+        return presets
+    # A run's config.yaml is known by the run's folder.
+    names = [p.resolve().parent.name if p.name == "config.yaml" else p.stem for p in configs]
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[place] = f"{name} ({seen[name]})"
+    return names
+
+
+def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Path:
+    """Return the file that ``--checkpoint`` means, once it is known to hold this config's model.
+
+    ``last`` and ``best`` are those of the run: the folder of a run's own config.yaml, else where
+    `ablate fit` puts the run of this config.
+    """
+    root = tree["trainer"]["default_root_dir"]
+    folder = Path(root) if root else Path("experiments/fit/runs") / run_name(tree)
+    if config.name == "config.yaml" and (config.parent / "checkpoints").is_dir():
+        folder = config.parent
+    try:
+        path = find_checkpoint(given, folder)
+        check_checkpoint(path, tree["model"])
+    except UserError as error:
+        hint = "" if given in NAMED else f"; a file, {' or '.join(NAMED)}"
+        message = str(error).replace("--ckpt_path", "--checkpoint")
+        raise UserError(f"{config}: {message}{hint if 'no file' in message else ''}") from error
+    return path
+
+
+def build(name: str, tree: dict[str, Any], checkpoint: Path | None, batches: int) -> Subject:
+    """Return the model as `ablate fit` starts it from this config, or as a checkpoint has it.
+
+    The batches are the first ones of the validation split.
+    """
+    pl.seed_everything(int(tree["seed_everything"]), workers=True, verbose=False)
+    module = instantiate(tree)
+    data = data_module(tree["data"])
+    data.prepare_data()
+    data.setup("fit")
+    module.build(data.vocab_size)
+    model = module.model
+    assert model is not None
+    step, moments = 0, None
+    if checkpoint is not None:
+        stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        if stored["vocab_size"] != data.vocab_size:
+            raise UserError(
+                f"--checkpoint {checkpoint}: its vocabulary has {stored['vocab_size']} tokens, "
+                f"that of the data {data.vocab_size}"
+            )
+        module.load_state_dict(stored["state_dict"])
+        step = int(stored["global_step"])
+        moments = second_moments(stored.get("optimizer_states", []), model)
+    elif needs_profiling(model):
+        model.train()
+        first = next(iter(data.train_dataloader()))
+        profile(model, lambda: module(first))
+    device = device_of(tree)
+    module.to(device)
+    chosen = [to_device(batch, device) for batch in islice(data.val_dataloader(), batches)]
+    if moments is not None:
+        moments = [moment.to(device) for moment in moments]
+    return Subject(name, module, chosen, step, moments)
+
+
+def instantiate(tree: dict[str, Any]) -> TransformerModule:
+    """Return the module of a complete config, not yet built."""
+    parser = ConfigParser()
+    parser.add_class_arguments(TransformerModule, "model")
+    return parser.instantiate(parser.parse_object({"model": tree["model"]})).model
+
+
+def device_of(tree: dict[str, Any]) -> torch.device:
+    """Return the first GPU where the Trainer would take one."""
+    wanted = tree["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
+    return torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    return type(batch)(*(part.to(device) for part in batch))
+
+
+def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[Tensor] | None:
+    """Return Adam's ``v / (1 - beta2^t)`` of each parameter of `model`, in the model's order.
+
+    None where the optimizer keeps no second moment (sgd).
+    """
+    if not states or not states[0]["state"]:
+        return None
+    # The optimizer counts its parameters group after group.
+    groups = parameter_groups(model, 0.0)
+    order = [parameter for group in groups for parameter in group["params"]]
+    found: dict[Tensor, Tensor] = {}
+    for number, state in states[0]["state"].items():
+        if "exp_avg_sq" not in state:
+            return None
+        beta2 = states[0]["param_groups"][0]["betas"][1]
+        corrected = state["exp_avg_sq"] / (1.0 - beta2 ** float(state["step"]))
+        found[order[int(number)]] = corrected
+    return [found[p] if p in found else torch.zeros_like(p) for p in model.parameters()]
+
+
+def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
+    """Probe one model."""
+    name, module, batches, step, moments = subject
+    assert module.model is not None
+    rows = probe(module.model, module.objective, batches, step)
+    if sharpness:
+        eps = float(tree["model"]["optimizer"]["eps"])
+        found = preconditioned_sharpness(module.model, module.objective, batches[0], eps, moments)
+        rows.append(sharpness_row(found, step))
+    return Probed(name, rows)
+
+
+def sharpness_row(found: Sharpness, step: int) -> Row:
+    """Return the row; NaN, rather than a number that is none, where it did not settle."""
+    value = found.value if found.converged else float("nan")
+    return Row(step, MODEL, None, "preconditioned_sharpness", None, value)
+
+
+def csv_of(probed: Sequence[Probed]) -> str:
+    """Return the rows of all variants as one table, the variant in front."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("variant", *HEADER))
+    for variant in probed:
+        writer.writerows([variant.name, *cells(row)] for row in variant.rows)
+    return text.getvalue()
+
+
+def show(console: Console, probed: Probed, subject: Subject) -> None:
+    """Print what the layers of one model do, and what the model as a whole does."""
+    when = f"after step {subject.step}" if subject.step else "at initialisation"
+    table = Table("stack", "layer", title=f"{probed.name} {when}", title_justify="left")
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right")
+    for stack in ("encoder", "decoder"):
+        columns = [probed.values(quantity, stack) for quantity in COLUMNS.values()]
+        layers = sorted({layer for column in columns for layer in column if layer})
+        for layer in layers:
+            texts = [f"{c[layer]:.3g}" if layer in c else "" for c in columns]
+            table.add_row(stack, str(layer), *texts, end_section=layer == layers[-1])
+    console.print(table)
+    whole = {
+        "loss": "loss",
+        "nll": "nll",
+        "output information": "output_information",
+        "sharpness": "preconditioned_sharpness",
+    }
+    measured = {row.quantity for row in probed.rows}
+    values = {h: probed.number(quantity) for h, quantity in whole.items() if quantity in measured}
+    said = ", ".join(f"{heading} {value:.4g}" for heading, value in values.items())
+    if "sharpness" in values and values["sharpness"] != values["sharpness"]:
+        said += " (its iteration did not settle)"
+    count = len(subject.batches)
+    console.print(f"{said} (nats; {count} validation batches)", markup=False, soft_wrap=True)

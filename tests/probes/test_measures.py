@@ -1,0 +1,187 @@
+"""Every measure against a closed form, and against a loop in float64 that shares no code."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_app.probes import measures
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+LENGTHS = (7, 2, 1, 5)
+REAL = torch.tensor([[i < n for i in range(max(LENGTHS))] for n in LENGTHS])
+
+
+def states(dim: int = 11) -> Tensor:
+    return torch.randn(len(LENGTHS), max(LENGTHS), dim)
+
+
+def maps(rows: int = 13, heads: int = 3, keys: int = 5) -> Tensor:
+    return (2 * torch.randn(rows, heads, keys)).softmax(dim=-1)
+
+
+def entropy(p: np.ndarray) -> float:
+    return -sum(value * math.log(value) for value in p if value > 0)
+
+
+def divergence(p: np.ndarray, q: np.ndarray) -> float:
+    """Jensen-Shannon by its definition: the mean of two Kullback-Leibler divergences, in bits."""
+    total = 0.0
+    for mine, other in zip(p, q, strict=True):
+        middle = (mine + other) / 2
+        for value in (mine, other):
+            if value > 0:
+                total += value * math.log2(value / middle) / 2
+    return total
+
+
+def test_squared_norms() -> None:
+    x = states()
+    found = measures.squared_norms(x, REAL).tolist()
+    expected = [
+        sum(value**2 for value in x[row, place].tolist()) / x.shape[2]
+        for row, length in enumerate(LENGTHS)
+        for place in range(length)
+    ]
+    assert found == pytest.approx(expected)
+
+
+def test_token_cosines_are_means_over_pairs() -> None:
+    x = states()
+    expected = []
+    for row, length in enumerate(LENGTHS):
+        tokens = x[row, :length].numpy()
+        pairs = [
+            a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+            for a, b in itertools.combinations(tokens, 2)
+        ]
+        if pairs:
+            expected.append(np.mean(pairs))
+    assert measures.token_cosines(x, REAL).tolist() == pytest.approx(expected)
+
+
+def test_token_cosines_of_one_direction_and_of_orthogonal_ones() -> None:
+    one = torch.randn(1, 1, 6) * torch.rand(1, 4, 1)
+    real = torch.ones(1, 4, dtype=torch.bool)
+    assert measures.token_cosines(one, real).tolist() == pytest.approx([1.0])
+    assert measures.token_cosines(torch.eye(4)[None], real).tolist() == pytest.approx([0.0])
+
+
+@pytest.mark.parametrize("dim", [3, 23])
+def test_token_ranks_are_those_of_the_singular_values(dim: int) -> None:
+    x = states(dim)
+    expected = []
+    for row, length in enumerate(LENGTHS):
+        if length > 1:
+            s = np.linalg.svd(x[row, :length].numpy(), compute_uv=False)
+            expected.append(math.exp(entropy(s / s.sum())))
+    assert measures.token_ranks(x, REAL).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_token_ranks_of_equal_and_of_one_direction() -> None:
+    real = torch.ones(1, 5, dtype=torch.bool)
+    orthogonal = torch.linalg.qr(torch.randn(8, 8))[0][None, :5]
+    assert measures.token_ranks(orthogonal, real).tolist() == pytest.approx([5.0])
+    one = torch.randn(1, 1, 8) * torch.rand(1, 5, 1)
+    assert measures.token_ranks(one, real).tolist() == pytest.approx([1.0], rel=1e-5)
+
+
+def test_a_state_that_is_not_finite_has_no_rank() -> None:
+    x = states()
+    x[0, 0, 0] = torch.nan
+    x[3, 4, 1] = torch.inf
+    found = measures.token_ranks(x, REAL)
+    assert found.isnan().tolist() == [True, False, True]
+
+
+def test_entropies() -> None:
+    p = maps()
+    p[0, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    expected = [[entropy(head) for head in row] for row in p.numpy()]
+    np.testing.assert_allclose(measures.entropies(p).numpy(), expected, atol=1e-12)
+    assert float(measures.entropies(torch.full((4,), 0.25))) == pytest.approx(math.log(4))
+
+
+def test_map_distances() -> None:
+    p, q = maps(), maps()
+    expected = [
+        [divergence(a, b) for a, b in zip(*rows, strict=True)]
+        for rows in zip(p.numpy(), q.numpy(), strict=True)
+    ]
+    np.testing.assert_allclose(measures.map_distances(p, q).numpy(), expected, atol=1e-12)
+
+
+def test_map_distances_are_bits() -> None:
+    a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert float(measures.map_distances(a, b)) == pytest.approx(1.0)
+    assert float(measures.map_distances(a, a)) == 0.0
+
+
+def test_head_distances_pair_every_head_with_every_head_below() -> None:
+    p, q = maps(), maps()
+    table = measures.head_distances(p, q).numpy()
+    for i, j in itertools.product(range(3), range(3)):
+        expected = np.mean([divergence(p[r, i].numpy(), q[r, j].numpy()) for r in range(len(p))])
+        assert table[i, j] == pytest.approx(expected)
+
+
+def test_matching_finds_permuted_heads() -> None:
+    p = maps()
+    shuffled = p[:, [2, 0, 1]]
+    table = measures.head_distances(p, shuffled)
+    assert float(table.diagonal().mean()) > 0.05
+    assert measures.matched_distance(table) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_matching_is_the_best_of_all_permutations() -> None:
+    table = torch.rand(5, 5)
+    best = min(
+        sum(float(table[i, j]) for i, j in enumerate(order)) / 5
+        for order in itertools.permutations(range(5))
+    )
+    assert measures.matched_distance(table) == pytest.approx(best)
+
+
+def test_there_is_no_matching_without_numbers() -> None:
+    assert math.isnan(measures.matched_distance(torch.full((2, 2), torch.nan)))
+
+
+def test_score_ratio() -> None:
+    new, total = torch.randn(17), torch.randn(17)
+    expected = math.sqrt(sum(x**2 for x in new.tolist()) / sum(x**2 for x in total.tolist()))
+    assert float(measures.score_ratio(new, total)) == pytest.approx(expected)
+    assert float(measures.score_ratio(new, new)) == pytest.approx(1.0)
+    assert math.isnan(float(measures.score_ratio(new * 0, new * 0)))
+
+
+def test_peaked_rows() -> None:
+    p = torch.tensor([[0.995, 0.005], [0.98, 0.02], [0.0, 1.0]])
+    assert measures.peaked_rows(p).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_output_information_is_the_mean_divergence_from_the_average(monkeypatch) -> None:
+    monkeypatch.setattr(measures, "CHUNK", 4)
+    logits = 3 * torch.randn(11, 6)
+    p = np.exp(logits.numpy())
+    p /= p.sum(axis=1, keepdims=True)
+    average = p.mean(axis=0)
+    expected = np.mean(
+        [sum(a * math.log(a / b) for a, b in zip(q, average, strict=True)) for q in p]
+    )
+    # Two batches of unequal size are one.
+    sums = [measures.output_sums(part) for part in (logits[:8], logits[8:])]
+    found = measures.output_information(sums[0][0] + sums[1][0], sums[0][1] + sums[1][1], 11)
+    assert float(found) == pytest.approx(expected)
+
+
+def test_output_information_at_its_ends() -> None:
+    same = torch.randn(1, 6).expand(9, 6)
+    total, entropies = measures.output_sums(same)
+    assert float(measures.output_information(total, entropies, 9)) == pytest.approx(0.0, abs=1e-12)
+    certain = 1e4 * torch.eye(6)
+    total, entropies = measures.output_sums(certain)
+    assert float(measures.output_information(total, entropies, 6)) == pytest.approx(math.log(6))

@@ -1,0 +1,296 @@
+"""A probing of a whole model: gradients, predictions, gains; and a model that stays as it was."""
+
+import copy
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.residual import Gain
+from lightning_app.data.batching import MaskedBatch, TranslationBatch
+from lightning_app.objectives import build_objective
+from lightning_app.objectives.base import Objective, ObjectiveConfig
+from lightning_app.probes.gains import learned_gains
+from lightning_app.probes.probe import Batch, probe, snapshot, spread, untouched, update_ratios
+from lightning_app.probes.table import MODEL, Place, Row
+from tests.tiny import PAD, masked_model, randomise, sentences, translator, words
+
+SMOOTHING = 0.1
+
+
+def objective(kind: str = "translation") -> Objective:
+    return build_objective(ObjectiveConfig(kind=kind, label_smoothing=SMOOTHING))  # pyright: ignore[reportArgumentType]
+
+
+def pairs() -> TranslationBatch:
+    source, target = sentences()
+    tokens = (target[:, 1:] != PAD).sum().float()
+    return TranslationBatch(source, target, torch.arange(len(source)), tokens)
+
+
+def windows() -> MaskedBatch:
+    tokens, positions = words(3, 7), torch.tensor([0, 5, 8, 20])
+    return MaskedBatch(tokens, positions, words(4), torch.arange(3), torch.tensor(4.0))
+
+
+def subject(kind: str, block: str | BlockConfig, **sizes: Any) -> tuple[nn.Module, list[Batch]]:
+    if kind == "translation":
+        return randomise(translator(block, **sizes)), [pairs(), pairs()]
+    return randomise(masked_model(block, **sizes)), [windows(), windows()]
+
+
+def losses(model: nn.Module, batch: Batch) -> Tensor:
+    """The smoothed loss of each predicted token, by torch's own cross-entropy."""
+    if isinstance(batch, MaskedBatch):
+        logits, labels = model(batch.tokens, batch.positions), batch.labels
+    else:
+        logits = model(batch.source, batch.target[:, :-1]).flatten(0, 1)
+        labels = batch.target[:, 1:].flatten()
+    each = F.cross_entropy(logits, labels, label_smoothing=SMOOTHING, reduction="none")
+    return each[labels != PAD]
+
+
+def gradient(model: nn.Module, name: str, loss: Tensor) -> Tensor:
+    model.zero_grad()
+    loss.backward(retain_graph=True)
+    found = model.get_parameter(name).grad
+    assert found is not None
+    return found.clone()
+
+
+def number(rows: list[Row], quantity: str, stack: str, layer: int | None, head=None) -> float:
+    found = [r.value for r in rows if r.place == Place(quantity, stack, layer, head)]
+    assert len(found) == 1, (quantity, stack, layer, head)
+    return found[0]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+def test_gradients_are_those_of_backward(kind: str) -> None:
+    model, batches = subject(kind, "post_ln")
+    rows = probe(model, objective(kind), batches, positions=2)
+    model.eval()
+    stacks = {"encoder": 3, "decoder": 2} if kind == "translation" else {"encoder": 3}
+    for stack, depth in stacks.items():
+        for layer in range(1, depth + 1):
+            for matrix, part in (("w1", "inner"), ("w2", "outer")):
+                name = f"{stack}.blocks.{layer - 1}.feed_forward.{part}.weight"
+                whole, single = [], []
+                for batch in batches:
+                    each = losses(model, batch)
+                    whole.append(gradient(model, name, each.mean()))
+                    single += [gradient(model, name, each[i]) for i in spread(len(each), 2)]
+                expected = {
+                    "gradient": np.mean([float(g.norm()) for g in whole]),
+                    "expected_gradient": float(torch.stack(whole).mean(dim=0).norm()),
+                    "position_gradient": np.mean([float(g.norm()) for g in single]),
+                }
+                for quantity, value in expected.items():
+                    found = number(rows, f"{matrix}_{quantity}", stack, layer)
+                    assert found == pytest.approx(value), (quantity, name)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@torch.no_grad()
+def test_what_the_model_says_as_a_whole(kind: str) -> None:
+    model, batches = subject(kind, "pre_ln")
+    rows = probe(model, objective(kind), batches)
+    model.eval()
+    smoothed = torch.cat([losses(model, batch) for batch in batches])
+    assert number(rows, "loss", MODEL, None) == pytest.approx(float(smoothed.mean()))
+    logits, labels = [], []
+    for batch in batches:
+        if isinstance(batch, MaskedBatch):
+            logits.append(model(batch.tokens, batch.positions))
+            labels.append(batch.labels)
+        else:
+            counted = batch.target[:, 1:] != PAD
+            logits.append(model(batch.source, batch.target[:, :-1])[counted])
+            labels.append(batch.target[:, 1:][counted])
+    p = torch.cat(logits).softmax(dim=-1)
+    nll = -p[torch.arange(len(p)), torch.cat(labels)].log().mean()
+    assert number(rows, "nll", MODEL, None) == pytest.approx(float(nll))
+    information = (p * (p / p.mean(dim=0)).log()).sum(dim=-1).mean()
+    assert number(rows, "output_information", MODEL, None) == pytest.approx(float(information))
+
+
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_probed(preset: str, kind: str) -> None:
+    model, batches = subject(kind, preset)
+    rows = probe(model, objective(kind), batches, step=7)
+    assert {row.step for row in rows} == {7}
+    assert len({row.place for row in rows}) == len(rows)
+    assert all(math.isfinite(row.value) for row in rows)
+    expected = {f"{p.quantity}" for p, _ in learned_gains(model)}
+    assert expected <= {row.quantity for row in rows}
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    """Modes, gradients, RNG and weights; in training mode with dropout and noise before it."""
+    noisy = BlockConfig(preset="realformer", query_key_noise=0.5)
+    model, batches = subject("translation", noisy, dropout=0.5, attention_dropout=0.5)
+    model.train()
+    model.get_submodule("encoder").eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    kept = copy.deepcopy(model.state_dict())
+    gradients = [parameter.grad for parameter in model.parameters()]
+    copies = [g.clone() for g in gradients if g is not None]
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    first = probe(model, objective(), batches)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert probe(model, objective(), batches) == first
+    assert [module.training for module in model.modules()] == modes
+    for parameter, old, value in zip(model.parameters(), gradients, copies, strict=True):
+        assert parameter.grad is old
+        assert torch.equal(value, old)  # pyright: ignore[reportArgumentType]
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, kept[name]), name
+
+
+def test_modes_come_back_after_an_error() -> None:
+    model = translator("pre_ln").train()
+
+    def fail() -> None:
+        with untouched(model):
+            assert not model.training
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert all(module.training for module in model.modules())
+
+
+COMPILED = """
+import sys, torch
+from tests.probes.test_probe import objective, pairs, probe, randomise, translator
+torch.set_num_threads(1)
+torch.manual_seed(1)
+model, batch = randomise(translator("post_ln")), pairs()
+plain = probe(model, objective(), [batch])
+model.compile(backend="eager")
+model(batch.source, batch.target[:, :-1])
+compiled = torch._dynamo.utils.counters["frames"]["ok"]
+same = probe(model, objective(), [batch]) == plain
+again = torch._dynamo.utils.counters["frames"]["ok"]
+model(batch.source, batch.target[:, :-1])
+sys.exit(f"{compiled=} {same=} {again=}" if not (compiled and same and again == compiled) else 0)
+"""
+
+
+def test_hooks_see_a_compiled_model() -> None:
+    """In a process of its own: the shape checks of the tests cannot be compiled."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, 4), (3, 4), (4, 4), (10, 1), (101, 4)])
+def test_positions_are_spread(count: int, wanted: int) -> None:
+    places = spread(count, wanted)
+    assert len(set(places)) == len(places) == min(count, wanted)
+    assert places == sorted(places)
+    assert all(0 <= place < count for place in places)
+    assert [count - 1 - place for place in reversed(places)] == pytest.approx(places, abs=1)
+
+
+def test_gains_are_means_over_heads_and_each_head() -> None:
+    shaping = ShapingSpec(per_head=True)
+    block = BlockConfig(preset="sas", shaped_attention=shaping, ff_branch=Gain(learned=True))
+    model = translator(block)
+    alpha = model.encoder.blocks[1].get_submodule("self_attention.shaping").alpha
+    assert isinstance(alpha, Tensor)
+    with torch.no_grad():
+        alpha[:, 0, 0] = torch.tensor([0.5, 2.0])
+    rows = probe(model, objective(), [pairs()])
+    assert number(rows, "alpha", "encoder", 2) == pytest.approx(1.25)
+    assert number(rows, "alpha", "encoder", 2, head=1) == 2.0
+    assert number(rows, "ff_branch", "decoder", 1) == 1.0
+
+
+def test_ratios_of_change_to_kept_gain() -> None:
+    """Of projections whose gains are trained; b / a as He & Hofmann 2023 plot it."""
+    gains = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
+    block = BlockConfig(
+        preset="sas",
+        value_projection="identity_plus",
+        first_value_projection="identity_plus",
+        output_projection="orthogonal_plus",
+        value_gains=gains,
+        output_gains=ProjectionGains(kept=Gain(value=2.0), change=Gain(value=-0.5, learned=True)),
+    )
+    rows = probe(translator(block), objective(), [pairs()])
+    for layer in (2, 3):
+        assert number(rows, "value_change", "encoder", layer) == pytest.approx(0.2)
+        assert number(rows, "output_change", "encoder", layer) == pytest.approx(0.25)
+
+
+def test_update_ratios() -> None:
+    model = translator("sas")
+    before = snapshot(model)
+    kept = copy.deepcopy(model)
+    randomise(model)
+    rows = update_ratios(model, before, 5)
+    assert {row.place for row in rows} == {
+        Place("update_ratio", stack, layer)
+        for stack, depth in (("encoder", 3), ("decoder", 2))
+        for layer in range(1, depth + 1)
+    }
+    block, old = model.decoder.blocks[1], kept.decoder.blocks[1]
+    moved = whole = 0.0
+    for new, start in zip(block.parameters(), old.parameters(), strict=True):
+        if new.ndim == 2:
+            moved += float((new - start).detach().square().sum())
+            whole += float(start.detach().square().sum())
+    assert number(rows, "update_ratio", "decoder", 2) == pytest.approx(math.sqrt(moved / whole))
+
+
+def test_a_model_that_diverged_is_no_error() -> None:
+    model, batches = subject("translation", "post_ln")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    rows = probe(model, objective(), batches)
+    assert math.isnan(number(rows, "nll", MODEL, None))
+    assert math.isnan(number(rows, "w2_gradient", "decoder", 1))
+
+
+def test_a_batch_with_blank_rows() -> None:
+    """What a rank without a share of its own gets predicts nothing and counts for nothing."""
+    source, target = sentences()
+    blank = torch.full_like(target, PAD)
+    blank[:, 0] = 2
+    both = TranslationBatch(
+        torch.cat([source, source]),
+        torch.cat([target, blank]),
+        torch.tensor([0, 1, 2, -1, -1, -1]),
+        torch.tensor(1.0),
+    )
+    model = randomise(translator("post_ln"))
+    alone = probe(
+        model, objective(), [both._replace(source=source, target=target, index=both.index[:3])]
+    )
+    found = probe(model, objective(), [both])
+    assert [row[:-1] for row in alone] == [row[:-1] for row in found]
+    np.testing.assert_allclose(
+        [row.value for row in alone], [row.value for row in found], rtol=1e-3, atol=1e-6
+    )

@@ -1,0 +1,267 @@
+"""`ablate probe`: the model that `ablate fit` would train, looked at; every mistake in one line."""
+
+import csv
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from lightning_app.ablation.trial import Run
+from lightning_app.cli import main, overrides_of
+from lightning_app.config import resolve
+from lightning_app.data.datamodule import TextDataModule
+from lightning_app.module import TransformerModule
+from lightning_app.probes.probe import probe
+from lightning_app.probing import build, second_moments, variant_names
+
+BASE = Path("ablations/base/synthetic.yaml").resolve()
+MLM = Path("ablations/base/synthetic_mlm.yaml").resolve()
+SMALL = {"encoder_depth": 2, "decoder_depth": 1, "model_dim": 16, "ff_dim": 24, "num_heads": 2}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", cache)
+    return tmp_path
+
+
+def written(base: Path = BASE, preset: str = "pre_ln", **trainer: Any) -> dict[str, Any]:
+    tree = yaml.safe_load(base.read_text())
+    tree["model"]["architecture"] |= {**SMALL, "dropout": 0.2}
+    tree["model"]["block"] = {"preset": preset}
+    tree["trainer"] |= {"enable_progress_bar": False, **trainer}
+    return tree
+
+
+def config(name: str, tree: dict[str, Any]) -> Path:
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def train(tree: dict[str, Any], run: Path, *callbacks: pl.Callback) -> Run:
+    """Train as a cell of a grid does."""
+    complete = resolve(tree, "test")
+    fitter = Run(complete, folder=run.resolve(), attempt=1, run=False)
+    fitter.trainer.callbacks += list(callbacks)  # pyright: ignore[reportAttributeAccessIssue]
+    fitter.fit(fitter.model, fitter.datamodule)
+    return fitter
+
+
+def test_variants_stand_in_one_table_and_the_same_figures(capsys, folder: Path) -> None:
+    first = config("first.yaml", written(preset="realformer"))
+    second = config("second.yaml", written(preset="sas"))
+    words = ["probe", "--config", first, "--config", second, "--batches", "2", "--sharpness"]
+    assert main([str(word) for word in words]) == 0
+    out = folder / "experiments" / "probe" / "realformer-sas"
+    rows = table(out / "probes.csv")
+    assert {row["variant"] for row in rows} == {"realformer", "sas"}
+    assert {row["step"] for row in rows} == {"0"}
+    assert all(math.isfinite(float(row["value"])) for row in rows)
+    quantities = {row["quantity"] for row in rows if row["variant"] == "realformer"}
+    assert quantities >= {
+        *("hidden_norm", "token_cosine", "token_rank", "w1_gradient", "w2_gradient"),
+        *("w2_expected_gradient", "w2_position_gradient", "output_information"),
+        *("attention_entropy", "attention_distance", "attention_matched", "score_ratio"),
+        *("largest_logit", "peaked_rows", "preconditioned_sharpness", "cross_attention_entropy"),
+    }
+    said = capsys.readouterr().out
+    figures = sorted(path.name for path in (out / "figures").iterdir())
+    assert figures == [
+        *("attention_distance.svg", "attention_entropy.svg", "gains.svg", "gradient_norm.svg"),
+        *("hidden_norm.svg", "logits.svg", "score_ratio.svg", "token_cosine.svg"),
+    ]
+    for name in ("probes.csv", *figures):
+        assert name in said
+    assert "realformer at initialisation" in said
+    assert "sharpness" in said
+
+
+def test_masked_lm_with_overrides(capsys, folder: Path) -> None:
+    path = config("mlm.yaml", written(MLM))
+    words = ["probe", "--config", str(path), "--model.block.preset", "peri_ln", "--out", "there"]
+    assert main([*words, "--model.architecture.encoder_depth=3", "--batches", "1"]) == 0
+    rows = table(folder / "there" / "probes.csv")
+    assert {row["variant"] for row in rows} == {"peri_ln"}
+    assert {row["stack"] for row in rows} == {"encoder", "model"}
+    assert {row["layer"] for row in rows if row["quantity"] == "token_rank"} == set("0123")
+    assert not (folder / "experiments").exists()
+
+
+def test_the_same_call_gives_the_same_files(folder: Path) -> None:
+    path = config("mine.yaml", written(preset="rezero"))
+    for out in ("a", "b"):
+        assert main(["probe", "--config", str(path), "--batches", "1", "--out", out]) == 0
+    names = [p.relative_to("a") for p in Path("a").rglob("*") if p.is_file()]
+    assert len(names) > 5
+    for name in names:
+        assert (Path("a") / name).read_bytes() == (Path("b") / name).read_bytes()
+
+
+class AtStart(pl.Callback):
+    """The weights of the first step, as its gradient sees them."""
+
+    def on_before_backward(self, trainer, pl_module, loss) -> None:
+        if trainer.global_step == 0:
+            state = pl_module.state_dict()
+            self.weights = {k.removeprefix("model."): v.clone() for k, v in state.items()}
+
+
+@pytest.mark.parametrize("preset", ["post_ln", "v_skipinit", "admin"])
+def test_it_is_the_model_that_fit_starts_from(folder: Path, preset: str) -> None:
+    tree = written(preset=preset, max_steps=1, limit_val_batches=1)
+    if preset == "admin":  # its profiling pass goes through dropout
+        tree["model"]["architecture"]["dropout"] = 0.0
+    start = AtStart()
+    train(tree, folder / "run", start)
+    subject = build("x", resolve(tree, "test"), None, 1)
+    model = subject.module.model
+    assert model is not None
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, start.weights[name], rtol=0.0, atol=0.0, msg=name)
+
+
+def test_a_checkpoint_of_a_run(capsys, folder: Path) -> None:
+    tree = written(max_steps=3, limit_val_batches=1, val_check_interval=3)
+    fitter = train(tree, folder / "run")
+    words = ["probe", "--config", "run/config.yaml", "--checkpoint", "last", "--sharpness"]
+    assert main([*words, "--batches", "1", "--out", "there"]) == 0
+    rows = table(folder / "there" / "probes.csv")
+    assert {row["step"] for row in rows} == {"3"}
+    assert "pre_ln after step 3" in capsys.readouterr().out
+    found = {
+        row["quantity"]: float(row["value"])
+        for row in rows
+        if row["stack"] == "decoder" and row["layer"] == "1" and not row["head"]
+    }
+    model = fitter.model.model
+    source = TextDataModule(
+        **{**resolve(tree, "test")["data"], "splits": fitter.datamodule.config.splits}
+    )
+    source.setup()
+    batch = next(iter(source.val_dataloader()))
+    for row in probe(model.cpu(), fitter.model.objective, [batch]):
+        if row.place[1:] == ("decoder", 1, None):
+            assert found[row.quantity] == pytest.approx(row.value, rel=1e-4, abs=1e-6)
+
+
+def test_second_moments_are_those_of_the_optimizer(folder: Path) -> None:
+    fitter = train(written(preset="sas", max_steps=2, limit_val_batches=1), folder / "run")
+    optimizer = fitter.trainer.optimizers[0]
+    stored = torch.load(folder / "run/checkpoints/last.ckpt", weights_only=True)
+    model = fitter.model.model
+    found = second_moments(stored["optimizer_states"], model)
+    assert found is not None
+    beta2 = fitter.model.optimizer.betas[1]
+    for parameter, moment in zip(model.parameters(), found, strict=True):
+        expected = optimizer.state[parameter]["exp_avg_sq"] / (1 - beta2**2)
+        torch.testing.assert_close(moment.cpu(), expected.cpu())
+    assert second_moments([], model) is None
+    plain: list[dict[str, Any]] = [{"state": {0: {"momentum_buffer": Tensor()}}}]
+    assert second_moments(plain, model) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [([], "experiments/probe/theory"), (["--out", "there"], "there")]
+)
+def test_theory_has_its_own_folder(monkeypatch, words: list[str], expected: str) -> None:
+    asked: list[Path] = []
+
+    def run_theory(out: Path) -> int:
+        asked.append(out)
+        return 1
+
+    monkeypatch.setattr("lightning_app.probes.theory.run_theory", run_theory)
+    assert main(["probe", "--theory", *words]) == 1
+    assert asked == [Path(expected)]
+
+
+def test_variants_are_named_by_what_tells_them_apart() -> None:
+    trees = [{"model": {"block": {"preset": preset}}} for preset in ("sas", "sas", "sas_p")]
+    files = [Path("a/one/config.yaml"), Path("two.yaml"), Path("b/two.yaml")]
+    assert variant_names(files[:1], trees[:1]) == ["sas"]
+    assert variant_names(files[1:], trees[1:]) == ["sas", "sas_p"]
+    assert variant_names(files, trees) == ["one", "two", "two (2)"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--config FILE is needed"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--config", "latin.yaml"], "latin.yaml"),
+        (["--config", "list.yaml"], "list.yaml"),
+        (["--config", BASE, "--batch", "3"], "did you mean '--batches'"),
+        (["--config", BASE, "--batches", "0"], "--batches 0"),
+        (["--config", BASE, "--batches", "few"], "--batches"),
+        (["--config", BASE, "stray"], "stray"),
+        (["--config", BASE, "--model.block.presett", "sas"], "did you mean 'preset'"),
+        (["--config", BASE, "--model.block.preset", "saas"], "did you mean 'sas'"),
+        (["--config", BASE, "--model.optimizer.lr", "fast"], "model.optimizer.lr"),
+        (["--config", BASE, "--data.vocab_size", "100000"], "100000"),
+        (["--config", BASE, "--checkpoint", "last"], "--checkpoint last: there is no file"),
+        (["--config", BASE, "--checkpoint", "nowhere.ckpt"], "nowhere.ckpt"),
+        (["--config", BASE, "--checkpoint", BASE], "no checkpoint of this program"),
+        (["--config", BASE, "--theory"], "--theory"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, folder: Path, words: list[Any], expected: str) -> None:
+    (folder / "latin.yaml").write_bytes(b"caf\xe9: 1\n")
+    (folder / "list.yaml").write_text("- a list\n")
+    assert main(["probe", *map(str, words)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("ablate: ")]
+    assert len(lines) == 1, captured.err
+    assert expected in lines[0]
+    assert "--ckpt_path" not in lines[0]
+    assert "Traceback" not in captured.err
+    assert not (folder / "experiments").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(capsys, folder: Path) -> None:
+    fitter = train(written(max_steps=1, limit_val_batches=1), folder / "run")
+    assert isinstance(fitter.model, TransformerModule)
+    capsys.readouterr()
+    last = "run/checkpoints/last.ckpt"
+    other = config("other.yaml", written(preset="post_ln"))
+    assert main(["probe", "--config", str(other), "--checkpoint", last]) == 2
+    assert "model.block.preset is pre_ln there" in capsys.readouterr().err
+    words = ["probe", "--config", "run/config.yaml", "--checkpoint", "last"]
+    assert main([*words, "--data.vocab_size", "300", "--data.tokenizer", "bpe"]) == 2
+    assert "its vocabulary has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides", "rest"),
+    [
+        (["--model.a", "1", "--data.b=2"], ["--model.a", "1", "--data.b=2"], []),
+        (["--trainer.callbacks+=x"], ["--trainer.callbacks+=x"], []),
+        (["--seed_everything", "3"], ["--seed_everything", "3"], []),
+        (["stray", "--model.a", "1"], ["--model.a"], ["stray", "1"]),
+        (["--batch", "3"], [], ["--batch", "3"]),
+        (["--models.a", "3"], [], ["--models.a", "3"]),
+    ],
+)
+def test_overrides_begin_like_a_section(words, overrides, rest) -> None:
+    assert overrides_of(words) == (overrides, rest)
+
+
+def test_help_names_it_last() -> None:
+    command = [sys.executable, "-m", "lightning_app", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.index("\n    report") < done.stdout.index("\n    probe")
