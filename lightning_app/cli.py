@@ -104,7 +104,7 @@ def report(args: argparse.Namespace) -> int:
 
 def probe(args: argparse.Namespace) -> int:
     if args.theory:
-        from lightning_app.probes.theory import run_theory
+        from lightning_app.theory.run import run_theory
 
         if args.config or args.rest or args.checkpoint or args.batches or args.sharpness:
             raise UserError("probe: --theory has a setting of its own and takes only --out")

@@ -13,7 +13,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
 MODEL = {"blocks", "models", "objectives", "optim"}
 RUN = {*MODEL, "data", "probes", "callbacks", "module"}
-COMMANDS = {"catalogue", "preparation", "translate", "probing"}
+COMMANDS = {"theory", "catalogue", "preparation", "translate", "probing"}
 # What each part may import besides itself; all but the blocks may import `errors`.
 ALLOWED: dict[str, set[str]] = {
     "": set(),
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "steps": set(),
     "module": {*MODEL, "data", "steps"},
     "probes": {*MODEL, "data", "files", "analysis"},
+    "theory": {*MODEL, "probes", "files", "analysis"},
     "callbacks": {*MODEL, "data", "steps", "probes", "files"},
     "config": RUN,
     "catalogue": {"blocks", "models", "files"},

@@ -185,7 +185,7 @@ def test_theory_has_its_own_folder(monkeypatch, words: list[str], expected: str)
         asked.append(out)
         return 1
 
-    monkeypatch.setattr("lightning_app.probes.theory.run_theory", run_theory)
+    monkeypatch.setattr("lightning_app.theory.run.run_theory", run_theory)
     assert main(["probe", "--theory", *words]) == 1
     assert asked == [Path(expected)]
 

@@ -1,0 +1,1 @@
+"""What papers prove or plot of a fresh model, measured on our own blocks."""

@@ -1,0 +1,84 @@
+"""Theory as a command: what papers prove or plot of a fresh model, measured on our own blocks.
+
+Lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745) in their setting, the collapse of tokens
+where attention has no skip, and their figure 3 in our models, beside what another implementation of
+the same initial values gave. About 100 seconds on one core.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from lightning_app.files import write_whole, writing_in
+from lightning_app.theory.collapse import Skipless, collapse, rank_collapse
+from lightning_app.theory.figures import write_figures
+from lightning_app.theory.lemmas import (
+    Setting,
+    draw_all,
+    extension,
+    lemma_1,
+    lemma_2,
+    lemma_3,
+    theorem_1,
+    theorem_1_by_width,
+)
+from lightning_app.theory.models import (
+    NOTE,
+    Corpus,
+    figure_3,
+    gather_prints,
+    prints_table,
+    prints_to_csv,
+)
+from lightning_app.theory.statements import statements_table, to_csv
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Add in one order, whatever the number of cores; the caller's threads come back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
+def run_theory(out: Path) -> int:
+    """Measure every statement, write tables and figures into `out`, and print what was found.
+
+    Writes `theory.csv`, `fingerprints.csv` and `theory_*.svg`. Returns 1 where a promised statement
+    does not hold, else 0. Raises `UserError` where `out` cannot be written.
+    """
+    with writing_in(out):  # before the work, not after it
+        out.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    setting, corpus = Setting(), Corpus()
+    console.print("lemmas and theorem 1 ...")
+    draws = draw_all(setting)
+    statements = [*lemma_1(setting), *lemma_2(draws), *lemma_3(draws), *theorem_1(draws)]
+    statements += [*theorem_1_by_width(setting), *extension(draws)]
+    console.print("attention without a skip ...")
+    cosines = collapse(Skipless())
+    statements += rank_collapse(cosines)
+    console.print("gradients of fresh models, 6-6 to 14-14 ...")
+    prints = gather_prints(corpus, seeds=3)
+    statements += figure_3(prints)
+
+    write_whole(out / "theory.csv", to_csv(statements))
+    write_whole(out / "fingerprints.csv", prints_to_csv(prints))
+    figures = write_figures(out, draws, cosines, prints)
+    console.print(statements_table(statements))
+    console.print("expected gradient of W2 by layer at initialisation, 6-6, d = 512")
+    console.print(prints_table(prints))
+    console.print(NOTE)
+    for path in (out / "theory.csv", out / "fingerprints.csv", *figures):
+        console.print(str(path), soft_wrap=True)
+    broken = [one.claim for one in statements if one.promised and not one.holds]
+    for claim in broken:
+        console.print(f"does not hold: {claim}", style="red", soft_wrap=True)
+    return 1 if broken else 0

@@ -1,0 +1,122 @@
+"""Claims about a fresh model: what is predicted, what is measured, and whether it bears it out."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from rich.table import Table
+
+from lightning_app.analysis.sensitivity import mean, t_interval
+
+POST, PRE = "post_ln", "pre_ln"
+NAMES = {POST: "Post-LN", PRE: "Pre-LN"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One claim: what is predicted, what was measured, and what range would bear it out."""
+
+    claim: str
+    source: str
+    predicted: float
+    measured: float
+    accepted: tuple[float, float]
+    interval: tuple[float, float] = (math.nan, math.nan)
+    """95 % interval of what was measured; NaN where nothing was drawn at random."""
+    promised: bool = True
+    """A claim that must hold here. The others are shown whether they hold or not."""
+
+    @property
+    def holds(self) -> bool:
+        low, high = self.accepted
+        return low <= self.measured <= high
+
+
+class Fit(NamedTuple):
+    """A straight line by least squares, with Student's 95 % interval of its slope."""
+
+    slope: float
+    low: float
+    high: float
+    intercept: float
+    r_squared: float
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> Fit:
+    """Return the line through the points."""
+    from scipy import stats
+
+    slope, intercept, r, _, error = map(float, stats.linregress(x, y))
+    half = float(stats.t.ppf(0.975, len(x) - 2)) * error
+    return Fit(slope, slope - half, slope + half, intercept, r * r)
+
+
+def power(points: Mapping[int, Sequence[float]]) -> Fit:
+    """Return the fit of ``log y = slope log x + intercept`` over every draw at every x."""
+    pairs = [(math.log(x), math.log(y)) for x, values in points.items() for y in values]
+    return line([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def within(value: float, share: float) -> tuple[float, float]:
+    """The range of `value` give or take `share` of it."""
+    return value * (1 - share), value * (1 + share)
+
+
+def of_draws(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the mean of independent draws and its 95 % interval."""
+    low, high, _ = t_interval(values)
+    return mean(values), (low, high)
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Draw from a generator of its own, seeded by `numbers`; the caller's is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(sum(number * 1009**place for place, number in enumerate(numbers)))
+        yield
+
+
+def to_csv(statements: Sequence[Statement]) -> str:
+    """Return the table of statements, one a line."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    ends = ["low", "high", "accepted_low", "accepted_high"]
+    names = ["statement", "predicted", "measured", "holds", "promised", *ends, "source"]
+    writer.writerow(names)
+    for one in statements:
+        numbers = (*one.interval, *one.accepted)
+        ends = ["" if math.isnan(number) else f"{number:.6g}" for number in numbers]
+        yes = [str(answer).lower() for answer in (one.holds, one.promised)]
+        row = [one.claim, f"{one.predicted:.6g}", f"{one.measured:.6g}", *yes, *ends, one.source]
+        writer.writerow(row)
+    return text.getvalue()
+
+
+def statements_table(statements: Sequence[Statement]) -> Table:
+    """Return the statements as a table for the terminal."""
+    table = Table("statement", "predicted", "measured", "95 % interval", "accepted", "holds")
+    for column in table.columns[1:5]:
+        column.justify = "right"
+        column.no_wrap = True
+    source = ""
+    for one in statements:
+        if one.source != source:
+            table.add_section()
+            table.add_row(f"[bold]{one.source}[/bold]")
+            source = one.source
+        low, high = one.interval
+        answer = "yes" if one.holds else "[bold red]no[/bold red]" if one.promised else "no"
+        table.add_row(
+            one.claim,
+            f"{one.predicted:.3g}",
+            f"{one.measured:.3g}",
+            "" if math.isnan(low) else f"{low:.3g} to {high:.3g}",
+            f"{one.accepted[0]:.3g} to {one.accepted[1]:.3g}",
+            answer if one.promised else f"{answer} (not promised)",
+        )
+    return table

@@ -1,0 +1,505 @@
+"""The theory command: its instruments against plain formulas, its claims on small draws."""
+
+import csv
+import io
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block import EncoderBlock
+from lightning_app.blocks.kernels import full_mask
+from lightning_app.blocks.norm import EPSILON
+from lightning_app.errors import UserError
+from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
+from lightning_app.models.transformer import Encoder
+from lightning_app.theory import collapse, lemmas, models, run
+from lightning_app.theory.collapse import Skipless
+from lightning_app.theory.lemmas import Draw, Draws, Setting
+from lightning_app.theory.models import Corpus, Fingerprint, Prints
+from lightning_app.theory.statements import (
+    POST,
+    PRE,
+    Statement,
+    line,
+    power,
+    seeded,
+    statements_table,
+    to_csv,
+)
+
+both = pytest.mark.parametrize("preset", [POST, PRE])
+TINY = Setting(dim=64, tokens=5, draws=3, depths=(2, 4), classes=7)
+
+
+def statement(**changes) -> Statement:
+    fields = {
+        "claim": "c",
+        "source": "s",
+        "predicted": 1.0,
+        "measured": 1.0,
+        "accepted": (0.5, 2.0),
+    }
+    return Statement(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("measured", "holds"),
+    [(0.5, True), (2.0, True), (0.49, False), (2.01, False), (math.nan, False)],
+)
+def test_a_claim_holds_within_its_range(measured: float, holds: bool) -> None:
+    assert statement(measured=measured).holds == holds
+
+
+def test_csv_says_what_was_predicted_and_found() -> None:
+    rows = [
+        statement(claim="a, b", interval=(0.9, 1.1)),
+        statement(measured=3.0, promised=False),
+    ]
+    read = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    assert list(read[0])[:4] == ["statement", "predicted", "measured", "holds"]
+    assert [row["statement"] for row in read] == ["a, b", "c"]
+    assert [row["holds"] for row in read] == ["true", "false"]
+    assert [row["promised"] for row in read] == ["true", "false"]
+    assert [row["low"] for row in read] == ["0.9", ""]
+
+
+def test_table_marks_a_broken_promise_alone() -> None:
+    rows = [statement(), statement(measured=3.0), statement(measured=3.0, promised=False)]
+    shown = list(statements_table(rows).columns[-1].cells)
+    assert [text for text in shown if text] == [
+        "yes",
+        "[bold red]no[/bold red]",
+        "no (not promised)",
+    ]
+
+
+def test_fits_find_a_known_exponent_and_its_interval() -> None:
+    exact = power({2: [4.0 * 2**-0.5], 8: [4.0 * 8**-0.5], 32: [4.0 * 32**-0.5]})
+    assert exact.slope == pytest.approx(-0.5)
+    assert math.exp(exact.intercept) == pytest.approx(4.0)
+    assert exact.high - exact.low < 1e-6
+    # By hand: slope 4.4 / 5, intercept 0.08; Student's t of two degrees of freedom is 4.303.
+    loose = line([0, 1, 2, 3], [0.1, 0.8, 2.1, 2.6])
+    residual = sum((y - 0.08 - 0.88 * x) ** 2 for x, y in enumerate([0.1, 0.8, 2.1, 2.6])) / 2
+    assert loose.slope == pytest.approx(0.88)
+    assert loose.high - loose.slope == pytest.approx(4.302653 * (residual / 5) ** 0.5, rel=1e-6)
+
+
+def test_drawing_leaves_the_generator_of_the_caller_alone() -> None:
+    before = torch.get_rng_state()
+    with seeded(1, 2):
+        first = torch.randn(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    with seeded(1, 2):
+        assert torch.equal(torch.randn(3), first)
+    with seeded(2, 1):
+        assert not torch.equal(torch.randn(3), first)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+
+
+# The theoretical setting.
+
+
+@both
+def test_theoretical_setting_is_that_of_the_paper(preset: str) -> None:
+    dim = 96
+    encoder = lemmas.theoretical_encoder(preset, 2, dim)
+    assert not any(parameter.requires_grad for parameter in encoder.parameters())
+    for block in encoder.blocks:
+        assert isinstance(block, EncoderBlock)
+        attention, feed_forward = block.self_attention, block.feed_forward
+        assert isinstance(attention.value, torch.nn.Linear)
+        assert isinstance(attention.output, torch.nn.Identity)
+        assert attention.num_heads == 1
+        for part in (attention.query, attention.key):
+            assert part.weight.count_nonzero() == 0
+        for part in (attention.value, feed_forward.inner, feed_forward.outer):
+            assert part.weight.shape == (dim, dim)
+            assert part.weight.std().item() == pytest.approx(dim**-0.5, rel=0.05)
+            # Normal, not uniform of the same spread.
+            assert (part.weight.abs() > 2 * dim**-0.5).float().mean() > 0.03
+            assert part.bias.count_nonzero() == 0
+        x = torch.randn(1, 5, dim)
+        keys, values = attention.keys_values(x, None)
+        found, _ = attention(x, keys, values, full_mask(5, x.device), None, None)
+        mean = (x @ attention.value.weight.T).mean(dim=1, keepdim=True)
+        torch.testing.assert_close(found, mean.expand_as(found), atol=1e-5, rtol=1e-4)
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    y = x - x.mean(dim=-1, keepdim=True)
+    return y / (y.square().mean(dim=-1, keepdim=True) + EPSILON).sqrt()
+
+
+def plain_draw(
+    preset: str, encoder: Encoder, x: Tensor
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """The same stack with matrices alone: streams, output, and the W2 of each layer."""
+    streams, outer = ([x] if preset == PRE else []), []
+    for block in encoder.blocks:
+        assert isinstance(block, EncoderBlock)
+        assert isinstance(block.self_attention.value, torch.nn.Linear)
+        value = block.self_attention.value.weight.T
+        inner = block.feed_forward.inner.weight.T
+        outer.append(block.feed_forward.outer.weight.T.detach().clone().requires_grad_(True))
+        if preset == POST:
+            x = layer_norm(x + (x @ value).mean(dim=0))
+            x = x + torch.relu(x @ inner) @ outer[-1]
+            streams.append(x)
+            x = layer_norm(x)
+        else:
+            x = x + (layer_norm(x) @ value).mean(dim=0)
+            x = x + torch.relu(layer_norm(x) @ inner) @ outer[-1]
+            streams.append(x)
+    return streams, (layer_norm(x) if preset == PRE else x), outer
+
+
+@both
+@pytest.mark.usefixtures("float64")
+def test_draws_are_those_of_the_plain_formulas(preset: str) -> None:
+    with seeded(9):
+        found = lemmas.draw(preset, 3, TINY, every_layer=True)
+    with seeded(9):
+        encoder = lemmas.theoretical_encoder(preset, 3, TINY.dim)
+        x = torch.randn(1, TINY.tokens, TINY.dim)[0]
+        classes = torch.randn(TINY.classes, TINY.dim) * TINY.dim**-0.5
+        position = int(torch.randint(TINY.tokens, ()))
+        label = torch.randint(TINY.classes, (1,))
+    streams, states, outer = plain_draw(preset, encoder, x)
+    loss = -(classes @ states[position]).log_softmax(dim=0)[label].squeeze()
+    below, above, *gradients = torch.autograd.grad(loss, [streams[-1], states, *outer])
+    assert len(found.squared) == (4 if preset == PRE else 3)
+    expected = torch.stack([stream.square().sum(dim=-1) / TINY.dim for stream in streams])
+    torch.testing.assert_close(torch.tensor(found.squared), expected.detach())
+    assert found.gradients == pytest.approx([gradient.norm().item() for gradient in gradients])
+    assert found.through_norm == pytest.approx((below.norm() / above.norm()).item())
+    with seeded(9):
+        last = lemmas.draw(preset, 3, TINY)
+    assert last.gradients == pytest.approx(found.gradients[-1:])
+
+
+def test_growth_lies_between_the_bounds_and_meets_them() -> None:
+    """One token is its own mean: the upper bound. Many tokens start along the lower one."""
+    assert lemmas.pre_ln_growth(9, 1) == pytest.approx([1 + 1.5 * n for n in range(10)])
+    assert lemmas.pre_ln_growth(1, 10**9)[1] == pytest.approx(1.5)
+    for tokens in (2, 16, 500):
+        for layer, q in enumerate(lemmas.pre_ln_growth(40, tokens)):
+            assert 1 + layer / 2 <= q <= 1 + 1.5 * layer
+
+
+def test_growth_takes_the_right_kernel() -> None:
+    """E relu(u) relu(v) of two Gaussians of correlation c, against a sample."""
+    u, v = torch.randn(2, 400_000, dtype=torch.float64)
+    q, p = 1.0 + 1 / 4, 1 / 4  # after the attention of layer 1 with 4 tokens
+    c = p / q
+    sample = (u.relu() * (c * u + math.sqrt(1 - c * c) * v).relu()).mean().item()
+    p, q = p + sample, q + 0.5
+    expected = q + (1 / 4 + 3 / 4 * p / q) + 0.5
+    assert lemmas.pre_ln_growth(2, 4)[2] == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("length", [0.1, 1.0, 100.0])
+def test_jacobian_of_the_norm(length: float) -> None:
+    x = length * torch.randn(17, dtype=torch.float64) + 3.0
+    found = torch.autograd.functional.jacobian(layer_norm, x)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(lemmas.layer_norm_jacobian(x), found, rtol=1e-9, atol=1e-9)
+    y = x - x.mean()
+    exact = (y.square().mean() + EPSILON) ** -0.5
+    torch.testing.assert_close(torch.linalg.matrix_norm(found, 2), exact)
+
+
+def test_downward_factor() -> None:
+    assert lemmas.downward_factor([1.0, 2.0, 4.0]) == pytest.approx(0.5)
+    assert lemmas.downward_factor([3.0, 3.0]) == pytest.approx(1.0)
+
+
+@pytest.fixture(scope="module")
+def draws() -> Draws:
+    return lemmas.draw_all(Setting(dim=128, classes=200))
+
+
+def by_claim(statements) -> dict[str, Statement]:
+    return {one.claim: one for one in statements}
+
+
+@pytest.mark.parametrize("part", ["lemma_2", "lemma_3", "theorem_1", "extension"])
+def test_promised_statements_hold(draws: Draws, part: str) -> None:
+    found = list(getattr(lemmas, part)(draws))
+    assert found
+    assert [one for one in found if one.promised and not one.holds] == []
+
+
+@pytest.mark.parametrize("part", ["lemma_1", "theorem_1_by_width"])
+def test_promised_statements_of_the_setting_hold(draws: Draws, part: str) -> None:
+    found = list(getattr(lemmas, part)(draws.setting))
+    assert found
+    assert all(one.promised and one.holds for one in found)
+
+
+def test_what_tests_may_assert_of_depth(draws: Draws) -> None:
+    """The numbers themselves: exponents, the line of squared norms and its constant."""
+    assert abs(power(draws.gradients(POST)).slope) < 0.1
+    assert -0.60 <= power(draws.gradients(PRE)).slope <= -0.45
+    grown = draws.squared(PRE)
+    assert line(range(len(grown)), grown).r_squared > 0.98
+    flat = draws.squared(POST)
+    assert abs(line(range(len(flat)), flat).slope) < 0.01
+    assert sum(flat) / len(flat) == pytest.approx(1.5, rel=0.03)
+    # Gradients do not grow towards the output in an encoder: (2/3)^(1/2) is not what is found.
+    factors = [lemmas.downward_factor(one.gradients) for one in draws.every[POST]]
+    assert sum(factors) / len(factors) == pytest.approx(1.0, abs=0.05)
+
+
+def test_exchanged_placements_are_found_out(draws: Draws) -> None:
+    """The claims can fail: what is said of one placement is untrue of the other."""
+    swapped = {POST: draws.last[PRE], PRE: draws.last[POST]}
+    wrong = list(lemmas.theorem_1(replace(draws, last=swapped)))
+    assert sum(one.promised and not one.holds for one in wrong) == 2
+
+
+def test_streams_of_another_size_are_found_out(draws: Draws) -> None:
+    def scaled(one: Draw) -> Draw:
+        return replace(one, squared=[[0.3 * q for q in layer] for layer in one.squared])
+
+    depth = draws.setting.depths[-1]
+    last = {preset: {depth: [*map(scaled, draws.last[preset][depth])]} for preset in (POST, PRE)}
+    held = [one.holds for one in lemmas.lemma_2(replace(draws, last=last))]
+    # The mean and the extremes are wrong; a line stays a line.
+    assert held == [False, False, False, False, True, False]
+
+
+# Attention without a skip.
+
+
+def test_rank_collapses_without_shaping_alone() -> None:
+    cosines = collapse.collapse(Skipless(dim=96, tokens=12, draws=2))
+    assert all(len(one) == 19 for found in cosines.values() for one in found)
+    statements = list(collapse.rank_collapse(cosines))
+    assert len(statements) == 4
+    assert all(one.promised and one.holds for one in statements)
+    for name, found in cosines.items():
+        for one in found:
+            assert abs(one[0]) < 0.05  # the input has no common direction
+            assert (min(one[3:]) > 0.95) == name.startswith("plain")
+            assert (max(one) < 0.05) == (not name.startswith("plain"))
+    exchanged = dict(zip(cosines, reversed(cosines.values()), strict=True))
+    assert not any(one.holds for one in collapse.rank_collapse(exchanged))
+
+
+def test_skipless_attention_starts_as_it_does_in_a_block() -> None:
+    setting = Skipless(dim=96, tokens=4)
+    attention = collapse.skipless_attention(collapse.PLAIN, setting)
+    bound = math.sqrt(0.5 * 6 / (2 * 96))
+    for part in (attention.query, attention.key, attention.value):
+        assert isinstance(part, torch.nn.Linear)
+        assert 0.95 * bound < part.weight.abs().max() <= bound
+    shaped = collapse.skipless_attention(collapse.SHAPED, setting)
+    assert shaped.query.weight.count_nonzero() == 0
+
+
+# Figure 3 in our models.
+
+SMALL = ArchitectureConfig(
+    encoder_depth=2, decoder_depth=3, model_dim=16, ff_dim=24, num_heads=2, dropout=0.0
+)
+FEW = Corpus(vocabulary=29, length=7, sentences=4, batches=2)
+
+
+def test_corpus_is_zipf_without_padding() -> None:
+    source, target = Corpus(vocabulary=50, length=11, sentences=2000).batch()
+    assert source.shape == (2000, 11)
+    assert target.shape == (2000, 12)
+    for words in (source, target):
+        assert words.min() == 1
+        assert words.max() == 49
+        counts = torch.bincount(words.flatten(), minlength=50).double()
+        assert (counts[1] / counts[2]).item() == pytest.approx(2.0, rel=0.1)
+        assert (counts[1] / counts[8]).item() == pytest.approx(8.0, rel=0.2)
+
+
+@both
+@pytest.mark.usefixtures("float64")
+def test_expected_gradient_is_averaged_before_the_norm(preset: str) -> None:
+    with seeded(4):
+        found = models.fingerprint(preset, SMALL, FEW)
+    with seeded(4):
+        model = build_model(SMALL, BlockConfig(preset=preset), FEW.vocabulary, 0)
+        batches = [FEW.batch() for _ in range(2)]
+    assert isinstance(model, EncoderDecoder)
+    # Both batches in one: they are of one size, so the mean over all is the mean of means.
+    source, target = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    logits = model(source, target[:, :-1])
+    logs = logits.log_softmax(dim=-1)
+    right = logs.gather(-1, target[:, 1:, None]).mean()
+    loss = -(0.9 * right + 0.1 * logs.mean())
+    loss.backward()
+    assert found.loss == pytest.approx(loss.item())
+    for stack, part in (("encoder", model.encoder), ("decoder", model.decoder)):
+        assert len(found.outer[stack]) == len(part.blocks)
+        for layer in range(len(part.blocks)):
+            for norms, name in ((found.inner, "inner"), (found.outer, "outer")):
+                weight = part.get_parameter(f"blocks.{layer}.feed_forward.{name}.weight")
+                assert weight.grad is not None
+                assert norms[stack][layer] == pytest.approx(weight.grad.norm().item())
+
+
+@pytest.mark.parametrize("preset", [POST, "admin", "dual_stream"])
+def test_last_layer_alone_is_the_last_of_all(preset: str) -> None:
+    with seeded(4):
+        whole = models.fingerprint(preset, SMALL, FEW)
+    with seeded(4):
+        last = models.fingerprint(preset, SMALL, FEW, last_only=True)
+    assert last.outer == {"encoder": [], "decoder": pytest.approx(whole.outer["decoder"][-1:])}
+    assert last.loss == pytest.approx(whole.loss)
+
+
+def test_admin_is_profiled_before_its_gradients_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with seeded(4):
+        profiled = models.fingerprint("admin", SMALL, FEW)
+    monkeypatch.setattr(models, "needs_profiling", lambda model: False)
+    with seeded(4):
+        unprofiled = models.fingerprint("admin", SMALL, FEW)
+    with seeded(4):
+        post = models.fingerprint(POST, SMALL, FEW)
+    assert unprofiled.outer["decoder"] == pytest.approx(post.outer["decoder"], rel=1e-4)
+    assert profiled.outer["decoder"] != pytest.approx(post.outer["decoder"], rel=0.02)
+
+
+@pytest.mark.parametrize(("preset", "recorded"), [(POST, 1.59), (PRE, 0.63)])
+def test_final_gradient_of_the_real_size(preset: str, recorded: float) -> None:
+    """6-6, d = 512, two seeds of the command's three."""
+    sizes = models.architecture(6)
+    assert (sizes.model_dim, sizes.ff_dim, sizes.num_heads) == (512, 1024, 4)
+    finals = []
+    for number in (1, 2):
+        with seeded(number):
+            found = models.fingerprint(preset, sizes, Corpus(), last_only=True)
+        finals.append(found.outer["decoder"][-1])
+    assert sum(finals) / 2 == pytest.approx(recorded, rel=0.2)
+
+
+def prints(final: float) -> Prints:
+    shape = {"encoder": [1.0] * 6, "decoder": [1.5 ** (layer / 2) for layer in range(6)]}
+    same = Fingerprint(9.2, shape, shape)
+    values = {depth: [final, final] for depth in models.DEPTHS}
+    return Prints({POST: [same, same]}, {POST: values, PRE: values})
+
+
+def test_claims_about_models_follow_their_numbers() -> None:
+    found = by_claim(models.figure_3(prints(1.7)))
+    final = "expected W2 gradient of the final layer"
+    assert found[f"post_ln, 6-6: {final}"].holds
+    assert found[f"post_ln, 12-12: {final}"].holds
+    assert not found[f"pre_ln, 6-6: {final}"].holds
+    assert all(found[f"{p}, {n}-{n}: {final}"].promised for p in (POST, PRE) for n in (6, 12))
+    decoder, encoder = (one for claim, one in found.items() if "coder of 6-6" in claim)
+    assert decoder.holds
+    assert decoder.measured == pytest.approx((2 / 3) ** 0.5)
+    assert not encoder.holds
+    assert encoder.measured == pytest.approx(1.0)
+    exponents = [one for claim, one in found.items() if "exponent" in claim]
+    assert [one.holds for one in exponents] == [True, False]
+
+
+# The command.
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes at which the whole command takes seconds, and its claims mean nothing."""
+    monkeypatch.setattr(run, "Setting", lambda: TINY)
+    monkeypatch.setattr(run, "Skipless", lambda: Skipless(dim=8, tokens=4, depth=4, draws=2))
+    monkeypatch.setattr(run, "Corpus", lambda: FEW)
+    monkeypatch.setattr(models, "FINGERPRINTS", (POST, PRE, "admin"))
+    monkeypatch.setattr(
+        models,
+        "architecture",
+        lambda depth: replace(SMALL, encoder_depth=depth, decoder_depth=depth),
+    )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_command_writes_tables_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.run_theory(tmp_path / "out") == 1
+    out = capsys.readouterr().out
+    assert "does not hold: post_ln, 6-6" in out
+    rows = table(tmp_path / "out" / "theory.csv")
+    assert len(rows) > 25
+    assert {row["holds"] for row in rows} == {"true", "false"}
+    broken = [row for row in rows if (row["holds"], row["promised"]) == ("false", "true")]
+    assert out.count("does not hold: ") == len(broken)
+    layers = table(tmp_path / "out" / "fingerprints.csv")
+    assert {row["preset"] for row in layers} == set(models.FINGERPRINTS)
+    assert len(layers) == len(models.FINGERPRINTS) * (1 + 2 * 2 * 6)
+    names = {path.name for path in (tmp_path / "out").glob("*.svg")}
+    assert names == {
+        f"theory_{name}.svg"
+        for name in (
+            "theorem_1",
+            "lemma_2",
+            "layers",
+            "rank_collapse",
+            "figure_3",
+            "figure_3_depth",
+            "fingerprints",
+        )
+    }
+    assert all("<svg" in path.read_text() for path in (tmp_path / "out").glob("*.svg"))
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("promised", "code"), [(True, 1), (False, 0)])
+def test_exit_code_tells_broken_promises_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promised: bool, code: int
+) -> None:
+    parts = ["lemma_1", "lemma_2", "lemma_3", "theorem_1", "theorem_1_by_width", "extension"]
+    for name in [*parts, "rank_collapse"]:
+        monkeypatch.setattr(run, name, lambda _: [])
+    monkeypatch.setattr(run, "write_figures", lambda *_: [])
+    monkeypatch.setattr(run, "gather_prints", lambda *_, **__: prints(1.7))
+    wrong = statement(measured=3.0, promised=promised)
+    threads = []
+
+    def found(_: Prints) -> list[Statement]:
+        threads.append(torch.get_num_threads())
+        return [statement(), wrong]
+
+    monkeypatch.setattr(run, "figure_3", found)
+    torch.set_num_threads(2)
+    try:
+        assert run.run_theory(tmp_path) == code
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert threads == [1]
+
+
+def test_a_folder_that_cannot_be_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delattr(run, "draw_all")
+    with pytest.raises(UserError, match="file/out: cannot be written"):
+        run.run_theory(tmp_path / "file" / "out")
+
+
+@pytest.mark.slow
+def test_command_holds_in_under_three_minutes(tmp_path: Path) -> None:
+    start = time.process_time()
+    assert run.run_theory(tmp_path) == 0
+    assert time.process_time() - start < 180  # of one thread
+    promised = [row for row in table(tmp_path / "theory.csv") if row["promised"] == "true"]
+    assert len(promised) >= 20
+    assert all(row["holds"] == "true" for row in promised)
