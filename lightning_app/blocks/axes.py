@@ -91,6 +91,7 @@ class BlockConfig:
             self._block(block, first=layer == 0, last=layer == last)
             for layer, block in enumerate(spec.blocks)
         )
+        self._check_gains(blocks)
         final_norm = spec.final_norm
         if self.norm_placement is not None and not spec.dual_stream:
             final_norm = "layer_norm" if self.norm_placement in ("pre", "peri") else "none"
@@ -101,6 +102,15 @@ class BlockConfig:
             input_norm=self._kind(spec.input_norm),
         )
         return self._carried(spec)
+
+    def _check_gains(self, blocks: tuple[BlockSpec, ...]) -> None:
+        for part, gains in (("value", self.value_gains), ("output", self.output_gains)):
+            kinds = {getattr(block.self_attention, part) for block in blocks}
+            if gains is not None and not any(kind.endswith("_plus") for kind in kinds):
+                raise ValueError(
+                    f"{part}_gains without a {part}_projection identity_plus or orthogonal_plus "
+                    "in any layer have nothing to multiply"
+                )
 
     def _carried(self, spec: StackSpec) -> StackSpec:
         temperature = 1.0 if self.residual_temperature is None else self.residual_temperature

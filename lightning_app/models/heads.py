@@ -1,5 +1,6 @@
 """The kinds of model: encoder-decoder, and encoder with a head for masked tokens."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
@@ -55,6 +56,8 @@ class ArchitectureConfig:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")
+        if not math.isfinite(self.activation_slope):
+            raise ValueError(f"activation_slope {self.activation_slope}: a finite number")
         if self.positions == "sinusoidal" and self.model_dim % 2:
             raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")
 

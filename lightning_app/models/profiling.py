@@ -29,7 +29,7 @@ def profile(
     training mode, as the authors profile. The variance is over all entries of real tokens.
     `total` sums moments over the ranks of a distributed run, so that each sets the same skips.
 
-    A second pass would measure what the first has set: call it once, before the first step.
+    Call it once, before the first step: a later pass would overwrite what has been trained.
     """
     pass_ = _Pass(total)
     handles = [model.register_forward_pre_hook(pass_.see_inputs)]

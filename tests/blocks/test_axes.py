@@ -65,14 +65,7 @@ SKIPLESS = {*SIMPLIFIED, "v_skipinit"}
 PARALLEL = {"parallel", "sas_p", "sas_p_no_norm"}
 # A norm after the sum, or a lower skip: neither has a place where two branches join one sum.
 SUMS_IN_TURN = {
-    "post_ln",
-    "realformer",
-    "deepnorm",
-    "admin",
-    "dual_stream",
-    "mix_ln",
-    "keel",
-    "b2t",
+    *("post_ln", "realformer", "deepnorm", "admin", "dual_stream", "mix_ln", "keel", "b2t"),
 }
 # Without their norms, these have neither small branches nor small matrices, nor lack a skip; or
 # they have small matrices and a skip over 1.
@@ -91,6 +84,8 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("shaped_attention", "fixed"): {"qk_norm"},
     ("shaped_attention", "no identity"): {*SKIPLESS, "qk_norm"},
     ("tied_projections", "yes"): set(PRESETS) - {"v_skipinit"},
+    **{("value_gains", kind): set(PRESETS) - SIMPLIFIED for kind in PROJECTION_GAINS},
+    **{("output_gains", kind): set(PRESETS) for kind in PROJECTION_GAINS},
     ("layout", "parallel"): SUMS_IN_TURN,
     ("attention_skip", "0"): set(PRESETS) - SKIPLESS - {"parallel"},
     ("attention_skip", "1"): PARALLEL,
