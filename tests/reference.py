@@ -447,6 +447,13 @@ def keel(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
     return layer.norm(f"{around}.norm_sum", y)
 
 
+def hybrid_norm(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
+    """Zhuo et al. 2025 (2503.04598): ``y = x + f(x)``, normed after a layer's last attention."""
+    y = x + f(x)
+    last = "around_self" if layer.stack.memory is None else "around_cross"
+    return layer.norm(f"{around}.norm_sum", y) if around == last else y
+
+
 # --- Layers that are more than one formula in turn -----------------------------------------------
 
 
@@ -519,6 +526,9 @@ REFERENCE: dict[str, Reference] = {
     "mix_ln": Reference(layer=each(mix_ln), last="norm"),
     "layer_norm_scaling": Reference(layer=each(layer_norm_scaling), last="norm"),
     "keel": Reference(layer=each(keel)),
+    "hybrid_norm": Reference(
+        layer=each(hybrid_norm), last="norm", norm_heads=("query", "key", "value")
+    ),
     # Dehghani et al. 2023 (ViT-22B, 2302.05442).
     "qk_norm": Reference(layer=each(pre_ln), last="norm", norm_heads=("query", "key")),
     "realformer": Reference(layer=each(post_ln), carry="paper"),

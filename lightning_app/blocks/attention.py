@@ -82,6 +82,7 @@ class AttentionSpec:
     carry: CarryKind = "none"
     score_divisor: float = 1.0
     qk_norm: Norm = "none"
+    value_norm: Norm = "none"
     head_gain: bool = False
     query_key_noise: float = 0.0
     shaping: ShapingSpec | None = None
@@ -207,6 +208,7 @@ class Attention(nn.Module):
         self.output = build_projection(spec.output, spec.output_gains, model_dim)
         self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)
         self.key_norm = build_norm(spec.qk_norm, model_dim // num_heads)
+        self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
 
@@ -238,7 +240,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "batch head key dim"], Float[Tensor, "batch head key dim"]]:
         """Return keys, as the scores take them, and values of `memory`, split into heads."""
         keys = self._placed(self.key(memory), self.key_norm, rotation)
-        return keys, self._split(self.value(memory))
+        return keys, self.value_norm(self._split(self.value(memory)))
 
     def forward(
         self,

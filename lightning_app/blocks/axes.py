@@ -178,6 +178,7 @@ class BlockConfig:
         return replace(
             attention,
             qk_norm=self._kind(self.qk_norm or attention.qk_norm),
+            value_norm=self._kind(attention.value_norm),
             query_key_noise=attention.query_key_noise if noise is None else noise,
         )
 

@@ -315,6 +315,26 @@ def keel(stack: Stack) -> StackSpec:
 
 
 @preset(
+    equation="y = N(x + P concat_h(softmax(N(q) N(k)^T / sqrt(d_k)) N(v))); x' = y + FF(y)",
+    paper="Zhuo et al. 2025, HybridNorm (2503.04598)",
+    fixes="unstable attention by norms inside it, with the feed-forward of Post-LN",
+)
+def hybrid_norm(stack: Stack) -> StackSpec:
+    """Norms of queries, keys and values in every head, and one before feed-forward and its skip.
+
+    That one stands on the sum of the last attention: in a decoder, of which the paper says nothing,
+    on that of cross-attention, whose heads are normed as well. A final norm. Known from secondary
+    sources.
+    """
+    attention = AttentionSpec(qk_norm="layer_norm", value_norm="layer_norm")
+    last = "around_cross" if stack.side == "decoder" else "around_self"
+    block = replace(
+        around(ResidualSpec()), self_attention=attention, cross_attention=attention, **{last: POST}
+    )
+    return same_block(stack, block, final_norm="layer_norm")
+
+
+@preset(
     equation="Pre-LN; A = softmax(N(q) N(k)^T / sqrt(d_k)) in every head",
     paper="Dehghani et al. 2023, ViT-22B (2302.05442); as in Wortsman et al. 2023 (2309.14322)",
     fixes="logits of attention that grow until a row is one-hot",

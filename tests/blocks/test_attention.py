@@ -205,6 +205,17 @@ def test_queries_and_keys_are_normalized_in_each_head_then_rotated(
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_values_are_normalized_in_each_head(float64: None) -> None:
+    attention = tiny.randomise(build(value_norm="layer_norm"))
+    u = torch.randn(BATCH, LENGTH, MODEL)
+    p = tiny.numpy_parameters(attention)
+    v = (u.numpy() @ p["value.weight"].T + p["value.bias"]).reshape(BATCH, LENGTH, HEADS, DIM)
+    v = reference.layer_norm(v, p["value_norm.weight"], p["value_norm.bias"])
+    _, values = attention.keys_values(u, None)
+    expected = torch.from_numpy(v).transpose(1, 2)
+    torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_values_are_not_rotated(float64: None) -> None:
     attention = tiny.randomise(Attention(AttentionSpec(), 12, HEADS, 0.0))
     u = torch.randn(BATCH, LENGTH, 12)

@@ -66,12 +66,14 @@ PARALLEL = {"parallel", "sas_p", "sas_p_no_norm"}
 # A norm after the sum, or a lower skip: neither has a place where two branches join one sum.
 SUMS_IN_TURN = {
     *("post_ln", "realformer", "deepnorm", "admin", "dual_stream", "mix_ln", "keel", "b2t"),
+    "hybrid_norm",
 }
 # Without their norms, these have neither small branches nor small matrices, nor lack a skip; or
 # they have small matrices and a skip over 1.
 EXPLODE = {
     *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "b2t", "admin", "dual_stream"),
     *("mix_ln", "layer_norm_scaling", "keel", "deepnorm", "qk_norm", "realformer", "parallel"),
+    "hybrid_norm",
 }
 REFUSED: dict[tuple[str, str], set[str]] = {
     ("norm_placement", "post"): PARALLEL,
@@ -80,9 +82,9 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("qk_norm", "layer_norm"): SIMPLIFIED,
     ("qk_norm", "rms_norm"): SIMPLIFIED,
     # The norm of queries that start at zero has no direction.
-    ("shaped_attention", "default"): {"qk_norm"},
-    ("shaped_attention", "fixed"): {"qk_norm"},
-    ("shaped_attention", "no identity"): {*SKIPLESS, "qk_norm"},
+    ("shaped_attention", "default"): {"qk_norm", "hybrid_norm"},
+    ("shaped_attention", "fixed"): {"qk_norm", "hybrid_norm"},
+    ("shaped_attention", "no identity"): {*SKIPLESS, "qk_norm", "hybrid_norm"},
     ("tied_projections", "yes"): set(PRESETS) - {"v_skipinit"},
     **{("value_gains", kind): set(PRESETS) - SIMPLIFIED for kind in PROJECTION_GAINS},
     **{("output_gains", kind): set(PRESETS) for kind in PROJECTION_GAINS},

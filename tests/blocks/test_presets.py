@@ -89,8 +89,8 @@ def test_presets_are_named_and_described() -> None:
     assert list(PRESETS) == [
         *("post_ln", "pre_ln", "peri_ln", "sandwich_ln", "normformer", "deepnorm", "b2t", "admin"),
         *("dual_stream", "rezero", "skipinit", "layer_scale", "t_fixup", "mix_ln"),
-        *("layer_norm_scaling", "keel", "qk_norm", "realformer", "parallel", "v_skipinit"),
-        *("sas", "sas_p", "sas_p_no_norm"),
+        *("layer_norm_scaling", "keel", "hybrid_norm", "qk_norm", "realformer", "parallel"),
+        *("v_skipinit", "sas", "sas_p", "sas_p_no_norm"),
     ]
     for name, preset in PRESETS.items():
         assert preset.name == name
@@ -117,6 +117,7 @@ TABLE: dict[str, tuple[str, Gain, Gain, bool]] = {
     "mix_ln": ("sum", ONE, ONE, True),
     "layer_norm_scaling": ("input", ONE, ONE, True),
     "keel": ("input sum", Gain(value=6.0), ONE, False),
+    "hybrid_norm": ("sum", ONE, ONE, True),
     "qk_norm": ("input", ONE, ONE, True),
     "realformer": ("sum", ONE, ONE, False),
     "parallel": ("input", ABSENT, ONE, True),
@@ -146,7 +147,15 @@ def test_first_self_attention_is_as_the_table_says(name: str) -> None:
 @pytest.mark.parametrize("where", STACKS)
 def test_sub_layers_are_treated_alike_where_the_paper_does(where: str) -> None:
     alike = {name for name in PRESETS if _one_rule(PRESETS[name](STACKS[where]))}
-    unlike = {"normformer", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm"}
+    unlike = {
+        "normformer",
+        "hybrid_norm",
+        "parallel",
+        "v_skipinit",
+        "sas",
+        "sas_p",
+        "sas_p_no_norm",
+    }
     assert alike == set(PRESETS) - unlike
 
 
@@ -265,6 +274,18 @@ def test_rezero_shares_the_gain_that_skipinit_has_once_a_sub_layer() -> None:
         ):
             assert ours.share_branch_gain
             assert replace(ours, share_branch_gain=False) == theirs
+
+
+def test_hybrid_norm_has_one_norm_between_attention_and_feed_forward() -> None:
+    """It stands on the sum of the last attention, so that the feed-forward's skip passes it."""
+    for where in STACKS.values():
+        last = "around_cross" if where.side == "decoder" else "around_self"
+        for b in PRESETS["hybrid_norm"](where).blocks:
+            for name in ("around_self", "around_cross", "around_ff"):
+                norm_sum = "layer_norm" if name == last else "none"
+                assert getattr(b, name) == ResidualSpec(norm_sum=norm_sum)
+            normed = AttentionSpec(qk_norm="layer_norm", value_norm="layer_norm")
+            assert b.self_attention == b.cross_attention == normed
 
 
 def test_attention_of_normformer_and_qk_norm() -> None:

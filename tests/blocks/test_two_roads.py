@@ -558,20 +558,30 @@ def test_shaping_without_identity_and_centre_is_none() -> None:
     check_same_stacks(ours, spec_of("pre_ln"), lambda module: None, *names)
 
 
-def test_qk_norm_does_not_see_the_length_of_queries_and_keys() -> None:
+@pytest.mark.parametrize(
+    ("preset", "parts"),
+    [("qk_norm", ("query", "key")), ("hybrid_norm", ("query", "key", "value"))],
+)
+def test_norms_in_the_heads_do_not_see_the_length_of_what_they_norm(
+    preset: str, parts: tuple[str, ...]
+) -> None:
     """``N(c q) = N(q)`` but for epsilon: logits cannot grow with the matrices."""
-    module = tiny.encoder("qk_norm")
-    x = torch.randn(BATCH, SOURCE, MODEL)
+    module, x = tiny.encoder(preset), torch.randn(BATCH, SOURCE, MODEL)
     before = encode(module, x)
+    bare = tiny.encoder(without_norms_in_heads(spec_of(preset)))
+    bare_before = encode(bare, x)
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if ".query." in name or ".key." in name:
-                parameter.mul_(7.0)
+        for stack in (module, bare):
+            for name, parameter in stack.named_parameters():
+                if any(f".{part}." in name for part in parts):
+                    parameter.mul_(7.0)
     same(encode(module, x), before, 1e-3)
-    plain = tiny.encoder("pre_ln")
-    norms = {f"{part}_norm.{name}" for part in ("query", "key") for name in ("weight", "bias")}
-    share(plain, module, missing=norms)
-    assert (encode(plain, x) - before).abs().max() > 0.01
+    assert (encode(bare, x) - bare_before).abs().max() > 0.01
+
+
+def without_norms_in_heads(spec: StackSpec) -> StackSpec:
+    blocks = (replace(block, self_attention=AttentionSpec()) for block in spec.blocks)
+    return replace(spec, blocks=tuple(blocks))
 
 
 # --- What a checkpoint keeps ----------------------------------------------------------------------

@@ -207,6 +207,7 @@ COUNTS = {
     "mix_ln": Count(sub_layer=NORM, stack=NORM),
     "layer_norm_scaling": Count(sub_layer=NORM, stack=NORM),
     "keel": Count(sub_layer=2 * NORM),
+    "hybrid_norm": Count(attention=6 * D // H, layer=NORM, stack=NORM),
     "qk_norm": Count(sub_layer=NORM, attention=4 * D // H, stack=NORM),
     "realformer": Count(sub_layer=NORM),
     "parallel": Count(sub_layer=NORM, layer=-NORM, stack=NORM),
