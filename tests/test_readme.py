@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from lightning_app.ablation.grid import read_grid
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main, parse
-from lightning_app.config import config_parser
+from lightning_app.config import config_parser, resolve
 
 README = Path("README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)
@@ -74,9 +75,19 @@ def test_the_tree_names_what_is_there() -> None:
             assert path.exists(), path
 
 
+def yaml_after(heading: str) -> dict[str, Any]:
+    """Return the first YAML below a heading of the README."""
+    return yaml.safe_load(README.split(f"\n{heading}\n")[1].split("```yaml\n")[1].split("```")[0])
+
+
+def test_the_example_of_a_probe_is_part_of_a_config() -> None:
+    resolved = resolve(yaml_after("## Looking inside"), "README")
+    (callback,) = resolved["trainer"]["callbacks"]
+    assert callback["class_path"] == "lightning_app.callbacks.probes.SignalProbe"
+
+
 def test_the_example_grid_is_one(tmp_path: Path) -> None:
-    text = README.split("```yaml\n")[1].split("```")[0]
-    tree = yaml.safe_load(text)
+    tree = yaml_after("## Grids")
     tree["base"] = str(Path("ablations").resolve() / tree["base"])
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(tree))
