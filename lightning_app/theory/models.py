@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from rich import box
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
@@ -257,7 +258,7 @@ def prints_to_csv(prints: Prints) -> str:
 def prints_table(prints: Prints) -> Table:
     """Return W2's expected gradients beside those recorded, with the deviation in percent."""
     layers = [str(layer) for layer in range(1, DEPTHS[0] + 1)]
-    table = Table("preset", "stack", "", "loss", *layers)
+    table = Table("preset", "stack", "", "loss", *layers, box=box.SIMPLE_HEAD, pad_edge=False)
     for preset, found in prints.whole.items():
         table.add_section()
         record, loss = RECORDS[preset], mean([one.loss for one in found])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from rich import box
 from rich.table import Table
 
 from lightning_app.analysis.sensitivity import mean, t_interval
@@ -98,9 +99,15 @@ def to_csv(statements: Sequence[Statement]) -> str:
 
 
 def statements_table(statements: Sequence[Statement]) -> Table:
-    """Return the statements as a table for the terminal."""
-    table = Table("statement", "predicted", "measured", "95 % interval", "accepted", "holds")
-    for column in table.columns[1:5]:
+    """Return the statements as a table that fits a terminal of 80 columns."""
+    table = Table(
+        *("", "predicted", "measured", "accepted", "holds"),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        caption="(yes) and (no): shown, not promised",
+        caption_justify="left",
+    )
+    for column in table.columns[1:4]:
         column.justify = "right"
         column.no_wrap = True
     source = ""
@@ -109,14 +116,12 @@ def statements_table(statements: Sequence[Statement]) -> Table:
             table.add_section()
             table.add_row(f"[bold]{one.source}[/bold]")
             source = one.source
-        low, high = one.interval
-        answer = "yes" if one.holds else "[bold red]no[/bold red]" if one.promised else "no"
-        table.add_row(
-            one.claim,
-            f"{one.predicted:.3g}",
-            f"{one.measured:.3g}",
-            "" if math.isnan(low) else f"{low:.3g} to {high:.3g}",
-            f"{one.accepted[0]:.3g} to {one.accepted[1]:.3g}",
-            answer if one.promised else f"{answer} (not promised)",
-        )
+        answer = "yes" if one.holds else "no"
+        if not one.promised:
+            answer = f"({answer})"
+        elif not one.holds:
+            answer = f"[bold red]{answer}[/bold red]"
+        accepted = " to ".join(f"{end:.3g}" for end in one.accepted)
+        numbers = (f"{one.predicted:.3g}", f"{one.measured:.3g}", accepted)
+        table.add_row(one.claim, *numbers, answer)
     return table

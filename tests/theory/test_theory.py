@@ -75,7 +75,7 @@ def test_table_marks_a_broken_promise_alone() -> None:
     assert [text for text in shown if text] == [
         "yes",
         "[bold red]no[/bold red]",
-        "no (not promised)",
+        "(no)",
     ]
 
 
