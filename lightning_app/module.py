@@ -61,7 +61,9 @@ class TransformerModule(pl.LightningModule):
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
-        self.total_nll, self.total_correct, self.total_tokens = (SumMetric() for _ in range(3))
+        # A NaN must stay one: by default it would be left out of the sum, and the loss be 0.
+        sums = (SumMetric(nan_strategy="disable") for _ in range(3))
+        self.total_nll, self.total_correct, self.total_tokens = sums
 
     def setup(self, stage: str) -> None:
         if self.model is None:

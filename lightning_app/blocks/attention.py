@@ -1,5 +1,6 @@
 """Multi-head attention: projections, carried scores, shaping."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -43,6 +44,11 @@ class ShapingSpec:
     """Train the weights; they take no weight decay."""
     per_head: bool = True
     """One weight a head, else one for all heads."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("alpha", self.alpha), ("beta", self.beta), ("gamma", self.gamma)):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"shaped_attention {name}: {value} is not a finite number")
 
     @property
     def centred(self) -> bool:
@@ -100,12 +106,12 @@ class AttentionSpec:
                 "direction and a slope of 1 / sqrt(eps); drop qk_norm or the centre of "
                 "shaped_attention (gamma)"
             )
-        if not self.score_divisor > 0.0:
+        if not 0.0 < self.score_divisor < math.inf:
             raise ValueError(f"residual_temperature {self.score_divisor}: a number above 0")
         if self.score_divisor != 1.0 and self.carry == "none":
             raise ValueError("residual_temperature: nothing to divide without residual_attention")
-        if self.query_key_noise < 0.0:
-            raise ValueError(f"query_key_noise {self.query_key_noise}: at least 0")
+        if not 0.0 <= self.query_key_noise < math.inf:
+            raise ValueError(f"query_key_noise {self.query_key_noise}: a number of at least 0")
         orthogonal = {"orthogonal", "orthogonal_plus"}
         if self.tied and not {self.value, self.output} <= orthogonal:
             raise ValueError(
@@ -159,7 +165,7 @@ class Shaping(nn.Module):
         shape = (num_heads if spec.per_head else 1, 1, 1)
         self.start = {"alpha": spec.alpha, "beta": spec.beta, "gamma": spec.gamma}
         for name, value in self.start.items():
-            tensor = None if value is None else torch.full(shape, value)
+            tensor = None if value is None else torch.full(shape, float(value))
             if spec.learned:
                 self.register_parameter(name, None if tensor is None else nn.Parameter(tensor))
             else:

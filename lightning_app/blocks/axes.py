@@ -92,14 +92,16 @@ class BlockConfig:
             for layer, block in enumerate(spec.blocks)
         )
         self._check_gains(blocks)
-        final_norm = spec.final_norm
+        final_norm, input_norm = spec.final_norm, spec.input_norm
         if self.norm_placement is not None and not spec.dual_stream:
             final_norm = "layer_norm" if self.norm_placement in ("pre", "peri") else "none"
+        if self.norm_placement not in (None, "peri"):
+            input_norm = "none"  # Peri-LN's
         spec = replace(
             spec,
             blocks=blocks,
             final_norm=self._kind(final_norm),
-            input_norm=self._kind(spec.input_norm),
+            input_norm=self._kind(input_norm),
         )
         return self._carried(spec)
 
@@ -141,7 +143,11 @@ class BlockConfig:
             # Two skips become one, or one becomes two.
             skip = ABSENT if layout == "parallel" else block.around_ff.skip
             around_self = replace(around_self, skip=skip)
-        share = self.share_branch_gain
+        share = (
+            block.share_branch_gain if self.share_branch_gain is None else self.share_branch_gain
+        )
+        if share:  # the one gain is that of all three branches
+            around_cross = replace(around_cross, branch=around_self.branch)
         self_attention = self._both(self._self_attention(block.self_attention, first, last))
         return replace(
             block,
@@ -152,7 +158,7 @@ class BlockConfig:
             cross_attention=self._both(block.cross_attention),
             ff_norm=self._kind(block.ff_norm),
             layout=layout,
-            share_branch_gain=block.share_branch_gain if share is None else share,
+            share_branch_gain=share,
         )
 
     def _residual(self, residual: ResidualSpec, skip: Gain | None, branch: Gain | None):
@@ -160,6 +166,8 @@ class BlockConfig:
             kinds = ["layer_norm" if here else "none" for here in PLACES[self.norm_placement]]
             names = ("norm_input", "norm_branch", "norm_sum")
             residual = replace(residual, **dict(zip(names, kinds, strict=True)))
+            if residual.norm_input == "none":
+                residual = replace(residual, input_scale=1.0)
         return replace(
             residual,
             norm_input=self._kind(residual.norm_input),
@@ -177,7 +185,7 @@ class BlockConfig:
         noise = self.query_key_noise
         return replace(
             attention,
-            qk_norm=self._kind(self.qk_norm or attention.qk_norm),
+            qk_norm=self.qk_norm or self._kind(attention.qk_norm),
             value_norm=self._kind(attention.value_norm),
             query_key_noise=attention.query_key_noise if noise is None else noise,
         )

@@ -268,7 +268,7 @@ def t_fixup(stack: Stack) -> StackSpec:
 
 
 @preset(
-    equation="l <= L/4: x' = N(x + f(x)); above: x' = x + f(N(x)); N after the last block",
+    equation="l <= ceil(L/4): x' = N(x + f(x)); above: x' = x + f(N(x)); N after the last block",
     paper="Li et al. 2024, Mix-LN (2412.13795)",
     fixes="deep layers of Pre-LN that contribute little",
 )

@@ -63,7 +63,7 @@ class LearnedGain(nn.Module):
         super().__init__()
         self.start = gain.value
         self.profiled = gain.profiled
-        self.gain = nn.Parameter(torch.full((model_dim,) if gain.vector else (), gain.value))
+        self.gain = nn.Parameter(torch.full((model_dim,) if gain.vector else (), float(gain.value)))
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.gain * x

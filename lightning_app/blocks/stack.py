@@ -51,23 +51,23 @@ class StackSpec:
     embedding_gain: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse streams that explode: added variance over 1 along a stack without a norm.
+        """Refuse streams that explode: added variance or amplification over e along a stack.
 
         SkipInit's 1 / sqrt(depth), ReZero's 0 and T-Fixup's small matrices pass, as do blocks
-        without a skip.
+        without a skip, and any skip where a norm stands on the sum.
         """
         for part in ("around_self", "around_ff"):
             if sum(block.growth(part) for block in self.blocks) > 1.0 + 1e-9:
                 raise ValueError(
-                    "norm_placement none with an ordinary attention_skip or ff_skip explodes at "
-                    "initialisation; use it with skipless attention, attention_branch and "
-                    "ff_branch that start at 1 / sqrt(depth) or less, or the small matrices of "
-                    "preset t_fixup"
+                    "the stream explodes at initialisation: norm_placement none with an ordinary "
+                    "attention_skip or ff_skip, or a skip well over 1 without a norm of the sum "
+                    "(norm_placement post); use skipless attention, attention_branch and ff_branch "
+                    "that start at 1 / sqrt(depth) or less, or preset t_fixup"
                 )
-        if self.dual_stream and any(block.layout == "parallel" for block in self.blocks):
+        if self.dual_stream and self.blocks[0].around_self.norm_sum == "none":
             raise ValueError(
-                "layout parallel with preset dual_stream has no meaning: its second stream adds "
-                "up sub-layers that follow one another"
+                "preset dual_stream is defined for norm_placement post: with another its second "
+                "stream would be the first"
             )
 
 

@@ -72,4 +72,6 @@ class DivergenceMonitor(pl.Callback):
             return None
         last = None if self._last_finite is None else float(self._last_finite)
         rule = f"final val/nll is not under the unigram entropy less {STALL_MARGIN} ({bar:.4f})"
+        if nll is not None and not math.isfinite(nll):
+            rule = "final val/nll is not finite"
         return Divergence(step, rule, last)

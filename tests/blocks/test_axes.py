@@ -10,11 +10,14 @@ import torch
 
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.kernels import padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import EncoderDecoder
+from lightning_app.models.initialization import initialize
+from lightning_app.models.transformer import Encoder
 from tests import tiny
 
 GAINS = {
@@ -77,6 +80,9 @@ EXPLODE = {
 }
 REFUSED: dict[tuple[str, str], set[str]] = {
     ("norm_placement", "post"): PARALLEL,
+    # A skip over 1 asks for a norm of the sum; the second stream is there beside a Post-LN one.
+    ("norm_placement", "pre"): {"deepnorm", "b2t", "keel", "dual_stream"},
+    ("norm_placement", "peri"): {"deepnorm", "b2t", "keel", "dual_stream"},
     ("norm_placement", "none"): EXPLODE,
     ("residual_temperature", "2.5"): set(PRESETS) - {"realformer"},
     ("qk_norm", "layer_norm"): SIMPLIFIED,
@@ -94,7 +100,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("attention_skip", "learned from 0"): PARALLEL,
     ("attention_skip", "learned from 0.5"): PARALLEL,
     ("attention_skip", "a vector"): PARALLEL,
-    ("ff_skip", "0"): {"parallel"},
+    ("ff_skip", "0"): {"parallel", "b2t"},
     # Without norms the identity part of the map doubles a stream that also has a skip.
     ("ff_skip", "1"): {"sas_p_no_norm"},
     ("ff_skip", "learned from 0.5"): {"sas_p_no_norm"},
@@ -154,6 +160,48 @@ def test_axis_on_preset_runs_or_is_refused(preset: str, axis: str, value: str) -
     if not refused:
         stacks = tiny.architecture(encoder_depth=1, decoder_depth=1).stacks(block)
         run(stacks["encoder"], stacks["decoder"])
+
+
+@pytest.mark.parametrize("placement", [None, "post", "pre", "peri", "none"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_stream_of_what_is_not_refused_stays_bounded(preset: str, placement: Any) -> None:
+    """Twelve layers: a sum of ordinary branches grows to some tens, an explosion by powers."""
+    block = BlockConfig(preset=preset, norm_placement=placement)
+    architecture = tiny.architecture(kind="encoder", encoder_depth=12)
+    if preset in REFUSED.get(("norm_placement", str(placement)), set()):
+        return
+    encoder = Encoder(architecture.stacks(block)["encoder"], architecture.sizes())
+    initialize(encoder)
+    norms = []
+    for layer in encoder.blocks:
+        layer.register_forward_hook(lambda *call: norms.append(call[2][0].x.square().mean()))
+    with torch.no_grad():
+        encoder(torch.randn(3, 7, 10), padding_mask(torch.ones(3, 7, dtype=torch.bool)))
+    assert len(norms) == 12
+    assert max(norms) < 100.0
+
+
+def test_a_placement_takes_along_what_belongs_to_the_old_one() -> None:
+    for placement in ("post", "pre"):
+        plain = resolve(STACKS[0], f"{placement}_ln")
+        assert resolve(STACKS[0], "peri_ln", norm_placement=placement) == plain
+    assert resolve(STACKS[0], "layer_norm_scaling", norm_placement="post") == resolve(
+        STACKS[0], "post_ln"
+    )
+
+
+def test_a_norm_of_queries_and_keys_may_differ_from_the_others() -> None:
+    spec = resolve(STACKS[0], "qk_norm", norm="rms_norm", qk_norm="layer_norm")
+    assert spec.blocks[0].self_attention.qk_norm == "layer_norm"
+    assert spec.blocks[0].around_self.norm_input == "rms_norm"
+
+
+def test_a_shared_gain_is_that_of_all_branches() -> None:
+    gain = Gain(value=0.1, learned=True)
+    axes = {"attention_branch": gain, "ff_branch": gain, "share_branch_gain": True}
+    for stack in STACKS:
+        for block in resolve(stack, "pre_ln", **axes).blocks:
+            assert block.around_self.branch == block.around_cross.branch == gain
 
 
 def resolve(stack: Stack, preset: str, **axes: Any):

@@ -36,7 +36,8 @@ def test_a_run_that_learned_less_than_the_frequencies_has_failed(nll, fails: boo
     assert (judged is not None) == fails
     if judged is not None:
         assert judged.step == 200
-        assert "unigram entropy" in judged.rule
+        finite = nll is None or math.isfinite(nll)
+        assert ("unigram entropy" if finite else "is not finite") in judged.rule
 
 
 def test_a_run_that_learns_is_left_alone(tmp_path: Path, cache: str) -> None:
@@ -45,3 +46,17 @@ def test_a_run_that_learns_is_left_alone(tmp_path: Path, cache: str) -> None:
     fitter.fit(module(preset="pre_ln"), datamodule=data(cache))
     assert monitor.divergence is None
     assert fitter.global_step == 5
+
+
+def test_a_model_that_gives_nan_has_diverged(tmp_path: Path, cache: str) -> None:
+    """The one step is finite, the model after it is not: its validation must not read 0."""
+    monitor = DivergenceMonitor()
+    broken = module(preset="post_ln")
+    broken.optimizer = OptimizerConfig(kind="sgd", lr=1e30)
+    fitter = trainer(tmp_path, max_steps=1, callbacks=[monitor], limit_val_batches=2)
+    fitter.fit(broken, datamodule=data(cache))
+    nll = fitter.validate(broken, datamodule=data(cache), verbose=False)[0]["val/nll"]
+    assert not math.isfinite(nll)
+    found = monitor.judge(nll, 5.0, fitter.global_step)
+    assert found is not None
+    assert found.rule == "final val/nll is not finite"
