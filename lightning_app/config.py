@@ -7,9 +7,13 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, NoReturn
+from pydoc import locate
+from types import NoneType, UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
+import lightning.pytorch as pl
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -31,12 +35,16 @@ TRAINER_DEFAULTS = {
 }
 
 SECTIONS = ("seed_everything", "trainer", "model", "data")
+CLASSES = {"trainer": pl.Trainer, "model": TransformerModule, "data": TextDataModule}
+"""Whose arguments a section holds."""
 
-# Warnings of Lightning that are about other programs than ours.
+# Warnings of Lightning and torch that are about other programs than ours.
 NEEDLESS = (
     ".*does not have many workers",  # batches come from memory-mapped ids: workers gain nothing
     ".*smaller than the logging interval",  # we log by optimizer step, across epochs
     ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
+    # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.
+    "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
 )
 
 # What cannot change a result: where, on what and how verbosely a run is executed. The precision
@@ -134,13 +142,6 @@ def config_parser() -> LightningArgumentParser:
     return cli.parser
 
 
-@cache
-def _model_parser() -> ConfigParser:
-    parser = ConfigParser()
-    parser.add_class_arguments(TransformerModule, "model")
-    return parser
-
-
 def dump(
     parser: LightningArgumentParser, config: Namespace, subcommand: str | None = None
 ) -> dict[str, Any]:
@@ -188,14 +189,14 @@ def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
 
 def check(tree: dict[str, Any]) -> None:
     """Refuse a complete config whose parts do not go together, before anything is loaded."""
+    parts = {name: _arguments(name, kind, tree[name]) for name, kind in CLASSES.items()}
     preset = tree["model"]["block"]["preset"]
     if preset not in PRESETS:
         known = ", ".join(PRESETS)
         hint = nearest(str(preset), PRESETS)
         raise UserError(f"model.block.preset: '{preset}' is not one of {known}{hint}")
     try:
-        parser = _model_parser()
-        module = parser.instantiate(parser.parse_object({"model": tree["model"]})).model
+        module = TransformerModule(**parts["model"])
         module.architecture.stacks(module.block)
         module.architecture.sizes()
     except ValueError as error:
@@ -229,6 +230,38 @@ def check(tree: dict[str, Any]) -> None:
     data_module(data)
 
 
+def _arguments(key: str, kind: Any, value: Any) -> dict[str, Any]:
+    """Return what the mapping `value` says as arguments of the class `kind`.
+
+    The parser lets null, and any value for a mapping, through where neither can stand.
+    """
+    if not isinstance(value, dict):
+        raise UserError(f"{key}: expected {_mapping_name(kind)}, found {_found(str(value))}")
+    hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
+    # A link writes its keys into a section even where that is null.
+    if absent := [name for name in hints if name != "return" and name not in value]:
+        raise UserError(f"{key}: expected a mapping, or nothing at all; '{absent[0]}' is missing")
+    return {name: _value(f"{key}.{name}", hints[name], part) for name, part in value.items()}
+
+
+def _value(key: str, hint: Any, value: Any) -> Any:
+    """Return `value` as its type has it; parts come first, so that a refusal names its key."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    part: Any = next((kind for kind in kinds if is_dataclass(kind)), None)
+    if value is None:
+        if NoneType not in kinds:
+            names = [_mapping_name(k) if k is part else _type_name(str(k)) for k in kinds]
+            raise UserError(f"{key}: expected {' or '.join(names)}, found null")
+        return None
+    if part is None:
+        return tuple(value) if get_origin(hint) is tuple else value
+    arguments = _arguments(key, part, value)
+    try:
+        return part(**arguments)
+    except ValueError as error:
+        raise UserError(f"{key}: {error}") from error
+
+
 def data_module(section: dict[str, Any]) -> TextDataModule:
     """Return the data module of a complete `data` section."""
     return TextDataModule(**{**section, "splits": Splits(**section["splits"])})
@@ -245,6 +278,12 @@ def explain(message: str, parser: LightningArgumentParser) -> str:
         return _unknown(match[1], parser)
     if match := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
         return _unknown(match[1], parser)
+    if match := re.search(r'Key "([\w.]+)" not found in namespace', message):
+        *above, _ = match[1].split(".")
+        names = " and ".join(f"'{'.'.join(above[: i + 1])}'" for i in range(len(above)))
+        return f"{match[1]}: not found; {names} must be mappings, not null"
+    if match := re.search(r'^Parser key "([\w.]+)": Unable to load config \'(.*?)\'', message):
+        return f"{match[1]}: expected a mapping, found {_found(match[2])}"
     if match := re.search(r'Parser key "([\w.]+)": (.*)', message):
         return f"{match[1]}: {_wrong_value(match[2])}"
     return message
@@ -273,9 +312,27 @@ def _wrong_value(problem: str) -> str:
     if not (value and expected):
         return problem
     names = [_type_name(kind) for kind in expected]
+    subtypes = re.search(r"Subtypes: \[(.*?)\] Errors", problem)
+    for path in re.findall(r"<class '(lightning[\w.]+)'>", subtypes[1] if subtypes else ""):
+        names.append(_mapping_name(locate(path)))
     words = re.findall(r"'([^']*)'", " ".join(k for k in expected if "Literal" in k))
     hint = nearest(value[1], words) if words else ""
-    return f"expected {' or '.join(dict.fromkeys(names))}, found {value[1]!r}{hint}"
+    return f"expected {' or '.join(dict.fromkeys(names))}, found {_found(value[1])}{hint}"
+
+
+def _found(text: str) -> str:
+    """Show a value as one would write it in YAML; what it is, is known by its form alone."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|-?inf|null|[\[{].*", text):
+        return text
+    return words.get(text, repr(text))
+
+
+def _mapping_name(kind: object) -> str:
+    """Name a mapping that stands for a `kind`, with its keys where they are few."""
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else ["class_path", "init_args"]
+    is_section = kind in CLASSES.values() or len(names) > 5
+    return "a mapping" if is_section else f"a mapping {{{', '.join(names)}}}"
 
 
 def _type_name(kind: str) -> str:

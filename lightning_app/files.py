@@ -3,13 +3,17 @@
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_app.errors import UserError
 
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+_REFUSED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),  # ENOENT: as /proc refuses a new name
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LITTLE = 1 << 16  # bytes
 
@@ -21,10 +25,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
     overwritten by the next.
 
     Raises:
-        UserError: where the folder cannot be written.
+        UserError: where the folder cannot be written, or `path` is one.
         OSError: on a full disk; `path` is as it was.
     """
     data = content.encode() if isinstance(content, str) else content
+    with writing_in(path.parent):
+        if path.is_dir():
+            raise UserError(f"{path}: cannot be written: it is a folder")
     # TensorBoard would read a file whose name holds its word.
     temporary = path.with_name(f".{path.name}.part".replace("tfevents", "index"))
     try:
@@ -36,8 +43,32 @@ def write_whole(path: Path, content: str | bytes) -> None:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     except (OSError, UserError):
-        if temporary.is_file():
+        with suppress(OSError):
             temporary.unlink()
+        raise
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Make `folder` and see that it takes files, before the work whose output it is for.
+
+    Where the work fails, what was made and is still empty is taken away again.
+
+    Raises:
+        UserError: where the folder cannot be written.
+    """
+    made: list[Path] = []
+    try:
+        with writing_in(folder):
+            made += [each for each in (folder, *folder.parents) if not each.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder):
+                pass
+        yield
+    except BaseException:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
         raise
 
 

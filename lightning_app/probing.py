@@ -1,6 +1,7 @@
 """What `ablate probe` does: build as `ablate fit` does, look, and leave tables and figures."""
 
 import csv
+import hashlib
 import io
 import logging
 from collections import Counter
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 from lightning_app.ablation.checkpoint import NAMED, check_checkpoint, find_checkpoint
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.trial import run_name
-from lightning_app.config import ConfigParser, check, config_parser, data_module, dump
+from lightning_app.config import ConfigParser, cell_id, check, config_parser, data_module, dump
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
+from lightning_app.files import output_folder, write_whole
 from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.module import TransformerModule
 from lightning_app.optim import parameter_groups
-from lightning_app.probes.figures import write_figures
+from lightning_app.probes.figures import left_out, write_figures
 from lightning_app.probes.probe import Batch, probe
 from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness
 from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
@@ -83,24 +84,27 @@ def probe_command(
         None if checkpoint is None else checkpoint_of(checkpoint, config, tree)
         for config, tree in zip(configs, trees, strict=True)
     ]
-    when = [] if checkpoint is None else [Path(checkpoint).stem]
-    folder = out or FOLDER / "-".join([*names, *when])[:100]
+    when = "" if checkpoint is None else f"-{Path(checkpoint).stem[:60]}"
+    folder = out or FOLDER / f"{probe_name(names, trees)}{when}"
     console = plain_console()
     probed = []
-    for config, name, tree, path in zip(configs, names, trees, paths, strict=True):
-        try:
-            subject = build(name, tree, path, batches)
-            found = look(subject, tree, sharpness=sharpness)
-        except UserError as error:
-            raise UserError(f"{config}: {error}") from error
-        probed.append(found)
-        show(console, found, subject)
+    with output_folder(folder):
+        for config, name, tree, path in zip(configs, names, trees, paths, strict=True):
+            try:
+                subject = build(name, tree, path, batches)
+                found = look(subject, tree, sharpness=sharpness)
+            except UserError as error:
+                raise UserError(f"{config}: {error}") from error
+            probed.append(found)
+            show(console, found, subject)
     console.print(LEGEND, markup=False, soft_wrap=True)
     write_whole(folder / "probes.csv", csv_of(probed))
     drawings = write_figures(probed, folder / "figures")
     console.print(f"numbers: {folder / 'probes.csv'}", markup=False)
     for path in drawings:
         console.print(f"figure: {path}", markup=False)
+    for line in left_out(probed):
+        console.print(line, markup=False, soft_wrap=True)
     return 0
 
 
@@ -132,6 +136,17 @@ def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> l
         if seen[name] > 1:
             names[place] = f"{name} ({seen[name]})"
     return names
+
+
+def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
+    """Return the folder name of a probe: of one config, its run's; of several, their names.
+
+    Whatever sets a variant apart, an axis of its block or an override, sets the folder apart.
+    """
+    if len(trees) == 1:
+        return run_name(trees[0])
+    identity = hashlib.sha256(" ".join(map(cell_id, trees)).encode()).hexdigest()[:8]
+    return f"{'-'.join(names)[:100]}-{identity}"
 
 
 def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Path:
@@ -280,4 +295,5 @@ def show(console: Console, probed: Probed, subject: Subject) -> None:
     if "sharpness" in values and values["sharpness"] != values["sharpness"]:
         said += " (its iteration did not settle)"
     count = len(subject.batches)
-    console.print(f"{said} (nats; {count} validation batches)", markup=False, soft_wrap=True)
+    noun = "batch" if count == 1 else "batches"
+    console.print(f"{said} (nats; {count} validation {noun})", markup=False, soft_wrap=True)

@@ -100,6 +100,17 @@ def test_help_imports_nothing_heavy() -> None:
         (["fit", "--config", BASE, "--model.block.preset", "pre_lm"], "did you mean 'pre_ln'"),
         (["fit", "--config", BASE, "--data.vocab_size", "2"], "vocab_size"),
         (["fit", "--config", BASE, "--data.vocab_size", "100000"], "100000"),
+        (["fit", "--config", BASE, "--model.block", "null"], "expected a mapping, found null"),
+        (["fit", "--config", BASE, "--model.block.attention_skip", "0"], "a mapping {value, "),
+        (["fit", "--config", BASE, "--model.block.ff_skip", "1.0"], "}, found 1.0"),
+        (
+            ["fit", "--config", BASE, "--model.block.ff_skip.vector", "true"],
+            "model.block.ff_skip: gain vector: true needs learned: true",
+        ),
+        (["fit", "--config", BASE, "--model.block.value_gains.kept", "3"], "found 3"),
+        (["blocks", "sas", "--svg", "/proc/x/sas.svg"], "/proc/x: cannot be written"),
+        (["blocks", "sas", "--svg", "."], "it is a folder"),
+        (["blocks", "--svg-dir", "/proc/x"], "/proc/x: cannot be written"),
         (
             [
                 *("fit", "--config", BASE, "--model.block.preset", "post_ln"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app.errors import UserError
-from lightning_app.files import is_disk_full, write_whole, writing_in
+from lightning_app.files import is_disk_full, output_folder, write_whole, writing_in
 
 LIMITED = """
 import resource, signal, sys
@@ -63,8 +63,56 @@ def test_a_refusal_names_the_folder() -> None:
     said = "there: cannot be written: Read-only file system"
     with pytest.raises(UserError, match=said), writing_in(Path("there")):
         raise OSError(errno.EROFS, "Read-only file system")
-    with pytest.raises(FileNotFoundError), writing_in(Path("there")):
-        raise FileNotFoundError(errno.ENOENT, "gone")
+    with pytest.raises(OSError, match="broken"), writing_in(Path("there")):
+        raise OSError(errno.EIO, "broken")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/proc/x/file", "/proc/x: cannot be written: "),
+        ("/proc/file", "/proc: cannot be written: "),
+        ("x" * 300 + "/file", "x: cannot be written: File name too long"),
+        ("x" * 300, "cannot be written: File name too long"),
+        ("", "cannot be written: it is a folder"),
+        ("made", "made: cannot be written: it is a folder"),
+    ],
+)
+def test_what_no_folder_takes(tmp_path: Path, monkeypatch, path: str, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("made").mkdir()
+    with pytest.raises(UserError, match=words):
+        write_whole(Path(path), "text")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "made"]
+
+
+@pytest.mark.parametrize("path", ["/proc/x", "/proc", "file/inside", "x" * 300])
+def test_an_output_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch, path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"), output_folder(Path(path)):
+        raise AssertionError("the work began")
+
+
+def test_an_output_folder_goes_again_where_the_work_fails_and_left_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "deep"
+
+    def work(left: Path | None = None) -> None:
+        assert list(folder.iterdir()) == []
+        if left is not None:
+            left.write_text("")
+        raise ValueError("work")
+
+    with pytest.raises(ValueError, match="work"), output_folder(folder):
+        work()
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match="work"), output_folder(folder):
+        work(tmp_path / "new" / "kept")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["kept"]
+    folder.mkdir()
+    with pytest.raises(ValueError, match="work"), output_folder(folder):
+        work()
+    assert folder.is_dir()  # it was there before
 
 
 def test_a_full_disk_is_known_in_all_its_forms() -> None:

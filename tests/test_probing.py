@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from lightning_app.ablation.trial import Run
 from lightning_app.cli import main, overrides_of
-from lightning_app.config import resolve
+from lightning_app.config import cell_id, resolve
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.module import TransformerModule
 from lightning_app.probes.probe import probe
-from lightning_app.probing import build, second_moments, variant_names
+from lightning_app.probing import build, probe_name, second_moments, variant_names
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 MLM = Path("ablations/base/synthetic_mlm.yaml").resolve()
@@ -67,7 +68,8 @@ def test_variants_stand_in_one_table_and_the_same_figures(capsys, folder: Path) 
     second = config("second.yaml", written(preset="sas"))
     words = ["probe", "--config", first, "--config", second, "--batches", "2", "--sharpness"]
     assert main([str(word) for word in words]) == 0
-    out = folder / "experiments" / "probe" / "realformer-sas"
+    (out,) = (folder / "experiments" / "probe").iterdir()
+    assert re.fullmatch("realformer-sas-[0-9a-f]{8}", out.name)
     rows = table(out / "probes.csv")
     assert {row["variant"] for row in rows} == {"realformer", "sas"}
     assert {row["step"] for row in rows} == {"0"}
@@ -196,6 +198,43 @@ def test_variants_are_named_by_what_tells_them_apart() -> None:
     assert variant_names(files[:1], trees[:1]) == ["sas"]
     assert variant_names(files[1:], trees[1:]) == ["sas", "sas_p"]
     assert variant_names(files, trees) == ["one", "two", "two (2)"]
+
+
+def test_another_config_has_another_folder() -> None:
+    trees = [resolve(written(preset="sas"), "test") for _ in range(3)]
+    trees[1]["model"]["block"]["norm"] = "layer_norm"
+    trees[2]["model"]["block"]["norm"] = "rms_norm"
+    names = [probe_name(["sas"], [tree]) for tree in trees]
+    assert len(set(names)) == 3
+    assert names[0] == f"sas-w60-s1-{cell_id(trees[0])[:8]}"
+    assert probe_name(["sas"], [resolve(written(preset="sas"), "test")]) == names[0]
+    pairs = [probe_name(["one", "two"], [trees[0], tree]) for tree in trees[1:]]
+    assert len(set(pairs)) == 2
+    assert all(re.fullmatch("one-two-[0-9a-f]{8}", pair) for pair in pairs)
+    assert len(probe_name(["x" * 200] * 3, trees)) < 120
+
+
+def test_the_folder_is_that_of_the_config(capsys, folder: Path) -> None:
+    path = config("mine.yaml", written())
+    for norm in ("layer_norm", "rms_norm"):
+        words = ["probe", "--config", str(path), "--batches", "1", "--model.block.norm", norm]
+        assert main(words) == 0
+        assert "1 validation batch)" in capsys.readouterr().out
+    out = folder / "experiments" / "probe"
+    assert len(list(out.glob("pre_ln-w*-s1-*/probes.csv"))) == 2
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "mine.yaml/inside"])
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(
+    capsys, monkeypatch, folder: Path, out: str
+) -> None:
+    path = config("mine.yaml", written())
+    monkeypatch.setattr("lightning_app.probing.build", lambda *_: pytest.fail("the work began"))
+    assert main(["probe", "--config", str(path), "--out", out]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"ablate: {out}: cannot be written: ")
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from lightning_app.catalogue.presets import (
 )
 from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import text_lines, wrapped
+from lightning_app.catalogue.text import WIDTH, text_lines, wrapped
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole
 
@@ -48,13 +48,14 @@ def blocks_command(
         console = Console(highlight=False)
         console.print(table(encoder_depth, decoder_depth, wide=console.width >= 150))
     else:
+        width = min(WIDTH, Console().width)
         stacks = resolve(name, encoder_depth, decoder_depth)
         if svg is not None:
             write_whole(svg, picture(name, drawings(stacks)))
         if as_json:
             print(json.dumps({side: asdict(spec) for side, spec in stacks.items()}, indent=1))
         elif svg is None:
-            print("\n".join(preset_lines(PRESETS[name], encoder_depth, decoder_depth)))
+            print("\n".join(preset_lines(PRESETS[name], encoder_depth, decoder_depth, width)))
     return 0
 
 
@@ -73,23 +74,28 @@ def table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
     return shown
 
 
-def preset_lines(preset: Preset, encoder_depth: int, decoder_depth: int) -> list[str]:
-    """Return all that is known of a preset, in lines of 80 columns."""
+def preset_lines(
+    preset: Preset, encoder_depth: int, decoder_depth: int, width: int = WIDTH
+) -> list[str]:
+    """Return all that is known of a preset in lines of `width`; drawings keep theirs, up to 80."""
     stacks = resolve(preset.name, encoder_depth, decoder_depth)
     share = ratios([preset.name], encoder_depth, decoder_depth)[preset.name]
     said = inspect.getdoc(preset.build) or ""
     lines = [preset.name, ""]
-    lines += wrapped(f"equation: {preset.equation}", 0, 10)
-    lines += wrapped(f"fixes:    {preset.fixes}", 0, 10)
-    lines += wrapped(f"paper:    {preset.paper}", 0, 10)
+    lines += wrapped(f"equation: {preset.equation}", 0, 10, width)
+    lines += wrapped(f"fixes:    {preset.fixes}", 0, 10, width)
+    lines += wrapped(f"paper:    {preset.paper}", 0, 10, width)
     for paragraph in said.replace("``", "").split("\n\n"):
-        lines += ["", *wrapped(" ".join(paragraph.split()))]
+        lines += ["", *wrapped(" ".join(paragraph.split()), width=width)]
     count = f"{parameters(stacks):,} parameters, {share:.3f} of {BASELINE}'s."
-    lines += ["", *wrapped(f"{count} {caption(encoder_depth, decoder_depth)}")]
-    lines += ["", *text_lines(drawings(stacks)), ""]
-    lines += ["The resolved specification, where it is not as by default:", ""]
+    lines += ["", *wrapped(f"{count} {caption(encoder_depth, decoder_depth)}", width=width)]
+    lines += ["", *text_lines(drawings(stacks), width), ""]
+    lines += [
+        *wrapped("The resolved specification, where it is not as by default:", width=width),
+        "",
+    ]
     for depth, line in specification_lines(stacks):
-        lines += wrapped(line, 2 * depth, 2 * depth + 4)
+        lines += wrapped(line, 2 * depth, 2 * depth + 4, width)
     return lines
 
 

@@ -19,7 +19,7 @@ Kind = Literal["SA", "CA", "FF"]
 
 NAMES: dict[Kind, str] = {"SA": "self-attention", "CA": "cross-attention", "FF": "feed-forward"}
 DRAWN = {
-    *("carry", "score_divisor", "qk_norm", "head_gain", "query_key_noise", "shaping"),
+    *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
 }
 """Fields of an attention that have words of their own; a new field is shown by its name."""
@@ -270,8 +270,10 @@ def _inside(specs: list[AttentionSpec], layers: range) -> tuple[Inside, ...]:
         add("W_Q = 0 at first")
     if any(spec.query_key_noise for spec in specs):
         add(f"q, k + {value(lambda spec: spec.query_key_noise)} noise", "in training alone")
+    # One line for all three, unless what V does must stand between.
+    together = first.qk_norm == first.value_norm and first.value == "full"
     if first.qk_norm != "none":
-        add(f"{NORMS[first.qk_norm]} of q, k", "over each head")
+        add(f"{NORMS[first.qk_norm]} of q, k{', v' if together else ''}", "over each head")
     if first.carry == "scores":
         add("Z_n = S_n + Z_(n-1)", "S = q k^T / sqrt(d_k)")
     if first.carry == "qk_sum":
@@ -283,6 +285,8 @@ def _inside(specs: list[AttentionSpec], layers: range) -> tuple[Inside, ...]:
     if first.shaping is not None:
         _add_shaping(add, specs, layers)
     _add_projection(add, "V", [(s.value, s.value_gains) for s in specs], layers)
+    if first.value_norm != "none" and not together:
+        add(f"{NORMS[first.value_norm]} of v", "over each head")
     if first.head_gain:
         add("* 1 on each head", "learned")
     _add_projection(add, "P", [(s.output, s.output_gains) for s in specs], layers)

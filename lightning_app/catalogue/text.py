@@ -1,4 +1,4 @@
-"""A drawing in plain characters, at most 80 columns wide.
+"""A drawing in plain characters, at most 80 columns wide; the words beside it also in fewer.
 
 A sub-layer is a piece of the stream that runs from left to right: its main line, lines above it
 (carried scores, a second stream) and lines below it (skips).
@@ -13,6 +13,7 @@ from lightning_app.blocks.norm import Norm
 from lightning_app.catalogue.drawing import Branch, Drawing, NormPart, Part, Run, Sum
 
 WIDTH = 80
+LEAST = 20  # columns; in fewer, words are cut
 SHORT: dict[Norm, str] = {"layer_norm": "LN", "rms_norm": "RMS"}
 CARRIED = {"scores": "Z", "qk_sum": "q,k"}
 LEGEND = {
@@ -60,24 +61,24 @@ class Piece:
         self.width = start + other.width
 
 
-def text_lines(drawings: Sequence[Drawing]) -> list[str]:
-    """Return the lines of the drawings, what their letters mean last."""
+def text_lines(drawings: Sequence[Drawing], width: int = WIDTH) -> list[str]:
+    """Return the lines of the drawings, what their letters mean last; words fit `width` columns."""
     lines = []
     for drawing in drawings:
         lines += [f"{drawing.side}:", "", *_stack(drawing)]
-        lines += [line for note in drawing.notes for line in wrapped(note, 4, 6)] + [""]
+        lines += [line for note in drawing.notes for line in wrapped(note, 4, 6, width)] + [""]
         for run in drawing.runs:
-            lines += [f"  {run.label}:", *_run(run, dual=drawing.dual), ""]
+            lines += [f"  {run.label}:", *_run(run, width, dual=drawing.dual), ""]
     shown = "\n".join(lines)
     words = [meaning for sign, meaning in LEGEND.items() if re.search(sign, shown)]
-    return [*lines, *wrapped(", ".join(words))]
+    return [*lines, *wrapped(", ".join(words), width=width)]
 
 
-def wrapped(text: str, first: int = 0, rest: int = 0) -> list[str]:
-    """Return `text` in lines, the first and the rest indented."""
+def wrapped(text: str, first: int = 0, rest: int = 0, width: int = WIDTH) -> list[str]:
+    """Return `text` in lines of at most `width`, the first and the rest indented."""
     return textwrap.wrap(
         text,
-        WIDTH,
+        max(width, LEAST),
         initial_indent=" " * first,
         subsequent_indent=" " * rest,
         break_on_hyphens=False,
@@ -113,7 +114,7 @@ def _stack(drawing: Drawing) -> list[str]:
     ]
 
 
-def _run(run: Run, *, dual: bool) -> list[str]:
+def _run(run: Run, width: int, *, dual: bool) -> list[str]:
     bottom = any(one.bottom for one in run.sums)
     pieces = [_sum(one, dual=dual) for one in run.sums]
     rows, row = [], Piece()
@@ -133,8 +134,8 @@ def _run(run: Run, *, dual: bool) -> list[str]:
     for branch in (branch for one in run.sums for branch in one.branches):
         for part in branch.inside:
             notes = f" ({'; '.join(part.notes)})" if part.notes else ""
-            lines += wrapped(f"{branch.kind}: {part.label}{notes}", 4, 8)
-    return lines + [line for note in run.notes for line in wrapped(note, 4, 6)]
+            lines += wrapped(f"{branch.kind}: {part.label}{notes}", 4, 8, width)
+    return lines + [line for note in run.notes for line in wrapped(note, 4, 6, width)]
 
 
 def _second_stream(row: Piece) -> None:

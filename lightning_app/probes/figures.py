@@ -5,13 +5,15 @@ Nothing here touches matplotlib's global state, and the same rows give the same 
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.figures import COLOURS, DASHES, INK, MUTED, STYLE
+from lightning_app.blocks.presets import PRESETS
 from lightning_app.files import write_whole
 from lightning_app.probes.table import QUANTILES, Probed
 
@@ -92,6 +94,35 @@ def write_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
     return paths
 
 
+def left_out(probed: Sequence[Probed]) -> list[str]:
+    """Say which curves `write_figures` could not draw though their quantity was measured, and why.
+
+    What a variant does not have at all, such as learned gains, is not missed.
+    """
+    said = []
+    for lines in (*LINES, gains_of(probed)):
+        figure = f"{lines.name}.svg"
+        if line_figure(lines, probed) is None:
+            figure += " is not written"
+        for variant in probed:
+            reasons: dict[str, list[str]] = {}
+            for quantity in lines.quantities:
+                names = {prefix + quantity for _, prefix in COLUMNS.values()}
+                found = [row.value for row in variant.rows if row.quantity in names]
+                if found and not any(drawable(value, lines) for value in found):
+                    zero = any(value == 0.0 for value in found)
+                    why = "0 in every layer, which has no logarithm" if zero else "no finite value"
+                    reasons.setdefault(why, []).append(quantity)
+            for why, quantities in reasons.items():
+                said.append(f"{figure}: no {', '.join(quantities)} of {variant.name}: {why}")
+    return said
+
+
+def drawable(value: float, lines: Lines) -> bool:
+    """Whether `value` has a place on the axis: a gradient of exactly zero has none."""
+    return math.isfinite(value) and (value > 0.0 or not lines.log)
+
+
 def gains_of(probed: Sequence[Probed]) -> Lines:
     """Return the figure of whatever learned gains there are."""
     ends = ("_skip", "_branch", "head_gain", "_change")
@@ -113,9 +144,7 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
 
     def curve(variant: Probed, quantity: str, stack: str) -> tuple[list[int], list[float]]:
         found = variant.values(quantity, stack)
-        kept = [(n, v) for n, v in sorted(found.items()) if math.isfinite(v)]
-        if lines.log:  # a gradient of exactly zero has no place on the axis
-            kept = [(layer, value) for layer, value in kept if value > 0.0]
+        kept = [(n, v) for n, v in sorted(found.items()) if drawable(v, lines)]
         return [layer for layer, _ in kept], [value for _, value in kept]
 
     panels = {
@@ -129,12 +158,13 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
     if not quantities:
         return None
     figure, grid = panel_grid(len(quantities), len(columns))
+    styles = looks(variant.name for variant in probed)
     for quantity, row in zip(quantities, grid, strict=True):
         values = [v for column in columns for _, ys in panels[quantity, column] for v in ys]
         spread = min(values) > 0.0 and max(values) > SPREAD * min(values)
         for column, axes in zip(columns, row, strict=True):
-            for index, (x, y) in enumerate(panels[quantity, column]):
-                axes.plot(x, y, marker="o", markersize=3.5, linewidth=1.6, **look(index))
+            for variant, (x, y) in zip(probed, panels[quantity, column], strict=True):
+                axes.plot(x, y, marker="o", markersize=3.5, linewidth=1.6, **styles[variant.name])
             for cut in lines.cuts:
                 axes.axhline(cut, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2.5)), zorder=1)
             if lines.log or spread:
@@ -145,8 +175,8 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
         row[0].set_ylabel(lines.quantities[quantity])
     figure.supxlabel("layer", fontsize=9.5)
     handles = [
-        Line2D([], [], marker="o", markersize=3.5, linewidth=1.6, label=plain(v.name), **look(i))
-        for i, v in enumerate(probed)
+        Line2D([], [], marker="o", markersize=3.5, linewidth=1.6, label=plain(name), **style)
+        for name, style in styles.items()
     ]
     legend(figure, handles)
     return figure
@@ -228,8 +258,19 @@ def entropy_panel(axes: "Axes", variant: Probed, stack: str, prefix: str) -> Non
     axes.set_ylim(bottom=0.0)
 
 
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return colour and dash by name: a preset has its own in every figure, whatever is beside it.
+
+    Other names take, in their order, those that no preset among `names` has.
+    """
+    names = list(dict.fromkeys(names))
+    places = {name: place for place, name in enumerate(PRESETS) if name in names}
+    free = (place for place in count() if place not in places.values())
+    return {name: look(places[name] if name in places else next(free)) for name in names}
+
+
 def look(index: int) -> dict[str, Any]:
-    """Return colour and dash of the variant at `index`: no two alike among the first 35."""
+    """Return colour and dash number `index`: no two alike among the first 35."""
     turn = index // len(COLOURS) % (len(DASHES) + 1)
     return {
         "color": COLOURS[index % len(COLOURS)],

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.figures import COLOURS, INK, MUTED
-from lightning_app.probes.figures import look, panel_grid, save, styled
+from lightning_app.probes.figures import looks, panel_grid, save, styled
+from lightning_app.theory.collapse import SAS, SKIPLESS
 from lightning_app.theory.lemmas import (
     Draws,
     post_ln_gradient,
@@ -19,10 +20,10 @@ from lightning_app.theory.lemmas import (
 from lightning_app.theory.models import (
     DEPTHS,
     RECORDS,
-    RECORDS_FINAL,
     STACKS,
     Prints,
     by_layer,
+    recorded_final,
 )
 from lightning_app.theory.statements import NAMES, POST, PRE, Fit, line, of_draws, power
 
@@ -30,9 +31,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOUR = {POST: COLOURS[1], PRE: COLOURS[0]}
+COLOUR = {preset: look["color"] for preset, look in looks((POST, PRE)).items()}
 BROKEN: Any = (0, (4, 2))
 DOTTED: Any = (0, (1, 1.4))
+COLLAPSE: dict[str, dict[str, Any]] = dict(
+    zip(
+        (*SKIPLESS, SAS),
+        (
+            {"color": COLOURS[5], "linewidth": 4.0, "marker": "o", "markersize": 8.0},
+            {"color": INK, "linestyle": BROKEN, "marker": "o", "markersize": 3.5},
+            {"color": COLOURS[2], "marker": "o", "markersize": 3.5},
+            {**looks(("sas",))["sas"], "marker": "o", "markersize": 3.5},
+        ),
+        strict=True,
+    )
+)
+"""How attention without a skip is drawn: two of its curves are one, the thin on the broad."""
 
 
 def write_figures(
@@ -214,12 +228,12 @@ def rank_collapse(folder: Path, cosines: Mapping[str, Sequence[Sequence[float]]]
     figure, ((axes,),) = panel_grid(1, 1)
     figure.set_size_inches(5.6, 3.8)
     handles: list[Any] = []
-    for index, (name, draws) in enumerate(cosines.items()):
+    for name, draws in cosines.items():
         layers = range(len(draws[0]))
         for one in draws:
-            axes.plot(layers, one, alpha=0.2, linewidth=0.8, **look(index))
+            axes.plot(layers, one, alpha=0.2, linewidth=0.8, color=COLLAPSE[name]["color"])
         means = [sum(values) / len(values) for values in zip(*draws, strict=True)]
-        handles += axes.plot(layers, means, marker="o", markersize=3.5, label=name, **look(index))
+        handles += axes.plot(layers, means, label=name, **COLLAPSE[name])
     for bound in (0.95, 0.05):
         axes.axhline(bound, color=MUTED, linestyle=BROKEN, linewidth=1.0, zorder=1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -279,7 +293,7 @@ def figure_3_depth(folder: Path, prints: Prints) -> Path:
         handles.append(points(axes, depths, list(found.values()), color=COLOUR[preset], label=name))
         fitted = [math.exp(fit.intercept) * depth**fit.slope for depth in depths]
         axes.plot(depths, fitted, color=COLOUR[preset], linewidth=1.0)
-        known = {depth: value for (p, depth), value in RECORDS_FINAL.items() if p == preset}
+        known = recorded_final(preset)
         style: dict[str, Any] = {
             "linestyle": "none",
             "marker": "x",
@@ -304,17 +318,19 @@ def figure_3_depth(folder: Path, prints: Prints) -> Path:
 def fingerprints(folder: Path, prints: Prints) -> Path:
     """W2 expected gradients by layer of every variant, with what was recorded elsewhere."""
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     figure, ((left, right),) = panel_grid(1, 2)
     figure.set_size_inches(8.0, 4.6)
+    styles = looks(prints.whole)
     for axes, stack in zip((left, right), STACKS, strict=True):
-        for index, (preset, found) in enumerate(prints.whole.items()):
+        for preset, found in prints.whole.items():
             groups = by_layer(found, stack, "W2")
             layers = range(1, len(groups) + 1)
-            points(axes, layers, groups, markersize=3.5, **look(index))
+            points(axes, layers, groups, markersize=3.5, **styles[preset])
             known: Sequence[float] = getattr(RECORDS[preset], stack)
             marks = {
-                **look(index),
+                **styles[preset],
                 "linestyle": "none",
                 "marker": "x",
                 "markersize": 6,
@@ -323,10 +339,13 @@ def fingerprints(folder: Path, prints: Prints) -> Path:
         axes.set_title(stack)
         axes.set_xlabel("layer")
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     left.set_ylabel("$W_2$, norm of the expected gradient")
     handles = [
-        Line2D([], [], marker="o", markersize=3.5, label=preset, **look(index))
-        for index, preset in enumerate(prints.whole)
+        Line2D([], [], marker="o", markersize=3.5, label=preset, **style)
+        for preset, style in styles.items()
     ]
     style: dict[str, Any] = {"linestyle": "none", "marker": "x", "color": MUTED}
     above(figure, [*handles, Line2D([], [], label="recorded elsewhere", **style)], 5)

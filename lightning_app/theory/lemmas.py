@@ -198,8 +198,9 @@ def lemma_1(setting: Setting) -> Iterator[Statement]:
     for matrix in (feed_forward.inner, feed_forward.outer):
         nn.init.eye_(matrix.weight)
         nn.init.zeros_(matrix.bias)
-    for s in (0.5, 2.0):
-        with seeded(1, setting.dim):
+    for number, s in enumerate((0.5, 2.0)):
+        # ReLU is homogeneous: of one draw, both would be one number.
+        with seeded(1, setting.dim, number):
             x = s * torch.randn(setting.draws, setting.tokens, setting.dim)
         found = feed_forward(x).square().mean(dim=(1, 2)) / s**2
         measured, interval = of_draws(found.tolist())
@@ -363,7 +364,7 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
 
 
 def theorem_1_by_width(setting: Setting) -> Iterator[Statement]:
-    """Post-LN's last W2 in d: lemma 1 and 3 give sqrt(d), under the bound d sqrt(ln d)."""
+    """Post-LN's last W2 in d: lemmas 1 and 3 give sqrt(d), under the bound d sqrt(ln d)."""
     widths = [setting.dim // 8, setting.dim // 4, setting.dim // 2, setting.dim]
     found: dict[int, list[float]] = {}
     for width in widths:
@@ -375,11 +376,11 @@ def theorem_1_by_width(setting: Setting) -> Iterator[Statement]:
     fit = power(found)
     yield Statement(
         claim=f"Post-LN: exponent of the last W2 gradient in d = {widths[0]}..{widths[-1]}",
-        source="Xiong et al., theorem 1: at most d sqrt(ln d)",
+        source="lemmas 1 and 3; the bound of theorem 1 is 1, up to the logarithm",
         predicted=0.5,
         measured=fit.slope,
         interval=(fit.low, fit.high),
-        accepted=(0.0, 1.0),
+        accepted=(0.4, 0.6),
     )
 
 

@@ -66,6 +66,21 @@ def test_one_preset(capsys, name: str) -> None:
     assert (preset.build.__doc__ or "").split()[0].strip("`") in text
 
 
+@pytest.mark.parametrize("columns", [30, 48, 79, 200])
+@pytest.mark.parametrize("name", ["sas", "dual_stream", "v_skipinit"])
+def test_words_fit_a_narrow_terminal(capsys, monkeypatch, name: str, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["blocks", name]) == 0
+    wide = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["blocks", name]) == 0
+    shown = capsys.readouterr().out
+    assert shown.split() == wide.split()
+    # Drawings keep their width.
+    words = [line for line in shown.splitlines() if "--" not in line and " |" not in line]
+    assert max(map(len, words)) <= min(columns, 80)
+
+
 def test_an_encoder_alone(capsys) -> None:
     assert main(["blocks", "realformer", "--encoder-depth", "4", "--decoder-depth", "0"]) == 0
     shown = capsys.readouterr().out

@@ -95,6 +95,34 @@ def test_a_field_without_words_of_its_own_is_shown_by_its_name(monkeypatch) -> N
     assert inside[0] == Inside(label="qk_norm rms_norm")
 
 
+def test_every_field_of_an_attention_has_words_of_its_own() -> None:
+    assert {field.name for field in fields(AttentionSpec)} == module.DRAWN
+
+
+@pytest.mark.parametrize(
+    ("parts", "labels"),
+    [
+        ({"qk_norm": "layer_norm", "value_norm": "layer_norm"}, ["LayerNorm of q, k, v"]),
+        ({"value_norm": "layer_norm"}, ["LayerNorm of v"]),
+        (
+            {"qk_norm": "layer_norm", "value_norm": "rms_norm"},
+            ["LayerNorm of q, k", "RMSNorm of v"],
+        ),
+        (
+            {"qk_norm": "rms_norm", "value_norm": "rms_norm", "value": "identity"},
+            ["RMSNorm of q, k", "V = I", "RMSNorm of v"],
+        ),
+    ],
+)
+def test_norms_inside_an_attention(parts: dict[str, Any], labels: list[str]) -> None:
+    spec = with_blocks(
+        stacks("pre_ln")["encoder"], self_attention=lambda attention: replace(attention, **parts)
+    )
+    inside = draw(spec, "encoder").runs[0].sums[0].branches[0].inside
+    assert [part.label for part in inside] == labels
+    assert {part.notes for part in inside if "Norm" in part.label} == {("over each head",)}
+
+
 def alternatives(hint: Any, value: Any) -> list[Any]:
     """Return other values of a field, by its type."""
     hint = getattr(hint, "__value__", hint)

@@ -109,8 +109,8 @@ def test_gains_say_how_they_are_trained() -> None:
         around_ff=lambda around: replace(around, branch=replace(VECTOR, profiled=False)),
     )
     text = "\n".join(text_lines([draw(spec, "encoder")]))
-    assert "'--- * 1.5 (learned vector, profiled) ---'" in text
-    assert "-- FF -- * 1.5 (learned vector) --(+)--" in text
+    assert "'--- * 0.5 (learned vector, profiled) ---'" in text
+    assert "-- FF -- * 0.5 (learned vector) --(+)--" in text
 
 
 def test_the_stack_and_what_stands_around_it() -> None:

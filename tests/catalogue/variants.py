@@ -11,7 +11,7 @@ from lightning_app.blocks.stack import Stack, StackSpec, carry_scores
 from lightning_app.catalogue.drawing import Drawing, draw
 from lightning_app.catalogue.folding import Side
 
-VECTOR = Gain(value=1.5, learned=True, vector=True, profiled=True)
+VECTOR = Gain(value=0.5, learned=True, vector=True, profiled=True)
 
 
 def stacks(name: str, depth: int = 6) -> dict[Side, StackSpec]:

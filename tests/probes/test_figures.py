@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lightning_app.blocks.presets import PRESETS
 from lightning_app.probes.figures import (
     BANDS,
     LINES,
@@ -13,8 +14,10 @@ from lightning_app.probes.figures import (
     band,
     entropy_figure,
     gains_of,
+    left_out,
     line_figure,
     look,
+    looks,
     write_figures,
 )
 from lightning_app.probes.table import Probed, Row
@@ -110,6 +113,52 @@ def test_gains_have_a_panel_each() -> None:
 
 def test_no_two_variants_look_alike() -> None:
     assert len({str(look(index)) for index in range(35)}) == 35
+
+
+def test_a_preset_looks_the_same_whatever_is_beside_it() -> None:
+    every = looks(PRESETS)
+    assert len({str(style) for style in every.values()}) == len(PRESETS)
+    for name in PRESETS:
+        assert looks(["a file", name, "another"])[name] == looks([name])[name] == every[name]
+    assert looks(["pre_ln", "post_ln"]) == looks(["post_ln", "pre_ln"])
+
+
+def test_names_that_are_no_presets_take_what_presets_leave() -> None:
+    mixed = looks(["first", "post_ln", "second", "first"])
+    assert mixed == {"post_ln": look(0), "first": look(1), "second": look(2)}
+    assert looks(["first", "second"]) == {"first": look(0), "second": look(1)}
+
+
+def test_curves_and_legend_are_in_the_look_of_their_preset() -> None:
+    probed = [Probed(name, curve("a", "encoder", 1.0, 2.0)) for name in ("sas", "post_ln", "x")]
+    figure: Any = line_figure(Lines("x", {"a": "A"}), probed)
+    expected = [style["color"] for style in looks(["sas", "post_ln", "x"]).values()]
+    assert expected == [look(list(PRESETS).index("sas"))["color"], look(0)["color"], "#D55E00"]
+    assert [line.get_color() for line in figure.axes[0].lines] == expected
+    assert [line.get_color() for line in figure.legends[0].get_lines()] == expected
+
+
+def test_a_figure_that_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+    zero = [
+        row
+        for quantity in ("w1_expected_gradient", "w2_expected_gradient")
+        for row in curve(quantity, "encoder", 0.0, 0.0)
+    ]
+    rezero = Probed("rezero", zero)
+    post = Probed("post_ln", curve("w1_expected_gradient", "encoder", 1.0))
+    said = (
+        "no w1_expected_gradient, w2_expected_gradient of rezero: "
+        "0 in every layer, which has no logarithm"
+    )
+    assert left_out([rezero]) == [f"gradient_norm.svg is not written: {said}"]
+    assert write_figures([rezero], tmp_path) == []
+    # Beside another variant the figure is written, without a curve that is missed as much.
+    assert left_out([rezero, post]) == [f"gradient_norm.svg: {said}"]
+    assert [path.name for path in write_figures([rezero, post], tmp_path)] == ["gradient_norm.svg"]
+    assert left_out([post]) == []
+    broken = Probed("x", curve("sum_norm", "decoder", math.nan))
+    said = "hidden_norm.svg is not written: no sum_norm of x: no finite value"
+    assert left_out([broken]) == [said]
 
 
 def test_what_rows_do_not_allow_is_not_left_from_before(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from matplotlib.colors import to_hex, to_rgba_array
 from torch import Tensor
 
 from lightning_app.blocks.axes import BlockConfig
@@ -18,7 +20,8 @@ from lightning_app.blocks.norm import EPSILON
 from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
 from lightning_app.models.transformer import Encoder
-from lightning_app.theory import collapse, lemmas, models, run
+from lightning_app.probes.figures import looks
+from lightning_app.theory import collapse, figures, lemmas, models, run
 from lightning_app.theory.collapse import Skipless
 from lightning_app.theory.lemmas import Draw, Draws, Setting
 from lightning_app.theory.models import Corpus, Fingerprint, Prints
@@ -246,6 +249,25 @@ def test_promised_statements_of_the_setting_hold(draws: Draws, part: str) -> Non
     assert all(one.promised and one.holds for one in found)
 
 
+def test_lemma_1_is_tried_on_two_draws(draws: Draws) -> None:
+    """ReLU is homogeneous: of one draw, the second scale could not fail alone."""
+    small, large = lemmas.lemma_1(draws.setting)
+    assert abs(small.measured - large.measured) > 1e-4
+
+
+@pytest.mark.parametrize(("exponent", "holds"), [(0.5, True), (0.9, False), (0.1, False)])
+def test_exponent_of_the_width_that_is_not_the_predicted_one_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, exponent: float, holds: bool
+) -> None:
+    def drawn(preset: str, depth: int, setting: Setting) -> Draw:
+        return Draw([], [setting.dim**exponent], 1.0)
+
+    monkeypatch.setattr(lemmas, "draw", drawn)
+    (found,) = lemmas.theorem_1_by_width(TINY)
+    assert found.measured == pytest.approx(exponent)
+    assert found.holds == holds
+
+
 def test_what_tests_may_assert_of_depth(draws: Draws) -> None:
     """The numbers themselves: exponents, the line of squared norms and its constant."""
     assert abs(power(draws.gradients(POST)).slope) < 0.1
@@ -375,7 +397,7 @@ def test_admin_is_profiled_before_its_gradients_are_taken(monkeypatch: pytest.Mo
     assert profiled.outer["decoder"] != pytest.approx(post.outer["decoder"], rel=0.02)
 
 
-@pytest.mark.parametrize(("preset", "recorded"), [(POST, 1.59), (PRE, 0.63)])
+@pytest.mark.parametrize(("preset", "recorded"), [(POST, 1.63), (PRE, 0.67)])
 def test_final_gradient_of_the_real_size(preset: str, recorded: float) -> None:
     """6-6, d = 512, two seeds of the command's three."""
     sizes = models.architecture(6)
@@ -391,8 +413,9 @@ def test_final_gradient_of_the_real_size(preset: str, recorded: float) -> None:
 def prints(final: float) -> Prints:
     shape = {"encoder": [1.0] * 6, "decoder": [1.5 ** (layer / 2) for layer in range(6)]}
     same = Fingerprint(9.2, shape, shape)
-    values = {depth: [final, final] for depth in models.DEPTHS}
-    return Prints({POST: [same, same]}, {POST: values, PRE: values})
+    every = {depth: [final, final] for depth in models.DEPTHS}
+    finals = {name: every if name in (POST, PRE) else {6: [final]} for name in models.FINGERPRINTS}
+    return Prints({POST: [same, same]}, finals)
 
 
 def test_claims_about_models_follow_their_numbers() -> None:
@@ -401,7 +424,22 @@ def test_claims_about_models_follow_their_numbers() -> None:
     assert found[f"post_ln, 6-6: {final}"].holds
     assert found[f"post_ln, 12-12: {final}"].holds
     assert not found[f"pre_ln, 6-6: {final}"].holds
-    assert all(found[f"{p}, {n}-{n}: {final}"].promised for p in (POST, PRE) for n in (6, 12))
+    rows = {claim: one for claim, one in found.items() if claim.endswith(final)}
+    assert all(one.promised for one in rows.values())
+    assert {claim.split(":")[0]: one.predicted for claim, one in rows.items()} == {
+        "post_ln, 6-6": 1.63,
+        "post_ln, 12-12": 1.87,
+        "pre_ln, 6-6": 0.67,
+        "pre_ln, 12-12": 0.50,
+        "peri_ln, 6-6": 0.64,
+        "sandwich_ln, 6-6": 0.64,
+        "deepnorm, 6-6": 0.69,
+        "b2t, 6-6": 0.87,
+        "admin, 6-6": 0.58,
+        "dual_stream, 6-6": 2.44,
+    }
+    for one in rows.values():
+        assert one.accepted == pytest.approx((0.8 * one.predicted, 1.2 * one.predicted))
     decoder, encoder = (one for claim, one in found.items() if "coder of 6-6" in claim)
     assert decoder.holds
     assert decoder.measured == pytest.approx((2 / 3) ** 0.5)
@@ -409,6 +447,66 @@ def test_claims_about_models_follow_their_numbers() -> None:
     assert encoder.measured == pytest.approx(1.0)
     exponents = [one for claim, one in found.items() if "exponent" in claim]
     assert [one.holds for one in exponents] == [True, False]
+
+
+# The figures.
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were to be written."""
+    kept: list[Any] = []
+
+    def keep(figure: Any, path: Path) -> Path:
+        kept.append(figure)
+        return path
+
+    monkeypatch.setattr(figures, "save", keep)
+    return kept
+
+
+def test_a_curve_under_another_can_be_seen(drawn: list[Any]) -> None:
+    names = [*collapse.SKIPLESS, collapse.SAS]
+    figures.rank_collapse(Path("x"), {name: [[0.0, 1.0, 1.0]] * 2 for name in names})
+    lines = {line.get_label(): line for line in drawn[0].axes[0].lines}
+    below, over = (lines[name] for name in names[:2])
+    assert below.get_linestyle() == "-"
+    assert over.get_linestyle() == "--"
+    assert below.get_linewidth() > 2 * over.get_linewidth()
+    assert below.get_markersize() > 2 * over.get_markersize()
+    assert len({lines[name].get_color() for name in names}) == 4
+
+
+def prints_of(*presets: str) -> Prints:
+    norms = {"encoder": [0.12, 0.2, 0.3, 0.5, 1.0, 2.0], "decoder": [0.6] * 6}
+    found = [Fingerprint(9.2, norms, norms)] * 2
+    finals = {depth: [0.6, 0.6] for depth in models.DEPTHS}
+    return Prints(dict.fromkeys(presets, found), dict.fromkeys(presets, finals))
+
+
+def test_the_axis_of_the_fingerprints_names_its_values(drawn: list[Any]) -> None:
+    figures.fingerprints(Path("x"), prints_of(POST, PRE))
+    (drawing,) = drawn
+    drawing.canvas.draw()
+    axes = drawing.axes[0]
+    low, high = axes.get_ylim()
+    ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    names = [text.get_text() for value, text in ticks if low <= value <= high]
+    assert {"0.2", "0.5", "1", "2"} <= set(names)
+
+
+def test_placements_have_one_colour_in_every_figure(drawn: list[Any]) -> None:
+    of = {preset: look["color"] for preset, look in looks((PRE, POST)).items()}
+    assert of == figures.COLOUR
+    figures.fingerprints(Path("x"), prints_of("admin", PRE, POST))
+    figures.figure_3_depth(Path("x"), prints_of(POST, PRE))
+    found = {
+        text.get_text().split(":")[0]: to_hex(to_rgba_array(handle.get_color())[0]).upper()
+        for legend in (figure.legends[0] for figure in drawn)
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    }
+    assert found[POST] == found["Post-LN"] == of[POST]
+    assert found[PRE] == found["Pre-LN"] == of[PRE]
 
 
 # The command.
