@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from torchmetrics import SumMetric
 
@@ -14,6 +15,11 @@ from lightning_app.objectives import build_objective
 from lightning_app.objectives.base import ObjectiveConfig, Sums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.steps import is_logged
+
+
+def mix(*numbers: int) -> int:
+    """Return a seed of 64 bits in which every bit of `numbers` counts."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 class TransformerModule(pl.LightningModule):
@@ -61,6 +67,7 @@ class TransformerModule(pl.LightningModule):
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
+        self._seed = 0
         # A NaN must stay one: by default it would be left out of the sum, and the loss be 0.
         sums = (SumMetric(nan_strategy="disable") for _ in range(3))
         self.total_nll, self.total_correct, self.total_tokens = sums
@@ -77,9 +84,17 @@ class TransformerModule(pl.LightningModule):
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)
 
+    def on_fit_start(self) -> None:
+        self._seed = torch.initial_seed()
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Profile the skips that ask for it (Admin), once, on the first batch of all ranks."""
+        """Seed the batch's draws; profile the skips that ask for it (Admin), once, on all ranks.
+
+        Dropout draws from (seed, step, batch, rank) alone, so that a run that goes on from a
+        checkpoint draws what it would have drawn without the break.
+        """
         assert self.model is not None
+        torch.manual_seed(mix(self._seed, self.global_step, batch_idx, self.global_rank))
         if not self.profiled and needs_profiling(self.model):
             strategy = self.trainer.strategy
             profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
@@ -169,6 +184,9 @@ class TransformerModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["vocab_size"] = self.vocab_size
         checkpoint["profiled"] = self.profiled
+        # A run that is killed after this goes on from here: what it logged must be there then.
+        for logger in self.loggers:
+            logger.save()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.model is None:

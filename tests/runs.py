@@ -13,7 +13,7 @@ from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig
 
 
-def module(kind: str = "translation", **block: Any) -> TransformerModule:
+def module(kind: str = "translation", *, dropout: float = 0.0, **block: Any) -> TransformerModule:
     return TransformerModule(
         block=BlockConfig(**block),
         architecture=ArchitectureConfig(
@@ -23,7 +23,7 @@ def module(kind: str = "translation", **block: Any) -> TransformerModule:
             model_dim=12,
             ff_dim=14,
             num_heads=3,
-            dropout=0.0,
+            dropout=dropout,
         ),
         objective=ObjectiveConfig(kind=kind, beam=1),  # pyright: ignore[reportArgumentType]
         optimizer=OptimizerConfig(lr=3e-3),

@@ -24,8 +24,25 @@ def find_checkpoint(given: str, folder: Path) -> Path:
     return path
 
 
-def check_checkpoint(path: Path, model: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that cannot be read or holds another model than the config says.
+def checkpoint_of_cell(folder: Path, model: Mapping[str, Any]) -> Path | None:
+    """Return the checkpoint from which a cell goes on, or None where it starts at step 0.
+
+    One that cannot be read is put aside, as the rest of the folder can be made again from nothing.
+    """
+    path = folder / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        return None
+    try:
+        check_checkpoint(path, model)
+    except UserError as error:
+        print(f"{error}; the cell starts at step 0", flush=True)
+        path.replace(path.with_suffix(".damaged"))
+        return None
+    return path
+
+
+def check_checkpoint(path: Path, model: Mapping[str, Any]) -> int:
+    """Return the step of a checkpoint; refuse one of another model or that cannot be read.
 
     Raises:
         UserError: naming the file, and the first field that differs.
@@ -44,3 +61,4 @@ def check_checkpoint(path: Path, model: Mapping[str, Any]) -> None:
                     f"--ckpt_path {path}: model.{part}.{key} is {there.get(key)} there and "
                     f"{here.get(key)} in the config"
                 )
+    return checkpoint["global_step"]

@@ -22,7 +22,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from lightning_app.ablation.checkpoint import check_checkpoint, find_checkpoint
+from lightning_app.ablation.checkpoint import (
+    check_checkpoint,
+    checkpoint_of_cell,
+    find_checkpoint,
+)
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
@@ -44,16 +48,18 @@ PACKAGES = (
 
 
 def run_cell(run_dir: Path, attempt: int) -> None:
-    """Train the config in `run_dir` from its first step and leave `result.json`, last.
+    """Train the config in `run_dir` and leave `result.json`, last.
 
-    Runs in a process of its own. Raises whatever made the run crash.
+    Goes on from the last checkpoint of an attempt that was cut short, to the same weights as a run
+    without a break. Runs in a process of its own. Raises whatever made the run crash.
     """
     tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
     tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
     if tree["trainer"]["devices"] == "auto":
         tree["trainer"]["devices"] = 1  # a cell has one device, whatever the host has
-    run = Run(tree, folder=run_dir, attempt=attempt, run=False)
-    run.fit(run.model, run.datamodule)
+    checkpoint = checkpoint_of_cell(run_dir, tree["model"])
+    run = Run(tree, folder=run_dir, attempt=attempt, checkpoint=checkpoint, run=False)
+    run.fit(run.model, run.datamodule, ckpt_path=checkpoint, weights_only=True)
 
 
 class Run(RunCLI):
@@ -64,12 +70,20 @@ class Run(RunCLI):
         folder: The run folder; None takes ``trainer.default_root_dir``, or names one after the
             config under ``experiments/fit/runs``.
         attempt: The number of this attempt; None counts on from those in the folder.
+        checkpoint: Where a run from a config tree goes on; the command line says ``--ckpt_path``.
     """
 
     def __init__(
-        self, args: Any, *, folder: Path | None = None, attempt: int | None = None, **kwargs: Any
+        self,
+        args: Any,
+        *,
+        folder: Path | None = None,
+        attempt: int | None = None,
+        checkpoint: Path | None = None,
+        **kwargs: Any,
     ) -> None:
         self._folder = folder
+        self._checkpoint = checkpoint
         self._attempt = attempt
         self._written: dict[str, Any] = args if isinstance(args, dict) else {}
         super().__init__(args, **kwargs)
@@ -91,16 +105,23 @@ class Run(RunCLI):
             self._prepare_data()
 
     @property
+    def resumed(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return self._checkpoint is not None
+
+    @property
     def _trains(self) -> bool:
         return self.subcommand in (None, "fit")
 
     def _find_checkpoint(self) -> None:
         given = self._get(self.config, "ckpt_path")
-        self.resumed = given is not None
+        self.resumed_step = 0
         if given is not None:
-            path = find_checkpoint(given, self.folder)
-            check_checkpoint(path, self.tree["model"])
-            self.config[str(self.subcommand)]["ckpt_path"] = str(path)
+            self._checkpoint = find_checkpoint(given, self.folder)
+            self.resumed_step = check_checkpoint(self._checkpoint, self.tree["model"])
+            self.config[str(self.subcommand)]["ckpt_path"] = str(self._checkpoint)
+        elif self._checkpoint is not None:
+            self.resumed_step = check_checkpoint(self._checkpoint, self.tree["model"])
         elif not self._trains:
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
 
@@ -160,8 +181,12 @@ class Run(RunCLI):
                 if self.subcommand == "fit":
                     callbacks.append(SaveOnInterrupt(self.folder / "checkpoints" / "last.ckpt"))
             if settings["logger"] is None:
+                # A curve that was drawn beyond the checkpoint is drawn again from there on.
+                again = {"purge_step": self.resumed_step + 1} if self.resumed else {}
                 settings["logger"] = [
-                    TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False),
+                    TensorBoardLogger(
+                        self.folder, name="", version="", default_hp_metric=False, **again
+                    ),
                     CSVLogger(self.attempt_folder, name="", version=""),
                 ]
         elif settings["logger"] is None:

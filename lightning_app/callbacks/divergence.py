@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -37,13 +38,22 @@ class DivergenceMonitor(pl.Callback):
         self._first_bad: Tensor | None = None
         self._last_finite: Tensor | None = None
 
+    def state_dict(self) -> dict[str, Any]:
+        kept = {"first_bad": self._first_bad, "last_finite": self._last_finite}
+        return {name: None if value is None else value.cpu() for name, value in kept.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._first_bad, self._last_finite = state_dict["first_bad"], state_dict["last_finite"]
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
         loss = loss_of(outputs)
         if self._first_bad is None or self._last_finite is None:
-            self._first_bad = torch.zeros((), dtype=torch.long, device=loss.device)
-            self._last_finite = torch.full_like(loss, torch.nan)
+            self._first_bad = torch.zeros((), dtype=torch.long)
+            self._last_finite = torch.tensor(torch.nan)
+        self._first_bad = self._first_bad.to(loss.device)
+        self._last_finite = self._last_finite.to(loss)
         finite = loss.isfinite()
         step = trainer.global_step
         self._first_bad = torch.where(~finite & (self._first_bad == 0), step, self._first_bad)

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 from torch import Tensor
@@ -30,6 +31,13 @@ class Throughput(pl.Callback):
     def rate(self) -> float:
         """Tokens per second over the whole run."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        self._take()
+        return {"tokens": self.tokens, "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.perf_counter()
@@ -71,6 +79,7 @@ class Progress(pl.Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._started = time.monotonic()
+        self._first_step = 0
         self._written = 0.0
 
     def _write(self, trainer: pl.Trainer, stage: str, loss: float | None) -> None:
@@ -82,7 +91,7 @@ class Progress(pl.Callback):
         report = {
             "step": step,
             "max_steps": trainer.max_steps,
-            "rate": step / max(now - self._started, 1e-9),
+            "rate": (step - self._first_step) / max(now - self._started, 1e-9),
             "loss": loss,
             "time": time.time(),
             "stage": stage,
@@ -92,7 +101,7 @@ class Progress(pl.Callback):
         os.replace(partial, self.path)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.monotonic()
+        self._started, self._first_step = time.monotonic(), trainer.global_step
         self._write(trainer, "train", None)
 
     def on_train_batch_end(
