@@ -178,14 +178,13 @@ class Run(RunCLI):
             callbacks += [self.divergence, self.throughput, GainLogger(), progress]
             if settings["enable_checkpointing"] is not False:
                 callbacks.append(checkpoints(self.folder))
-                if self.subcommand == "fit":
-                    callbacks.append(SaveOnInterrupt(self.folder / "checkpoints" / "last.ckpt"))
+                callbacks.append(SaveOnInterrupt(self.folder / "checkpoints" / "last.ckpt"))
             if settings["logger"] is None:
                 # A curve that was drawn beyond the checkpoint is drawn again from there on.
-                again = {"purge_step": self.resumed_step + 1} if self.resumed else {}
+                purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
                     TensorBoardLogger(
-                        self.folder, name="", version="", default_hp_metric=False, **again
+                        self.folder, name="", version="", default_hp_metric=False, purge_step=purge
                     ),
                     CSVLogger(self.attempt_folder, name="", version=""),
                 ]

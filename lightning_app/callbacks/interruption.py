@@ -1,20 +1,64 @@
-"""An interrupted run keeps what it has learned."""
+"""A run that is told to stop keeps what it has learned."""
 
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 
 class SaveOnInterrupt(pl.Callback):
-    """Write a checkpoint when Ctrl-C or SIGTERM ends the training, to go on from."""
+    """Write a checkpoint when Ctrl-C or SIGTERM ends the training, to go on from.
+
+    SIGTERM ends it after the step in hand, on all ranks after the same one, whichever of them was
+    told; a validation that runs or is due comes first. Such a checkpoint is exact. Ctrl-C ends a
+    step in its middle, and the batch in hand may be left out when the run goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._asked = False
+        self._before: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning's own handler would have each rank stop where the signal finds it; two ranks at
+        # two steps wait for each other for ever.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._asked = True
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+    ) -> None:
+        # Gradients under way would be lost; a validation that is due now would never be made.
+        every = trainer.val_check_batch
+        due = every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
+        if (batch_idx + 1) % trainer.accumulate_grad_batches or due or trainer.is_last_batch:
+            return
+        asked = self._asked
+        if trainer.world_size > 1:
+            flag = torch.tensor(float(asked), device=trainer.strategy.root_device)
+            asked = bool(trainer.strategy.reduce(flag, reduce_op="max"))
+        if asked:
+            raise SIGTERMException
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
+        self._restore()
         asked = isinstance(exception, KeyboardInterrupt | SIGTERMException)
         if asked and trainer.training and trainer.global_step:
             trainer.save_checkpoint(self.path)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
