@@ -23,7 +23,7 @@ from lightning_app.config import ConfigParser, cell_id, check, config_parser, da
 from lightning_app.errors import UserError
 from lightning_app.files import output_folder, write_whole
 from lightning_app.models.profiling import needs_profiling, profile
-from lightning_app.module import TransformerModule
+from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
 from lightning_app.probes.figures import left_out, write_figures
 from lightning_app.probes.probe import Batch, probe
@@ -196,6 +196,7 @@ def build(name: str, tree: dict[str, Any], checkpoint: Path | None, batches: int
     elif needs_profiling(model):
         model.train()
         first = next(iter(data.train_dataloader()))
+        torch.manual_seed(mix(int(tree["seed_everything"]), 0, 0, 0))  # as the first step draws
         profile(model, lambda: module(first))
     device = device_of(tree)
     module.to(device)

@@ -59,7 +59,8 @@ def run_cell(run_dir: Path, attempt: int) -> None:
         tree["trainer"]["devices"] = 1  # a cell has one device, whatever the host has
     checkpoint = checkpoint_of_cell(run_dir, tree["model"])
     run = Run(tree, folder=run_dir, attempt=attempt, checkpoint=checkpoint, run=False)
-    run.fit(run.model, run.datamodule, ckpt_path=checkpoint, weights_only=True)
+    resumed = None if checkpoint is None else str(checkpoint)
+    run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
 
 
 class Run(RunCLI):
