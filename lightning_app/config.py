@@ -19,7 +19,6 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.data.config import Splits
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
 from lightning_app.module import TransformerModule
@@ -189,14 +188,15 @@ def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
 
 def check(tree: dict[str, Any]) -> None:
     """Refuse a complete config whose parts do not go together, before anything is loaded."""
-    parts = {name: _arguments(name, kind, tree[name]) for name, kind in CLASSES.items()}
+    for name, kind in CLASSES.items():
+        _arguments(name, kind, tree[name])
     preset = tree["model"]["block"]["preset"]
     if preset not in PRESETS:
         known = ", ".join(PRESETS)
         hint = nearest(str(preset), PRESETS)
         raise UserError(f"model.block.preset: '{preset}' is not one of {known}{hint}")
     try:
-        module = TransformerModule(**parts["model"])
+        module = transformer_module(tree["model"])
         module.architecture.stacks(module.block)
         module.architecture.sizes()
     except ValueError as error:
@@ -262,9 +262,14 @@ def _value(key: str, hint: Any, value: Any) -> Any:
         raise UserError(f"{key}: {error}") from error
 
 
+def transformer_module(section: dict[str, Any]) -> TransformerModule:
+    """Return the module of a complete `model` section, its model not yet built."""
+    return TransformerModule(**_arguments("model", TransformerModule, section))
+
+
 def data_module(section: dict[str, Any]) -> TextDataModule:
     """Return the data module of a complete `data` section."""
-    return TextDataModule(**{**section, "splits": Splits(**section["splits"])})
+    return TextDataModule(**_arguments("data", TextDataModule, section))
 
 
 def explain(message: str, parser: LightningArgumentParser) -> str:

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from lightning_app.ablation.checkpoint import NAMED, check_checkpoint, find_checkpoint
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.trial import run_name
-from lightning_app.config import ConfigParser, cell_id, check, config_parser, data_module, dump
+from lightning_app.config import (
+    cell_id,
+    check,
+    config_parser,
+    data_module,
+    dump,
+    transformer_module,
+)
 from lightning_app.errors import UserError
 from lightning_app.files import output_folder, write_whole
 from lightning_app.models.profiling import needs_profiling, profile
@@ -175,7 +182,7 @@ def build(name: str, tree: dict[str, Any], checkpoint: Path | None, batches: int
     The batches are the first ones of the validation split.
     """
     pl.seed_everything(int(tree["seed_everything"]), workers=True, verbose=False)
-    module = instantiate(tree)
+    module = transformer_module(tree["model"])
     data = data_module(tree["data"])
     data.prepare_data()
     data.setup("fit")
@@ -204,13 +211,6 @@ def build(name: str, tree: dict[str, Any], checkpoint: Path | None, batches: int
     if moments is not None:
         moments = [moment.to(device) for moment in moments]
     return Subject(name, module, chosen, step, moments)
-
-
-def instantiate(tree: dict[str, Any]) -> TransformerModule:
-    """Return the module of a complete config, not yet built."""
-    parser = ConfigParser()
-    parser.add_class_arguments(TransformerModule, "model")
-    return parser.instantiate(parser.parse_object({"model": tree["model"]})).model
 
 
 def device_of(tree: dict[str, Any]) -> torch.device:

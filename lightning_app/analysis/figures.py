@@ -68,13 +68,13 @@ def write_figures(grid: Grid, folder: Path) -> list[Drawing]:
     colours = _colours(grid)
     for number, ((group, lr), cells) in enumerate(slices.items(), start=1):
         suffix = f"-{number}" if len(slices) > 1 else ""
-        with _style():
+        with styled():
             for kind, name in NAMES.items():
                 final = kind == "final"
                 figure = _final(cells, colours) if final else _training(cells, colours, kind)
                 if figure is not None:
                     path = folder / f"{name}{suffix}.svg"
-                    _save(figure, path)
+                    save(figure, path)
                     drawings.append(Drawing(path, kind, group, lr, tuple(cells)))
     for old in (path for name in NAMES.values() for path in folder.glob(f"{name}*.svg")):
         if old not in [drawing.path for drawing in drawings]:
@@ -317,7 +317,8 @@ def _legend(figure: "Figure", handles: Sequence[Any]) -> None:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def styled() -> Iterator[None]:
+    """Draw in the look of the report, and leave matplotlib's settings as they were."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -326,10 +327,12 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def save(figure: "Figure", path: Path) -> Path:
+    """Write `figure` as SVG without anything that changes from one writing to the next."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.BytesIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
     write_whole(path, buffer.getvalue())
+    return path

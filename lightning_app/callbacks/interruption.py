@@ -21,6 +21,7 @@ class SaveOnInterrupt(pl.Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._asked = False
+        self._saved = False
         self._before: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -35,16 +36,24 @@ class SaveOnInterrupt(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
-        # Gradients under way would be lost; a validation that is due now would never be made.
-        every = trainer.val_check_batch
-        due = every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
-        if (batch_idx + 1) % trainer.accumulate_grad_batches or due or trainer.is_last_batch:
-            return
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return  # gradients under way would be lost
         asked = self._asked
         if trainer.world_size > 1:
             flag = torch.tensor(float(asked), device=trainer.strategy.root_device)
             asked = bool(trainer.strategy.reduce(flag, reduce_op="max"))
-        if asked:
+        if not asked:
+            return
+        # A validation that is due now would never be made; its own checkpoint is exact, too.
+        every = trainer.val_check_batch if trainer.enable_validation else None
+        self._saved = every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
+        if not self._saved:
+            raise SIGTERMException
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
+    ) -> None:
+        if self._saved:
             raise SIGTERMException
 
     def on_exception(
@@ -52,7 +61,7 @@ class SaveOnInterrupt(pl.Callback):
     ) -> None:
         self._restore()
         asked = isinstance(exception, KeyboardInterrupt | SIGTERMException)
-        if asked and trainer.training and trainer.global_step:
+        if asked and not self._saved and trainer.training and trainer.global_step:
             trainer.save_checkpoint(self.path)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -3,18 +3,15 @@
 Nothing here touches matplotlib's global state, and the same rows give the same files.
 """
 
-import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.analysis.figures import COLOURS, DASHES, INK, MUTED, STYLE
+from lightning_app.analysis.figures import COLOURS, DASHES, INK, MUTED, save, styled
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.files import write_whole
 from lightning_app.probes.table import QUANTILES, Probed
 
 if TYPE_CHECKING:
@@ -305,25 +302,3 @@ def legend(figure: "Figure", handles: Sequence[Any]) -> None:
         ncols=min(columns, len(handles)),
         handlelength=2.4,
     )
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw in the look of the report, and leave matplotlib's settings as they were."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
-
-
-def save(figure: "Figure", path: Path) -> Path:
-    """Write `figure` as SVG without anything that changes from one writing to the next."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    buffer = io.BytesIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
-    write_whole(path, buffer.getvalue())
-    return path

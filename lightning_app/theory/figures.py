@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.analysis.figures import COLOURS, INK, MUTED
-from lightning_app.probes.figures import looks, panel_grid, save, styled
+from lightning_app.analysis.figures import COLOURS, INK, MUTED, save, styled
+from lightning_app.probes.figures import looks, panel_grid
 from lightning_app.theory.collapse import SAS, SKIPLESS
 from lightning_app.theory.lemmas import (
     Draws,

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from lightning_app.ablation.checkpoint import checkpoint_of_cell
 from lightning_app.config import resolve
 
 STEPS = 60
@@ -133,3 +134,14 @@ def test_a_terminated_run_goes_on_at_the_step_where_it_stopped(
         interrupt(start(command), broken, step, signal.SIGTERM)
         finish(start([*command, "--ckpt_path", "last"]))
         assert_same(whole, broken)
+
+
+def test_a_damaged_checkpoint_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
+    tree = config(tmp_path / "run", cache)
+    folder = tmp_path / "run" / "checkpoints"
+    assert checkpoint_of_cell(folder.parent, tree["model"]) is None
+    folder.mkdir()
+    (folder / "last.ckpt").write_bytes(b"half a file")
+    assert checkpoint_of_cell(folder.parent, tree["model"]) is None
+    assert "the cell starts at step 0" in capsys.readouterr().out
+    assert [path.name for path in folder.iterdir()] == ["last.damaged"]
