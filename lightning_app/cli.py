@@ -10,6 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from lightning_app import __version__
+from lightning_app.arguments import (
+    add_grid,
+    add_run,
+    add_storage,
+    add_storage_commands,
+    add_submit,
+)
 from lightning_app.errors import UserError, nearest
 
 LIGHTNING = {
@@ -18,6 +25,11 @@ LIGHTNING = {
     "test": "evaluate a checkpoint on the test split, with BLEU for translation",
     "predict": "print the predictions of a checkpoint on the test split",
 }
+
+RUN_OPTIONS = (
+    *("workers", "devices_per_cell", "slots_per_device", "storage", "lost_after", "hang_limit"),
+    *("max_time", "retry_failed", "wait"),
+)
 
 SECTIONS = ("seed_everything", "trainer", "model", "data")
 
@@ -81,13 +93,8 @@ def plan(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     from lightning_app.ablation.commands import run_command
 
-    return run_command(
-        args.grid,
-        args.experiments,
-        workers=args.workers,
-        max_time=args.max_time,
-        retry_failed=args.retry_failed,
-    )
+    options = {name: getattr(args, name) for name in RUN_OPTIONS}
+    return run_command(args.grid, args.experiments, **options)
 
 
 def status(args: argparse.Namespace) -> int:
@@ -100,6 +107,44 @@ def report(args: argparse.Namespace) -> int:
     from lightning_app.ablation.commands import report_command
 
     return report_command(args.grid, args.experiments, out=args.out)
+
+
+def submit(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.slurm import run_options, submit_command
+
+    return submit_command(
+        args.grid,
+        args.experiments,
+        array=args.array,
+        concurrent=args.concurrent,
+        partition=args.partition,
+        time=args.time,
+        account=args.account,
+        qos=args.qos,
+        constraint=args.constraint,
+        gpus=args.gpus,
+        cpus=args.cpus,
+        mem=args.mem,
+        sbatch=args.sbatch,
+        storage=args.storage,
+        run_options=run_options(args),
+        requeue=args.requeue,
+        dry_run=args.dry_run,
+    )
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.doctor import doctor_command
+
+    return doctor_command(args.grid, args.experiments, storage=args.storage, fix=args.fix)
+
+
+def storage(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.server import proxy_command, serve_command
+
+    if args.action == "serve":
+        return serve_command(args.dir, args.host, args.port)
+    return proxy_command(args.storage, args.host, args.port, args.lost_after)
 
 
 def probe(args: argparse.Namespace) -> int:
@@ -168,42 +213,28 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--root", metavar="DIR", help="the folder that holds the corpus")
     command.add_argument("--config", type=Path, metavar="FILE", help="take `data` from this config")
 
-    grids = {
-        "plan": (plan, "the cells of a grid, what is done, what the rest costs; trains nothing"),
-        "run": (run, "run what is missing of a grid; resumes by itself"),
-        "status": (status, "counts by state, running cells, time left, failures"),
-        "report": (report, "tables, figures and report.html of a grid"),
-    }
-    for name, (call, text) in grids.items():
-        command = add(name, call, text)
-        command.add_argument(
-            "grid", metavar="GRID", help="a YAML file, or the name of an ablation that ships"
-        )
-        command.add_argument(
-            "--experiments",
-            type=Path,
-            default=Path("experiments"),
-            metavar="DIR",
-            help="where the grid's folder lies (default: experiments)",
-        )
-        if name == "plan":
-            command.add_argument(
-                "--probe", action="store_true", help="measure 20 steps of each distinct shape"
-            )
-        if name == "run":
-            command.add_argument(
-                "--workers", type=int, metavar="N", help="cells at once (default: one a CPU)"
-            )
-            command.add_argument(
-                "--max-time", metavar="HH:MM", help="start no cell after this time"
-            )
-            command.add_argument(
-                "--retry-failed", action="store_true", help="also run cells that crashed before"
-            )
-        if name == "report":
-            command.add_argument(
-                "--out", type=Path, metavar="DIR", help="default: the grid's folder"
-            )
+    command = add("plan", plan, "the cells of a grid, what is done, what the rest costs")
+    add_grid(command)
+    command.add_argument(
+        "--probe", action="store_true", help="measure 20 steps of each distinct shape"
+    )
+    command = add("run", run, "run what is missing of a grid; resumes by itself")
+    add_grid(command)
+    add_run(command)
+    command = add("status", status, "counts by state, running cells, time left, failures")
+    add_grid(command)
+    command = add("report", report, "tables, figures and report.html of a grid")
+    add_grid(command)
+    command.add_argument("--out", type=Path, metavar="DIR", help="default: the grid's folder")
+    command = add("submit", submit, "run a grid on a SLURM cluster: an array of supervisors")
+    add_grid(command)
+    add_submit(command)
+    command = add("doctor", doctor, "look for damage in a grid's folder and its queue; --fix mends")
+    add_grid(command)
+    add_storage(command)
+    command.add_argument("--fix", action="store_true", help="repair what can be repaired safely")
+    command = add("storage", storage, "a queue for several hosts: serve a database, or a proxy")
+    add_storage_commands(command)
 
     command = add("probe", probe, "signals and gradients of a block, as numbers and figures")
     command.add_argument(
@@ -232,7 +263,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unread in `rest`."""
     parser = build_parser()
-    grids = ["plan", "run", "status", "report"]
+    grids = ["plan", "run", "status", "report", "submit", "doctor", "storage"]
     known = ["blocks", *LIGHTNING, "translate", "prepare", *grids, "probe"]
     first = arguments[0] if arguments else ""
     if first in LIGHTNING:

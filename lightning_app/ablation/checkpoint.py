@@ -1,15 +1,66 @@
-"""The checkpoint that a command starts from: where it lies, and whether it is of this model."""
+"""Checkpoints: which one a command starts from, whether it is of this model, how one is written."""
 
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 
 from lightning_app.config import leaves
 from lightning_app.errors import UserError
 
 NAMED = ("last", "best")
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there in one step.
+
+    Lightning writes it in the folder for temporary files. Where that is another file system, as
+    with experiments on a shared one, the move is a copy, and a kill in its middle leaves neither
+    the old checkpoint nor the new.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        with _replacing(Path(path)) as file:
+            torch.save(checkpoint, file)
+
+
+def with_whole_checkpoints(plugins: Any) -> list[Any]:
+    """Return a Trainer's plugins with the above, unless they bring another way to write."""
+    plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    plugins = [plugin for plugin in plugins if plugin is not None]
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(WholeCheckpoints())
+    return plugins
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file so that `target` is never half of one."""
+    with source.open("rb") as original, _replacing(target) as file:
+        shutil.copyfileobj(original, file)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a file that takes the place of `path` once it is whole and on the disk."""
+    temporary = path.with_name(f".{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def find_checkpoint(given: str, folder: Path) -> Path:
@@ -24,10 +75,11 @@ def find_checkpoint(given: str, folder: Path) -> Path:
     return path
 
 
-def checkpoint_of_cell(folder: Path, model: Mapping[str, Any]) -> Path | None:
+def checkpoint_of_cell(folder: Path, model: Mapping[str, Any], rank: int = 0) -> Path | None:
     """Return the checkpoint from which a cell goes on, or None where it starts at step 0.
 
-    One that cannot be read is put aside, as the rest of the folder can be made again from nothing.
+    One that cannot be read is put aside by the first rank, as the rest of the folder can be made
+    again from nothing.
     """
     path = folder / "checkpoints" / "last.ckpt"
     if not path.is_file():
@@ -35,8 +87,9 @@ def checkpoint_of_cell(folder: Path, model: Mapping[str, Any]) -> Path | None:
     try:
         check_checkpoint(path, model)
     except UserError as error:
-        print(f"{error}; the cell starts at step 0", flush=True)
-        path.replace(path.with_suffix(".damaged"))
+        if rank == 0:
+            print(f"{error}; the cell starts at step 0", flush=True)
+            path.replace(path.with_suffix(".damaged"))
         return None
     return path
 

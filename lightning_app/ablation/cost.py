@@ -1,14 +1,16 @@
 """What a cell costs: its parameters, and the seconds of a step as measured."""
 
+import json
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 
-from lightning_app.config import RunCLI
+from lightning_app.config import RunCLI, data_module, transformer_module
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import build_model
 
@@ -27,22 +29,24 @@ class _Clock(pl.Callback):
         self._last = now
 
 
-def build(config: dict[str, Any]) -> RunCLI:
-    """Return the run of a resolved config with its module, data and trainer; nothing is trained."""
-    return RunCLI(config, run=False)
-
-
 def parameters(config: dict[str, Any]) -> int:
-    """Return the number of trained parameters, without allocating them."""
-    run = build(config)
+    """Return the number of trained parameters of a complete config, without allocating them."""
+    module = transformer_module(config["model"])
     vocab_size = config["data"]["vocab_size"]
     if vocab_size is None:  # every word: only the corpus knows how many
-        run.datamodule.prepare_data()
-        run.datamodule.setup("fit")
-        vocab_size = run.datamodule.vocab_size
+        vocab_size = _words(json.dumps(config["data"]))
     with torch.device("meta"):
-        model = build_model(run.model.architecture, run.model.block, vocab_size, PAD)
+        model = build_model(module.architecture, module.block, vocab_size, PAD)
     return sum(p.numel() for p in model.parameters())
+
+
+@cache
+def _words(data: str) -> int:
+    """The words of a corpus, whose config is given as JSON."""
+    corpus = data_module(json.loads(data))
+    corpus.prepare_data()
+    corpus.setup("fit")
+    return corpus.vocab_size
 
 
 def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
@@ -62,7 +66,7 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
     }
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = str(Path(folder))
-        run = build({**config, "trainer": trainer})
+        run = RunCLI({**config, "trainer": trainer}, run=False)
         clock = _Clock()
         run.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
         run.trainer.fit(run.model, datamodule=run.datamodule)

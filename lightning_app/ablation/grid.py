@@ -23,7 +23,11 @@ METRICS = (
     *("test/nll", "test/bleu", "test/sacrebleu", "train/tokens_per_second"),
 )
 
+PRUNERS = ("median", "hyperband")
+CHECKPOINTS = ("all", "last", "best", "none")
+
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
+_KEYS += ("pruner", "checkpoints")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -32,7 +36,9 @@ class Grid:
     """A grid file with its base inlined.
 
     `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
-    entry of `exclude` is left out. `source` is the file as messages name it.
+    entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
+    none; `checkpoints` says which of a cell are kept once it is done. `source` is the file as
+    messages name it.
     """
 
     source: str
@@ -44,6 +50,8 @@ class Grid:
     metric: str
     mode: str
     sensitivity: Mapping[str, Any]
+    pruner: str | None = None
+    checkpoints: str = "all"
 
     def tree(self) -> dict[str, Any]:
         """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
@@ -55,6 +63,8 @@ class Grid:
             "exclude": list(self.exclude),
             "metric": {"name": self.metric, "mode": self.mode},
             "sensitivity": self.sensitivity,
+            "pruner": self.pruner,
+            "checkpoints": self.checkpoints,
         }
 
 
@@ -96,6 +106,7 @@ def read_grid(grid: str | Path) -> Grid:
         )
     axes = _axes(path, tree.get("axes"))
     metric, mode = _metric(path, tree.get("metric"))
+    sensitivity = _sensitivity(path, tree.get("sensitivity"), axes)
     return Grid(
         source=str(path),
         name=name,
@@ -105,7 +116,9 @@ def read_grid(grid: str | Path) -> Grid:
         exclude=_exclude(path, tree.get("exclude"), axes),
         metric=metric,
         mode=mode,
-        sensitivity=_sensitivity(path, tree.get("sensitivity"), axes),
+        sensitivity=sensitivity,
+        pruner=_pruner(path, tree.get("pruner"), axes, metric, sensitivity),
+        checkpoints=_checkpoints(path, tree.get("checkpoints")),
     )
 
 
@@ -278,6 +291,44 @@ def _sensitivity(path: Path, sensitivity: Any, axes: Mapping[str, list[Any]]) ->
                 f"({', '.join(known)}){nearest(str(value), known)}"
             )
     return sensitivity
+
+
+def _pruner(
+    path: Path,
+    pruner: Any,
+    axes: Mapping[str, list[Any]],
+    metric: str,
+    sensitivity: Mapping[str, Any],
+) -> str | None:
+    """The pruner, which can only serve a grid that looks for its best cells."""
+    if pruner is None:
+        return None
+    if pruner not in PRUNERS:
+        hint = nearest(str(pruner), PRUNERS)
+        raise UserError(f"{path}: pruner: expected {' or '.join(PRUNERS)}, found {pruner!r}{hint}")
+    reason = "a pruned run has no final loss, so no sensitivity could be reported"
+    if sensitivity:
+        raise UserError(f"{path}: pruner: cannot stand beside 'sensitivity': {reason}")
+    if len(axes.get(WARMUP, ())) > 1:
+        raise UserError(f"{path}: pruner: cannot stand beside the axis {WARMUP}: {reason}")
+    if not metric.startswith("val/"):
+        raise UserError(
+            f"{path}: pruner: judges cells by metric.name at each validation, where '{metric}' is "
+            f"not known; expected one of val/..."
+        )
+    return pruner
+
+
+def _checkpoints(path: Path, checkpoints: Any) -> str:
+    if checkpoints is None:
+        return "all"
+    if checkpoints not in CHECKPOINTS:
+        hint = nearest(str(checkpoints), CHECKPOINTS)
+        known = ", ".join(CHECKPOINTS)
+        raise UserError(
+            f"{path}: checkpoints: expected one of {known}, found {checkpoints!r}{hint}"
+        )
+    return checkpoints
 
 
 def _fields(path: Path, field: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:

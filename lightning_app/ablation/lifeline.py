@@ -11,10 +11,10 @@ from multiprocessing.connection import wait
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that made it ends. Linux only."""
+def die_with_parent(by: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process `by` when the thread that made it ends. Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
 
 
 def bind_to_supervisor() -> None:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,30 @@ from rich.table import Table
 
 from lightning_app.ablation.display import clock, plain_console
 from lightning_app.ablation.grid import SEED, WARMUP, Grid, read_grid
+from lightning_app.ablation.guard import supervisor_lock
 from lightning_app.ablation.plan import (
     Cell,
     Plan,
     check_folder,
+    devices_of,
     expand,
     load_plan,
     save_plan,
     variant,
 )
-from lightning_app.ablation.runner import default_workers, supervisor_lock
+from lightning_app.ablation.runner import default_workers
 from lightning_app.ablation.runs import Run, read_run, run_folder
 from lightning_app.files import writing_in
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
-_CHECKPOINTS = 2  # last and best
+_KEPT = {  # by the grid's `checkpoints`: how many stay of a finished cell, and which
+    "all": (2, "the last and the best checkpoint of a cell are kept"),
+    "last": (1, "the last checkpoint of a cell is kept"),
+    "best": (1, "the best checkpoint of a cell is kept"),
+    "none": (0, "no checkpoint is kept once a cell is done"),
+}
+_RUNNING = 2  # checkpoints of a cell that runs, whatever is kept
+_SAMPLE = 20  # finished runs of a shape whose files are measured
 _FREE = (SEED, WARMUP, "model.optimizer.lr")  # axes that change no step's cost
 
 
@@ -42,7 +51,13 @@ class Shape:
 
     @property
     def done(self) -> int:
-        return sum(run.state == "done" for run in self.runs)
+        return sum(run.state in ("done", "pruned") for run in self.runs)
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of one checkpoint: the parameters and what the optimizer keeps for each."""
+        states = _STATES.get(self.config["model"]["optimizer"]["kind"], 2)
+        return 4 * (1 + states) * self.parameters
 
     @property
     def tokens(self) -> int | None:
@@ -88,7 +103,7 @@ def plan_command(
         shape.parameters = parameters(shape.config)
         if probe and shape.done < len(shape.cells):
             shape.step = seconds_per_step(shape.config)
-    _print(plan, directory, shapes)
+    _print(spec, plan, directory, shapes)
     return 0
 
 
@@ -104,17 +119,21 @@ def _shapes(grid: Grid, directory: Path, plan: Plan, configs: list[dict[str, Any
         label = " ".join([label, *(f"{each}={cell.axes[each]}" for each in others)])
         shape = shapes.setdefault(key, Shape(label=label, config=config))
         shape.cells.append(cell)
-        shape.runs.append(read_run(directory, cell))
+        run = read_run(directory, cell)
+        if run.pruned is not None and grid.pruner is None:  # it goes on, as there is no pruner now
+            run = replace(run, state="missing", pruned=None)
+        shape.runs.append(run)
     return list(shapes.values())
 
 
-def _print(plan: Plan, directory: Path, shapes: list[Shape]) -> None:
+def _print(grid: Grid, plan: Plan, directory: Path, shapes: list[Shape]) -> None:
     console = plain_console()
     states = [run.state for shape in shapes for run in shape.runs]
-    done, failed = states.count("done"), states.count("failed")
+    done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
+    ended = f"{done} done, {pruned} pruned" if pruned else f"{done} done"
     console.print(
-        f"{plan.name}: {len(plan.cells)} cells, {plan.excluded} excluded, {done} done, "
-        f"{failed} failed, {len(plan.cells) - done} to run ({directory})",
+        f"{plan.name}: {len(plan.cells)} cells, {plan.excluded} excluded, {ended}, "
+        f"{failed} failed, {len(plan.cells) - done - pruned} to run ({directory})",
         markup=False,
     )
     for axis, values in plan.axes.items():
@@ -134,8 +153,13 @@ def _print(plan: Plan, directory: Path, shapes: list[Shape]) -> None:
         )
     console.print(table)
     console.print(f"tokens: {_tokens(shapes)} in all", markup=False)
-    console.print(f"time: {_time(shapes)}", markup=False)
-    console.print(f"disk: about {_disk(directory, shapes) / 1e6:,.0f} MB in all", markup=False)
+    devices = devices_of(grid)
+    if devices > 1:
+        console.print(f"devices: {devices} for each cell", markup=False)
+    console.print(f"time: {_time(shapes, devices)}", markup=False)
+    kept, words = _KEPT[grid.checkpoints]
+    size = _disk(directory, shapes, kept, default_workers() // devices)
+    console.print(f"disk: about {size / 1e6:,.0f} MB in all; {words}", markup=False)
 
 
 def _tokens(shapes: Iterable[Shape]) -> str:
@@ -145,8 +169,8 @@ def _tokens(shapes: Iterable[Shape]) -> str:
     return f"{sum((tokens or 0) * cells for tokens, cells in counts):,}"
 
 
-def _time(shapes: list[Shape]) -> str:
-    """What is still to run, over as many workers as cores."""
+def _time(shapes: list[Shape], devices: int) -> str:
+    """What is still to run, over as many workers as have cores for their devices."""
     left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
     cells = sum(count for _, count in left)
     if not cells:
@@ -156,25 +180,29 @@ def _time(shapes: list[Shape]) -> str:
         return "unknown, use --probe"
     mean = sum(known) / len(known)  # for shapes of which none has finished yet
     total = sum((mean if shape.seconds is None else shape.seconds) * n for shape, n in left)
-    workers = min(default_workers(), cells)
+    workers = min(max(1, default_workers() // devices), cells)
     measured = any(shape.step is not None for shape in shapes)
     source = "from a probe" if measured else "from the cells that are done"
     return f"about {clock(total / workers)} with {workers} workers, {source}"
 
 
-def _disk(directory: Path, shapes: list[Shape]) -> float:
-    """Bytes of all run folders: as measured on finished ones, else what their checkpoints take."""
+def _disk(directory: Path, shapes: list[Shape], kept: int, workers: int) -> float:
+    """Bytes of all run folders once the grid is done, and of the checkpoints of those that run.
+
+    Each has `kept` checkpoints; how much else a run leaves is measured on finished ones.
+    """
     total = 0.0
     for shape in shapes:
-        finished = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
-        if finished:
-            sizes = [_size(run_folder(directory, cell)) for cell in finished]
-            total += len(shape.cells) * sum(sizes) / len(sizes)
-        else:
-            states = _STATES.get(shape.config["model"]["optimizer"]["kind"], 2)
-            total += len(shape.cells) * _CHECKPOINTS * 4 * (1 + states) * shape.parameters
-    return total
+        done = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
+        sizes = [_size(run_folder(directory, cell)) for cell in done[:_SAMPLE]]
+        rest = sum(sizes) / len(sizes) if sizes else 0.0
+        total += len(shape.cells) * (kept * shape.checkpoint + rest)
+    left = sum(len(shape.cells) - shape.done for shape in shapes)
+    largest = max(shape.checkpoint for shape in shapes)
+    return total + min(max(1, workers), left) * (_RUNNING - kept) * largest
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of a run's files besides its checkpoints."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".ckpt")
+    return sum(path.stat().st_size for path in files)

@@ -23,6 +23,8 @@ Tree = Mapping[str, Any]
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
 Identify = Callable[[dict[str, Any]], str]
 
+DEVICES = "trainer.devices"
+
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
 
 
@@ -113,6 +115,15 @@ def variant(axes: Mapping[str, Any], base_config: Tree) -> str:
     parts = [_label(axes[PRESET])] if PRESET in axes else []
     parts += [f"{key.removeprefix(BLOCK)}={_label(axes[key])}" for key in others]
     return "+".join(parts) or _label(_field(base_config, PRESET) or "base")
+
+
+def devices_of(grid: Grid) -> int:
+    """How many devices a cell of a grid takes, as its file says; `auto` and -1 are one.
+
+    Raises `UserError` for a list of devices.
+    """
+    axis = grid.axes.get(DEVICES)
+    return _devices(grid, axis[0] if axis else _field(grid.base_config, DEVICES))
 
 
 def made_from(grid: Grid) -> str:
@@ -242,14 +253,31 @@ def _check_reference(grid: Grid, configs: list[dict[str, Any]]) -> None:
 
 
 def _check_devices(grid: Grid, configs: list[dict[str, Any]]) -> None:
-    """A cell is one process: ranks that it launched would start this command, not the cell."""
+    """A cell runs on one host, on as many of its devices as all other cells."""
+    devices = {_devices(grid, config["trainer"].get("devices")) for config in configs}
+    if len(devices) > 1:
+        found = ", ".join(map(str, sorted(devices)))
+        raise UserError(f"{grid.source}: trainer.devices: {found}; one number for all cells")
     for config in configs:
-        for field in ("devices", "num_nodes"):
-            value = config["trainer"].get(field, 1)
-            if (len(value) if isinstance(value, list) else value) not in (1, "1", "auto"):
-                raise UserError(
-                    f"{grid.source}: trainer.{field}: {value}; each cell of a grid runs on 1"
-                )
+        nodes = config["trainer"].get("num_nodes", 1)
+        if nodes != 1:
+            raise UserError(
+                f"{grid.source}: trainer.num_nodes: {nodes}; each cell of a grid runs on 1 host"
+            )
+
+
+def _devices(grid: Grid, value: Any) -> int:
+    if value in (None, "auto", -1, "-1"):
+        return 1
+    if isinstance(value, list) or (isinstance(value, str) and "," in value):
+        raise UserError(
+            f"{grid.source}: trainer.devices: {value!r} names devices; the supervisor hands them "
+            f"out, so say how many each cell takes"
+        )
+    text = str(value)
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{grid.source}: trainer.devices: expected 1 or more, found {value!r}")
+    return int(text)
 
 
 def _check_baseline(grid: Grid, cells: list[Cell]) -> None:

@@ -1,4 +1,4 @@
-"""What runs in the children of the fork server: one cell, or one question of the supervisor."""
+"""What runs in the children of the fork server: a rank of a cell, or a supervisor's question."""
 
 import faulthandler
 import importlib
@@ -8,46 +8,95 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.leftovers import mark
 from lightning_app.ablation.lifeline import bind_to_supervisor
 from lightning_app.ablation.plan import Plan, expand
-from lightning_app.ablation.runs import LOCK
+from lightning_app.ablation.runs import LOCK, is_over
+from lightning_app.ablation.slots import Slot
 from lightning_app.errors import UserError
 from lightning_app.files import is_disk_full, write_whole
+from lightning_app.memory import is_out_of_memory
 
-FAILED = 3  # exit code: the attempt left an error.txt
+FAILED = 3  # exit code: the attempt left an error
 DISK_FULL = 4  # exit code: the attempt is void
+HELD = 5  # exit code: another process has the run
+OUT_OF_MEMORY = 6  # exit code: the attempt left an error that may not come again
 
 _OLD_WORKER_GONE = 60.0  # seconds that a killed supervisor's worker may take to die
 
 
-def run_attempt(
-    program: str, folder: Path, attempt: int, tree: dict[str, Any], identity: str, threads: int
-) -> None:
-    """Run one attempt of a cell in this process, which then ends.
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One attempt of a cell, as its processes are told of it.
 
     `program` is a module with `resolve`, `cell_id` and `run_cell`; `tree` the cell's unresolved
-    config and `identity` its planned id. Everything printed goes to `attempts/<attempt>/log.txt`.
-    Exit code 0 with a result on disk, `FAILED` with `error.txt`, `DISK_FULL`, or a signal.
+    config and `identity` its planned id. `metric` is what a pruner looks at, if there is one;
+    `keep` says which checkpoints stay after success.
+    """
+
+    program: str
+    folder: Path
+    attempt: int
+    tree: Mapping[str, Any]
+    identity: str
+    slot: Slot
+    metric: str | None
+    keep: str
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "attempts" / str(self.attempt)
+
+    @property
+    def meeting(self) -> Path:
+        """The file through which the ranks find each other: no port that others could take."""
+        return self.record / "meeting"
+
+    def log(self, rank: int) -> Path:
+        return self.record / ("log.txt" if rank == 0 else f"log-rank{rank}.txt")
+
+    def error(self, rank: int) -> Path:
+        """Where a rank leaves its error. Among several, the supervisor finds which was first."""
+        alone = self.slot.devices == 1
+        return self.record / ("error.txt" if alone else f"error-rank{rank}.txt")
+
+
+def run_rank(job: Job, rank: int) -> None:
+    """Run one rank of an attempt in this process, which then ends.
+
+    Everything printed goes to the rank's log. Rank 0 holds the run's lock and writes what the run
+    leaves. Exit code 0 with a result on disk, one of those above, or a signal.
     """
     os.setsid()
     bind_to_supervisor()
-    record = folder / "attempts" / str(attempt)
     try:
-        record.mkdir(parents=True, exist_ok=True)
-        _redirect_output(record / "log.txt")
-        with FileLock(folder / LOCK, timeout=_OLD_WORKER_GONE):
-            if not (folder / "result.json").is_file():
-                _train(importlib.import_module(program), folder, attempt, tree, identity, threads)
+        job.record.mkdir(parents=True, exist_ok=True)
+        _redirect_output(job.log(rank))
+        mark(job.record)
+        if job.slot.visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.slot.visible)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(job.slot.threads)
+        program = importlib.import_module(job.program)
+        if rank > 0:
+            program.run_cell(job, rank)
+            return
+        with FileLock(job.folder / LOCK, timeout=_OLD_WORKER_GONE):
+            if not is_over(job.folder, job.metric is not None):
+                _train(program, job)
+    except Timeout:
+        sys.exit(HELD)
     except BaseException as error:
-        _end(record, error)
+        _end(job.error(rank), error)
 
 
 def answer(channel: Connection, function: Callable[..., Any], *arguments: Any) -> None:
@@ -74,17 +123,19 @@ def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
         module.prepare(config)
 
 
-def _train(
-    program: Any, folder: Path, attempt: int, tree: dict[str, Any], identity: str, threads: int
-) -> None:
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
-    config = program.resolve(tree, str(folder / "config.yaml"))
-    if program.cell_id(config) != identity:
+def count_devices(program: str) -> int:
+    """How many accelerators there are. Asked here: it would keep the fork server from forking."""
+    return importlib.import_module(program).count_devices()
+
+
+def _train(program: Any, job: Job) -> None:
+    """Write the config, which every rank reads, and train."""
+    config = program.resolve(dict(job.tree), str(job.folder / "config.yaml"))
+    if program.cell_id(config) != job.identity:
         raise RuntimeError(f"the config's id {program.cell_id(config)} is not the planned one")
-    write_whole(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-    program.run_cell(folder, attempt)
-    if not (folder / "result.json").is_file():
+    write_whole(job.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    program.run_cell(job, 0)
+    if not is_over(job.folder, job.metric is not None):
         raise RuntimeError("the run ended without a result")
 
 
@@ -98,7 +149,7 @@ def _redirect_output(log: Path) -> None:
     faulthandler.enable()
 
 
-def _end(record: Path, error: BaseException) -> NoReturn:
+def _end(path: Path, error: BaseException) -> NoReturn:
     """End this process in the way that tells the supervisor what happened."""
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning made the signal an exception
@@ -109,7 +160,9 @@ def _end(record: Path, error: BaseException) -> NoReturn:
     line = " ".join(f"{type(error).__name__}: {error}".split())
     try:
         print(text, file=sys.stderr)
-        write_whole(record / "error.txt", f"{text.rstrip()}\n{line}\n")
+        if is_out_of_memory(error):
+            sys.exit(OUT_OF_MEMORY)
+        write_whole(path, f"{text.rstrip()}\n{line}\n")
     except OSError as refused:
         if is_disk_full(refused):
             sys.exit(DISK_FULL)

@@ -2,12 +2,36 @@
 
 from typing import Any
 
-from lightning_app.ablation.trial import run_cell
+import torch
+
+from lightning_app.ablation import trial
+from lightning_app.ablation.process import Job
+from lightning_app.ablation.ranks import join
 from lightning_app.config import cell_id, data_module, resolve
 
-__all__ = ["cell_id", "prepare", "resolve", "run_cell"]
+__all__ = ["cell_id", "count_devices", "prepare", "resolve", "run_cell"]
 
 
 def prepare(config: dict[str, Any]) -> None:
     """Have the corpus of a resolved data config ready on disk."""
     data_module(config).prepare_data()
+
+
+def count_devices() -> int:
+    """How many accelerators this host offers."""
+    return torch.cuda.device_count()
+
+
+def run_cell(job: Job, rank: int) -> None:
+    """Train a cell as one of its ranks, from the config in its folder."""
+    if job.slot.devices > 1:
+        accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
+        join(rank, job.slot.devices, job.meeting, accelerator)
+    trial.run_cell(
+        job.folder,
+        job.attempt,
+        rank=rank,
+        pruned_by=job.metric,
+        keep=job.keep,
+        slot=job.slot.record(),
+    )

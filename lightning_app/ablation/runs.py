@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,20 +13,31 @@ from lightning_app.ablation.plan import Cell
 from lightning_app.errors import UserError
 
 LOCK = ".lock"
+RESULT = "result.json"
+PRUNED = "pruned.json"
+REPORTS = "reports.jsonl"  # of an attempt: a line for each validation, where the grid has a pruner
+STOP = "stop"  # of an attempt: the supervisor's word to end it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The state of one cell on disk.
 
-    `done`: there is a result. `failed`: the last attempt left an error, of which `error` is the
-    last line. `missing`: neither, whatever was tried. `attempts` counts the attempts so far.
+    `done`: there is a result. `pruned`: the grid's pruner ended it, and `pruned` holds where.
+    `failed`: the last attempt left an error, of which `error` is the last line. `missing`: none of
+    these, whatever was tried. `attempts` counts the attempts so far.
     """
 
-    state: Literal["done", "failed", "missing"]
+    state: Literal["done", "pruned", "failed", "missing"]
     attempts: int
     result: Mapping[str, Any] | None = None
+    pruned: Mapping[str, Any] | None = None
     error: str | None = None
+
+    @property
+    def status(self) -> str:
+        """What counts are made of: the result's status where there is one, else the state."""
+        return self.state if self.result is None else self.result["status"]
 
 
 def run_folder(directory: Path, cell: Cell) -> Path:
@@ -37,21 +48,30 @@ def read_run(directory: Path, cell: Cell) -> Run:
     """Read a cell's state. Raises `UserError` for a result that is damaged or not the cell's."""
     folder = run_folder(directory, cell)
     attempts = last_attempt(folder)
-    path = folder / "result.json"
-    if path.is_file():
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path}: no valid JSON; remove the run's folder") from error
-        if result["id"] != cell.id:
-            raise UserError(f"{path}: id: {result['id']} is not the planned {cell.id}")
+    if result := _read_of(folder / RESULT, cell):
         return Run(state="done", attempts=attempts, result=result)
+    if pruned := _read_of(folder / PRUNED, cell):
+        return Run(state="pruned", attempts=attempts, pruned=pruned)
     error = folder / "attempts" / str(attempts) / "error.txt"
     if error.is_file():
         lines = error.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no message")
         return Run(state="failed", attempts=attempts, error=last.strip())
     return Run(state="missing", attempts=attempts)
+
+
+def _read_of(path: Path, cell: Cell) -> dict[str, Any] | None:
+    """What a run left at its end, or None where there is no such file."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path}: no valid JSON; remove the run's folder") from error
+    identity = tree.get("id") if isinstance(tree, dict) else None
+    if identity != cell.id:
+        raise UserError(f"{path}: id: {identity} is not the planned {cell.id}")
+    return tree
 
 
 def last_attempt(folder: Path) -> int:
@@ -69,6 +89,59 @@ def read_progress(folder: Path, attempt: int) -> Mapping[str, Any] | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
+
+
+@dataclass
+class ReportReader:
+    """Reads what a run reports; knows the steps given and the bytes read of each file."""
+
+    steps: set[int] = field(default_factory=set)
+    read: dict[Path, int] = field(default_factory=dict)
+
+    def new(self, folder: Path, attempt: int) -> Iterator[tuple[int, float]]:
+        """Yield (step, value) of an attempt's whole lines that are new and have a finite value.
+
+        What the caller does not come back from counts as not given, and is given again.
+        """
+        path = folder / "attempts" / str(attempt) / REPORTS
+        start = self.read.get(path, 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1
+        for line in data[:whole].splitlines():
+            try:
+                report = json.loads(line)
+            except ValueError:
+                continue  # a power loss can leave zeros; what was lost is one report
+            if report["value"] is not None and report["step"] not in self.steps:
+                yield report["step"], report["value"]
+                self.steps.add(report["step"])
+        self.read[path] = start + whole
+
+
+def read_reports(folder: Path) -> dict[int, float]:
+    """Every step and value that a run has reported, by whatever attempt."""
+    reader, attempts = ReportReader(), range(1, last_attempt(folder) + 1)
+    return {step: value for attempt in attempts for step, value in reader.new(folder, attempt)}
+
+
+def is_over(folder: Path, prunes: bool) -> bool:
+    """Whether a run has its result, or was ended by the pruner of a grid that `prunes`."""
+    return (folder / RESULT).is_file() or (prunes and (folder / PRUNED).is_file())
+
+
+def trim_checkpoints(folder: Path, keep: str) -> None:
+    """Remove the checkpoints of a finished run that a grid's `checkpoints` does not keep.
+
+    `keep`: `all` (last and best), `last`, `best` or `none`.
+    """
+    for name in ("last", "best"):
+        if keep not in ("all", name):
+            (folder / "checkpoints" / f"{name}.ckpt").unlink(missing_ok=True)
 
 
 def fraction(progress: Mapping[str, Any] | None) -> float:
@@ -89,5 +162,5 @@ def is_held(lock: Path) -> bool:
 
 def describe(states: Counter[str]) -> str:
     """Counts by state in one line, in a fixed order, without zeros."""
-    order = ("ok", "diverged", "failed", "running", "waiting", "missing")
+    order = ("ok", "diverged", "pruned", "failed", "running", "waiting", "missing")
     return ", ".join(f"{states[state]} {state}" for state in order if states[state])

@@ -37,6 +37,8 @@ def status_command(grid: str | Path, experiments: Path = Path("experiments")) ->
         if run.result is not None:
             states[run.result["status"]] += 1
             seconds.append(run.result["seconds"])
+        elif run.state == "pruned" and spec.pruner is not None:
+            states["pruned"] += 1
         elif is_held(folder / LOCK):
             states["running"] += 1
             running.append((cell.name, read_progress(folder, run.attempts)))

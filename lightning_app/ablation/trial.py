@@ -25,11 +25,23 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning_app.ablation.checkpoint import (
     check_checkpoint,
     checkpoint_of_cell,
+    copy_whole,
     find_checkpoint,
+    with_whole_checkpoints,
 )
+from lightning_app.ablation.runs import (
+    PRUNED,
+    REPORTS,
+    RESULT,
+    STOP,
+    read_reports,
+    trim_checkpoints,
+)
+from lightning_app.callbacks.agreement import Agreement
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
+from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.config import RunCLI, cell_id, check, data_module, keep_numbers
 from lightning_app.errors import UserError
@@ -47,20 +59,62 @@ PACKAGES = (
 )
 
 
-def run_cell(run_dir: Path, attempt: int) -> None:
-    """Train the config in `run_dir` and leave `result.json`, last.
+def run_cell(
+    run_dir: Path,
+    attempt: int,
+    *,
+    rank: int = 0,
+    pruned_by: str | None = None,
+    keep: str = "all",
+    slot: Mapping[str, Any] | None = None,
+) -> None:
+    """Train the config in `run_dir` and leave `result.json`, last; `pruned.json` if told to stop.
 
     Goes on from the last checkpoint of an attempt that was cut short, to the same weights as a run
     without a break. Runs in a process of its own. Raises whatever made the run crash.
+
+    Args:
+        run_dir: The run's folder, with the cell's config.
+        attempt: The number of this attempt.
+        rank: Which process of the run this is; those after the first write nothing.
+        pruned_by: The metric to report at validations, for a pruner to go by; None for no pruner.
+        keep: The checkpoints to keep of a run that has ended: all, last, best or none.
+        slot: What the run was given, for its result; `devices`, a list, has one for each rank.
     """
-    tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
-    if tree["trainer"]["devices"] == "auto":
-        tree["trainer"]["devices"] = 1  # a cell has one device, whatever the host has
-    checkpoint = checkpoint_of_cell(run_dir, tree["model"])
-    run = Run(tree, folder=run_dir, attempt=attempt, checkpoint=checkpoint, run=False)
-    resumed = None if checkpoint is None else str(checkpoint)
-    run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
+    # Lightning was imported before the processes were told apart.
+    rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
+    ended = (run_dir / RESULT).is_file() or (pruned_by and (run_dir / PRUNED).is_file())
+    if not ended:
+        tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+        tree["trainer"] |= _devices(tree["trainer"], slot)
+        checkpoint = checkpoint_of_cell(run_dir, tree["model"], rank)
+        run = Run(
+            tree,
+            folder=run_dir,
+            attempt=attempt,
+            checkpoint=checkpoint,
+            pruned_by=pruned_by,
+            slot=slot,
+            run=False,
+        )
+        resumed = None if checkpoint is None else str(checkpoint)
+        run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
+    if rank == 0:
+        trim_checkpoints(run_dir, keep)
+
+
+def _devices(trainer: Mapping[str, Any], slot: Mapping[str, Any] | None) -> dict[str, Any]:
+    """How many devices a cell has, whatever the host has, and how they work together."""
+    count = trainer["devices"]
+    if slot is not None:
+        count = len(slot["devices"])
+    elif count == "auto":
+        count = 1
+    if count in (1, "1"):
+        return {"devices": count, "strategy": "auto"}
+    strategy = trainer["strategy"]
+    return {"devices": count, "strategy": "ddp" if strategy == "auto" else strategy}
 
 
 class Run(RunCLI):
@@ -72,6 +126,8 @@ class Run(RunCLI):
             config under ``experiments/fit/runs``.
         attempt: The number of this attempt; None counts on from those in the folder.
         checkpoint: Where a run from a config tree goes on; the command line says ``--ckpt_path``.
+        pruned_by: The metric that is reported at validations; None where nobody prunes the run.
+        slot: What a supervisor gave the run, for the result.
     """
 
     def __init__(
@@ -81,9 +137,13 @@ class Run(RunCLI):
         folder: Path | None = None,
         attempt: int | None = None,
         checkpoint: Path | None = None,
+        pruned_by: str | None = None,
+        slot: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self._folder = folder
+        self._pruned_by = pruned_by
+        self._slot = slot
         self._checkpoint = checkpoint
         self._attempt = attempt
         self._written: dict[str, Any] = args if isinstance(args, dict) else {}
@@ -159,7 +219,7 @@ class Run(RunCLI):
     def _prepare_folder(self) -> None:
         """Make the folder this run's own; a run that starts anew leaves no old curve in it."""
         if (self.folder / "config.yaml").exists():
-            (self.folder / "result.json").unlink(missing_ok=True)
+            (self.folder / RESULT).unlink(missing_ok=True)
             if not self.resumed:
                 for old in self.folder.glob("events.out.tfevents.*"):
                     old.unlink()
@@ -177,6 +237,10 @@ class Run(RunCLI):
         if self._trains:
             progress = Progress(self.attempt_folder / "progress.json")
             callbacks += [self.divergence, self.throughput, GainLogger(), progress]
+            callbacks.append(Agreement(cell_id(self.tree)))
+            if self._pruned_by is not None:
+                files = (self.attempt_folder / REPORTS, self.attempt_folder / STOP)
+                callbacks.append(Pruning(self._pruned_by, *files))
             if settings["enable_checkpointing"] is not False:
                 callbacks.append(checkpoints(self.folder))
                 callbacks.append(SaveOnInterrupt(self.folder / "checkpoints" / "last.ckpt"))
@@ -191,6 +255,7 @@ class Run(RunCLI):
                 ]
         elif settings["logger"] is None:
             settings["logger"] = False
+        settings["plugins"] = with_whole_checkpoints(settings["plugins"])
         settings |= {**kwargs, "default_root_dir": str(self.folder)}
         try:
             return self._instantiate_trainer(settings, callbacks)
@@ -206,7 +271,11 @@ class Run(RunCLI):
         trainer = self.trainer
         started = datetime.now(UTC)
         clock = time.perf_counter()
-        trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
+        try:
+            trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
+        except Pruned as pruned:
+            self._leave_pruned(pruned.step, started, time.perf_counter() - clock)
+            return
         metrics: dict[str, Any] = dict(trainer.callback_metrics)
         finite = self.divergence.divergence is None
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
@@ -230,6 +299,8 @@ class Run(RunCLI):
             "parameters": sum(p.numel() for p in model.parameters()),
             "seconds": time.perf_counter() - clock,
             "device": device_name(trainer),
+            "devices": trainer.world_size,
+            "slot": self._slot,
             "precision": str(trainer.precision),
             "versions": {name: version(name) for name in PACKAGES},
             "data": datamodule.description,
@@ -250,7 +321,7 @@ class Run(RunCLI):
         if isinstance(saver, ModelCheckpoint) and self.trainer.is_global_zero:
             score = saver.best_model_score
             if score is None or metrics["val/nll"] < float(score):
-                shutil.copyfile(last, best)
+                copy_whole(last, best)
         return metrics
 
     @rank_zero_only
@@ -266,19 +337,45 @@ class Run(RunCLI):
             "cpus": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "device": result["device"],
+            "slot": result["slot"],
             "versions": result["versions"],
         }
         write_whole(folder / "env.json", json.dumps(environment, indent=1))
         hypotheses = model.objective.hypotheses
         if hypotheses:
             write_whole(folder / "hypotheses.txt", "".join(f"{line}\n" for line in hypotheses))
-        logs = [self.attempt_folder]
-        if self.resumed:
-            logs = [folder / "attempts" / str(k) for k in range(1, self.attempt + 1)]
-        write_whole(folder / "metrics.csv", join_metrics([p / "metrics.csv" for p in logs]))
-        write_whole(folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
+        self._join_logs()
+        write_whole(folder / RESULT, json.dumps(result, indent=1, allow_nan=False))
+        (folder / PRUNED).unlink(missing_ok=True)  # of the time when the grid had a pruner
         scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
         print(f"{folder}: {result['status']}, {scores}")
+
+    @rank_zero_only
+    def _leave_pruned(self, step: int, started: datetime, seconds: float) -> None:
+        reports = read_reports(self.folder)
+        pruned = {
+            "schema": SCHEMA,
+            "id": cell_id(self.tree),
+            "name": self.folder.name,
+            "status": "pruned",
+            "step": step,
+            "metric": self._pruned_by,
+            "value": reports[max(reports)] if reports else None,
+            "attempt": self.attempt,
+            "seconds": seconds,
+            "started": started.isoformat(),
+            "finished": datetime.now(UTC).isoformat(),
+        }
+        self._join_logs()
+        write_whole(self.folder / PRUNED, json.dumps(pruned, indent=1, allow_nan=False))
+        print(f"{self.folder}: pruned after step {step}, {self._pruned_by} {pruned['value']}")
+
+    def _join_logs(self) -> None:
+        """Write the curves of the attempts that the run went through."""
+        first = 1 if self.resumed else self.attempt
+        logs = [self.folder / "attempts" / str(k) for k in range(first, self.attempt + 1)]
+        table = join_metrics([log / "metrics.csv" for log in logs])
+        write_whole(self.folder / "metrics.csv", table)
 
     def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
         """Print one prediction a line, in the order of the split."""
@@ -334,7 +431,11 @@ def join_metrics(logs: list[Path]) -> str:
                 given = {key: value for key, value in row.items() if value}
                 seen.setdefault(step, {}).update(given)
                 columns |= dict.fromkeys(given)
-        first = min(seen, default=0)
+        if not seen:
+            continue
+        first = min(seen)
+        # An attempt that was cut short after its last step is only evaluated again.
+        seen[first] = rows.get(first, {}) | seen[first]
         rows = {step: row for step, row in rows.items() if step < first} | seen
     lines = [",".join(columns)]
     lines += [",".join(rows[step].get(c, "") for c in columns) for step in sorted(rows)]

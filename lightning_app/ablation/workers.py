@@ -8,10 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+from lightning_app.ablation.guard import Interrupted
+from lightning_app.ablation.leftovers import end_tree
 from lightning_app.ablation.process import answer
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -22,21 +24,25 @@ _FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "PMI_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
 
 
-class Interrupted(Exception):
-    """The user, or the machine, asked the supervisor to stop."""
+# SIGUSR1 is what a scheduler sends ahead of a time limit.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stop:
-    """Whether a signal asked for the end; handlers only take a note, so no write is cut short."""
+    """How often a signal asked for the end; handlers only take a note: no write is cut short."""
 
-    requested = False
+    count = 0
+
+    @property
+    def requested(self) -> bool:
+        return self.count > 0
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
         def note(number: int, frame: object) -> None:
-            self.requested = True
+            self.count += 1
 
-        before = {each: signal.signal(each, note) for each in (signal.SIGINT, signal.SIGTERM)}
+        before = {each: signal.signal(each, note) for each in _SIGNALS}
         try:
             yield self
         finally:
@@ -51,22 +57,25 @@ _KEPT_BYTES = str(1 << 30)
 
 
 @contextmanager
-def cell_environment(threads: int) -> Iterator[None]:
-    """The environment of the fork server and of every cell, for as long as either may start.
-
-    A clean one, with as many threads a process as its share of the cores.
-    """
+def cell_environment() -> Iterator[None]:
+    """A clean environment for the fork server and every cell, for as long as either may start."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(_FOREIGN) or name in _FOREIGN_NAMES:
             del os.environ[name]
-    for library in ("OMP", "MKL", "OPENBLAS"):
-        os.environ[f"{library}_NUM_THREADS"] = str(threads)
+    for name in _ALLOCATOR:
+        os.environ.setdefault(name, _KEPT_BYTES)
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def share_cores(threads: int) -> None:
+    """Have libraries of the processes to come use as many threads as their share of the cores."""
+    for library in ("OMP", "MKL", "OPENBLAS"):
+        os.environ[f"{library}_NUM_THREADS"] = str(threads)
 
 
 def preload(program: str) -> None:
@@ -88,13 +97,12 @@ def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     raise RuntimeError("the fork server ends as soon as it has started")
 
 
-def kill(process: ForkServerProcess) -> None:
-    """Kill a child with everything that it started, and wait for its end."""
-    assert process.pid is not None
-    with suppress(ProcessLookupError):  # it has ended, or is too young to have a group
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
+def kill(*processes: ForkServerProcess) -> None:
+    """Kill children with everything that they started, and wait for their end."""
+    end_tree(process.pid for process in processes if process.pid is not None)
+    for process in processes:
+        process.kill()
+        process.join()
 
 
 def ask(stop: Stop, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -13,6 +13,7 @@ def counts(grid: Grid) -> str:
     states = [cell.state for cell in grid.cells]
     parts = [
         f"{states.count('diverged')} of them stalled or diverged",
+        f"{states.count('pruned')} pruned" if "pruned" in states else "",
         f"{states.count('failed')} crashed" if "failed" in states else "",
         f"{states.count('unfinished')} unfinished" if "unfinished" in states else "",
         f"{states.count('waiting')} not started" if "waiting" in states else "",
@@ -93,7 +94,14 @@ def limits(grid: Grid) -> list[str]:
         items.append(
             "Cells ran on different devices or precisions; differences may come from these."
         )
-    missing = len(grid.cells) - len(grid.finished)
+    pruned = sum(cell.state == "pruned" for cell in grid.cells)
+    if grid.pruner is not None:
+        items.append(
+            f"Pruner: {grid.pruner}. {pruned} of {len(grid.cells)} cells were ended early because "
+            "they did badly. They are left out, so means over the others flatter the variants that "
+            "lost most; no sensitivity is reported."
+        )
+    missing = len(grid.cells) - len(grid.finished) - pruned
     if missing:
         items.append(
             f"{missing} of {len(grid.cells)} cells have no result. Seeds are compared in pairs, so "

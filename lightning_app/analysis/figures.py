@@ -48,6 +48,8 @@ STYLE: dict[Any, Any] = {
 NAMES = {"final": "loss_by_warmup", "train/nll": "training_train", LOSS: "training_valid"}
 PANELS = 4  # in one row
 POINTS = 300  # of one curve, at most
+ALL_POINTS, FEWEST_POINTS = 250_000, 30  # of all single curves of one loss, but of each this many
+MOST_PANELS = 240  # of one kind of figure: a panel takes a twentieth of a second to draw
 
 
 @dataclass(frozen=True)
@@ -62,31 +64,48 @@ class Drawing:
 
 
 def write_figures(grid: Grid, folder: Path) -> list[Drawing]:
-    """Write every figure that the finished runs allow, one set for each group and rate."""
+    """Write the figures that the finished runs allow, one set for each group and rate.
+
+    Where there are many groups and rates, only the first as `drawn_slices` counts them.
+    """
     drawings = []
-    slices = _slices(grid)
+    slices = drawn_slices(grid)
     colours = _colours(grid)
+    most = min(POINTS, max(FEWEST_POINTS, ALL_POINTS // max(1, len(grid.finished))))
     for number, ((group, lr), cells) in enumerate(slices.items(), start=1):
         suffix = f"-{number}" if len(slices) > 1 else ""
         with styled():
             for kind, name in NAMES.items():
                 final = kind == "final"
-                figure = _final(cells, colours) if final else _training(cells, colours, kind)
+                figure = _final(cells, colours) if final else _training(cells, colours, kind, most)
                 if figure is not None:
                     path = folder / f"{name}{suffix}.svg"
                     save(figure, path)
                     drawings.append(Drawing(path, kind, group, lr, tuple(cells)))
+    kept = {drawing.path for drawing in drawings}
     for old in (path for name in NAMES.values() for path in folder.glob(f"{name}*.svg")):
-        if old not in [drawing.path for drawing in drawings]:
+        if old not in kept:
             old.unlink()
     return drawings
 
 
-def _slices(grid: Grid) -> dict[tuple[str, float | None], list[Cell]]:
+def slices_of(grid: Grid) -> dict[tuple[str, float | None], list[Cell]]:
+    """The finished cells by group and learning rate: what shares a figure."""
     slices: dict[tuple[str, float | None], list[Cell]] = {}
     for cell in grid.finished:
         slices.setdefault((cell.group, cell.lr), []).append(cell)
     return dict(sorted(slices.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)))
+
+
+def drawn_slices(grid: Grid) -> dict[tuple[str, float | None], list[Cell]]:
+    """The first slices, at least one, with no more than `MOST_PANELS` variants in all."""
+    drawn, panels = {}, 0
+    for key, cells in slices_of(grid).items():
+        panels += len({cell.variant for cell in cells})
+        if drawn and panels > MOST_PANELS:
+            break
+        drawn[key] = cells
+    return drawn
 
 
 def _colours(grid: Grid) -> dict[str, str]:
@@ -128,26 +147,37 @@ def _final(cells: Sequence[Cell], colours: Mapping[str, str]) -> "Figure | None"
 def _seeds(axes: "Axes", runs: Sequence[Cell], place: Mapping[int, int], colour: str) -> None:
     """The runs of a seed joined by a thin line; a small shift keeps equal values apart."""
     seeds = sorted({cell.seed or 0 for cell in runs})
-    for index, seed in enumerate(seeds):
-        shift = -0.22 + 0.22 * (index / max(1, len(seeds) - 1))
-        own = sorted((cell for cell in runs if (cell.seed or 0) == seed), key=_warmup)
-        x = [place[cell.warmup or 0] + shift for cell in own]
-        y = [cell.loss for cell in own]
-        axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.9, zorder=2)
-        for failed, marker, size in ((False, "o", 4.5), (True, "X", 7)):
-            shown = [i for i, cell in enumerate(own) if (cell.state == "diverged") == failed]
-            axes.plot(
-                [x[i] for i in shown],
-                [y[i] for i in shown],
-                linestyle="none",
-                marker=marker,
-                markersize=size,
-                markeredgecolor="white",
-                markeredgewidth=0.5,
-                color=colour,
-                alpha=0.95 if failed else 0.6,
-                zorder=3,
-            )
+    shift = {s: -0.22 + 0.22 * (i / max(1, len(seeds) - 1)) for i, s in enumerate(seeds)}
+    own: dict[int, list[tuple[float, float]]] = {seed: [] for seed in seeds}
+    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for cell in sorted(runs, key=_warmup):
+        seed = cell.seed or 0
+        point = (place[_warmup(cell)] + shift[seed], cell.loss)
+        own[seed].append(point)
+        marks[cell.state == "diverged"].append(point)
+    _thin_lines(axes, list(own.values()), color=colour, alpha=0.3, linewidth=0.9)
+    for failed, marker, size in ((False, "o", 4.5), (True, "X", 7)):
+        axes.plot(
+            [x for x, _ in marks[failed]],
+            [y for _, y in marks[failed]],
+            linestyle="none",
+            marker=marker,
+            markersize=size,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            color=colour,
+            alpha=0.95 if failed else 0.6,
+            zorder=3,
+        )
+
+
+def _thin_lines(axes: "Axes", lines: Sequence[Sequence[tuple[float, float]]], **look: Any) -> None:
+    """Many lines of one look as one artist: each one of its own takes a millisecond to draw."""
+    from matplotlib.collections import LineCollection
+
+    collection = LineCollection(lines, capstyle="projecting", joinstyle="round", zorder=2, **look)
+    axes.add_collection(collection, autolim=False)  # which would scale every panel anew each time
+    axes.update_datalim([point for line in lines for point in line])
 
 
 def _means(axes: "Axes", runs: Sequence[Cell], place: Mapping[int, int], colour: str) -> None:
@@ -179,8 +209,13 @@ def _means(axes: "Axes", runs: Sequence[Cell], place: Mapping[int, int], colour:
         )
 
 
-def _training(cells: Sequence[Cell], colours: Mapping[str, str], tag: str) -> "Figure | None":
-    """Loss against the step, a panel a variant: every seed thin, the mean over seeds heavy."""
+def _training(
+    cells: Sequence[Cell], colours: Mapping[str, str], tag: str, most: int
+) -> "Figure | None":
+    """Loss against the step, a panel a variant: every seed thin, the mean over seeds heavy.
+
+    A thin line has at most `most` points.
+    """
     from matplotlib.lines import Line2D
 
     curves = [(cell, *_finite(*curve(cell, tag))) for cell in cells]
@@ -201,10 +236,8 @@ def _training(cells: Sequence[Cell], colours: Mapping[str, str], tag: str) -> "F
                 for cell, steps, values in curves
                 if cell.variant == variant and (cell.warmup or 0) == warmup
             ]
-            for points in own:
-                kept = _thinned(sorted(points))
-                y = [points[step] for step in kept]
-                axes.plot(kept, y, color=colours[variant], alpha=0.2, linewidth=0.7, zorder=2)
+            thin = [[(step, p[step]) for step in _thinned(sorted(p), most)] for p in own]
+            _thin_lines(axes, thin, color=colours[variant], alpha=0.2, linewidth=0.7)
             common = _thinned(sorted(set.intersection(*map(set, own)))) if own else []
             axes.plot(
                 common,
@@ -238,11 +271,11 @@ def _finite(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], l
     return [step for step, _ in kept], [value for _, value in kept]
 
 
-def _thinned(steps: Sequence[int]) -> list[int]:
-    """At most `POINTS` of the steps, even on a log scale, the first and the last kept."""
-    if len(steps) <= POINTS:
+def _thinned(steps: Sequence[int], most: int = POINTS) -> list[int]:
+    """At most `most` of the steps, even on a log scale, the first and the last kept."""
+    if len(steps) <= most:
         return list(steps)
-    ratio = (steps[-1] / steps[0]) ** (1 / (POINTS - 1))
+    ratio = (steps[-1] / steps[0]) ** (1 / (most - 1))
     kept, wanted = [], float(steps[0])
     for step in steps:
         if step >= wanted * (1 - 1e-9):

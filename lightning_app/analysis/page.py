@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_app import __version__
 from lightning_app.analysis.facts import DASH, budget_of, counts, facts, in_short, limits
-from lightning_app.analysis.figures import Drawing
+from lightning_app.analysis.figures import Drawing, drawn_slices, slices_of
 from lightning_app.analysis.markup import Child, Markup, element, join
 from lightning_app.analysis.runs import Cell, Grid
 from lightning_app.analysis.sensitivity import LEARNED, LEVEL, Score, mean, t_interval
@@ -48,7 +48,14 @@ def page(
         element("title", f"{grid.name}: warm-up sensitivity"),
         element("style", Markup(css.read_text(encoding="utf-8"))),
     )
-    if grid.finished:
+    if grid.finished and grid.pruner is not None:
+        sections = [
+            _what_was_run(grid),
+            _cautions(grid),
+            _figures(grid, drawings),
+            _all_cells(grid, results),
+        ]
+    elif grid.finished:
         sections = [
             _what_was_run(grid),
             _cautions(grid),
@@ -216,6 +223,13 @@ def _figures(grid: Grid, drawings: Sequence[Drawing]) -> Markup:
     shown = [
         _figure(grid, drawing, number) for number, drawing in enumerate(drawings, start=1)
     ] or [element("p", "No finished run has a finite loss to draw.")]
+    drawn, there = len(drawn_slices(grid)), len(slices_of(grid))
+    if drawn < there:
+        text = (
+            f"Drawn are the first {drawn} of {there} combinations of learning rate and other axes; "
+            "the tables and results.csv have all."
+        )
+        shown.insert(0, element("p", text))
     return element("section", element("h2", "Figures"), *shown)
 
 
@@ -267,15 +281,17 @@ def _by_warmup(grid: Grid, scores: Sequence[Score]) -> Markup:
         _column("S_w", "nats"),
     ]
 
+    finished: dict[tuple[str, str, float, int | None], list[Cell]] = {}
+    for cell in grid.finished:
+        key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
+        finished.setdefault(key, []).append(cell)
+
     def row(variant: str, own: dict[str, Score]) -> Markup:
-        group, lr = own["R_w"].group, own["R_w"].lr
-        runs = [
-            c for c in grid.finished if (c.variant, c.group, c.lr or 0.0) == (variant, group, lr)
-        ]
+        key = (variant, own["R_w"].group, own["R_w"].lr)
         return element(
             "tr",
             element("th", variant, scope="row"),
-            *(_mean([c for c in runs if c.warmup == warmup]) for warmup in grid.warmups),
+            *(_mean(finished.get((*key, warmup), [])) for warmup in grid.warmups),
             _estimate(own["R_w"]),
             _estimate(own["S_w"]),
         )
@@ -348,10 +364,12 @@ def _classes(key: str, record: dict[Any, Any], text: bool) -> str | None:
 
 
 def _unfinished(grid: Grid) -> Markup:
-    absent = [cell for cell in grid.cells if not cell.finished]
+    absent = [cell for cell in grid.cells if not cell.finished and cell.state != "pruned"]
     heading = element("h2", "Failed and missing cells")
     if not absent:
-        return element("section", heading, element("p", "None: every planned cell has a result."))
+        pruned = any(cell.state == "pruned" for cell in grid.cells)
+        every = "every planned cell has a result" + " or was pruned" * pruned
+        return element("section", heading, element("p", f"None: {every}."))
     says = {
         "failed": "crashed",
         "unfinished": "running or cut short",

@@ -23,15 +23,16 @@ BLOCK = "model.block."
 PRESET = "model.block.preset"
 LOSS = "val/nll"
 
-State = Literal["ok", "diverged", "failed", "unfinished", "waiting"]
+State = Literal["ok", "diverged", "pruned", "failed", "unfinished", "waiting"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One planned run.
 
-    `state`: `ok` or `diverged` (a result exists), `failed` (the last attempt crashed), `unfinished`
-    (an attempt runs or was cut short; files alone cannot tell), `waiting` (never started).
+    `state`: `ok` or `diverged` (a result exists), `pruned` (the grid's pruner ended it), `failed`
+    (the last attempt crashed), `unfinished` (an attempt runs or was cut short; files alone cannot
+    tell), `waiting` (never started).
     `group` names the values of the axes that are no block, warm-up, rate or seed. `baseline` is the
     variant to compare with: the grid's baseline preset with this cell's other block axes.
     """
@@ -91,6 +92,7 @@ class Grid:
     """A grid folder. `cells` holds every planned cell, finished or not, in the order of the plan.
 
     `config` is the grid's base over the resolved config of one run, which knows every default.
+    `pruner` is the rule by which hopeless cells were ended early, if there was one.
     """
 
     folder: Path
@@ -102,6 +104,7 @@ class Grid:
     reference_warmup: int | None
     baseline: str | None
     cells: tuple[Cell, ...]
+    pruner: str | None = None
 
     @cached_property
     def finished(self) -> tuple[Cell, ...]:
@@ -168,7 +171,8 @@ def read_grid(folder: Path) -> Grid:
             metric=str((grid.get("metric") or {}).get("name", LOSS)),
             reference_warmup=scores.get("reference_warmup"),
             baseline=scores.get("baseline"),
-            cells=tuple(_cell(folder, entry, config, scores) for entry in plan["cells"]),
+            cells=tuple(_cell(folder, entry, config, grid) for entry in plan["cells"]),
+            pruner=grid.get("pruner"),
         )
     except KeyError as error:
         raise UserError(f"{folder / 'plan.json'}: field {error} is missing") from error
@@ -233,9 +237,14 @@ def curve(cell: Cell, tag: str) -> tuple[list[int], list[float]]:
         return [], []
     points: dict[int, float] = {}
     with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row.get(tag):
-                points[int(float(row["step"]))] = float(row[tag])
+        rows = csv.reader(file)
+        names = next(rows, [])
+        if tag not in names:
+            return [], []
+        step, column = names.index("step"), names.index(tag)
+        for row in rows:
+            if len(row) > column and row[column]:
+                points[int(float(row[step]))] = float(row[column])
     steps = sorted(points)
     return steps, [points[step] for step in steps]
 
@@ -254,18 +263,18 @@ def _merge(under: Any, over: Any) -> Any:
 
 
 def _cell(
-    folder: Path, entry: Mapping[str, Any], config: Mapping[str, Any], scores: Mapping[str, Any]
+    folder: Path, entry: Mapping[str, Any], config: Mapping[str, Any], grid: Mapping[str, Any]
 ) -> Cell:
     axes, run = entry["axes"], folder / "runs" / entry["name"]
 
     def value(key: str) -> Any:
         return axes[key] if key in axes else lookup(config, key)
 
-    result, state, error = _outcome(run)
+    result, state, error = _outcome(run, prunes=grid.get("pruner") is not None)
     if result and result["id"] != entry["id"]:
         raise UserError(f"{run / 'result.json'}: id {result['id']} is not the plan's {entry['id']}")
     others = [key for key in axes if key not in (SEED, WARMUP, RATE) and not key.startswith(BLOCK)]
-    baseline = scores.get("baseline")
+    baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
         baseline = _variant({**axes, PRESET: baseline}, config)
     return Cell(
@@ -292,14 +301,19 @@ def _variant(axes: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return "+".join(parts) or label(lookup(config, PRESET) or "base")
 
 
-def _outcome(run: Path) -> tuple[dict[str, Any] | None, State, str | None]:
-    """Result, state, and the last line of the error of one run folder."""
+def _outcome(run: Path, prunes: bool) -> tuple[dict[str, Any] | None, State, str | None]:
+    """Result, state, and the last line of the error of one run folder.
+
+    Where the grid no longer `prunes`, a run that was pruned before is an unfinished one.
+    """
     if (run / "result.json").is_file():
         result = read_mapping(run / "result.json")
         for field in ("id", "status", "metrics", "unigram_entropy"):
             if field not in result:
                 raise UserError(f"{run / 'result.json'}: field '{field}' is missing")
         return result, result["status"], None
+    if prunes and (run / "pruned.json").is_file():
+        return None, "pruned", None
     attempts = [path for path in (run / "attempts").glob("*") if path.name.isdigit()]
     if not attempts:
         return None, "waiting", None

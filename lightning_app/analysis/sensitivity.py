@@ -124,7 +124,9 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
 
 
 def scores(grid: Grid) -> list[Score]:
-    """Every score of every variant, in the order of the plan."""
+    """Every score of every variant, in the order of the plan; none where bad runs were pruned."""
+    if grid.pruner is not None:
+        return []
     found = arms(grid)
     several_rates = len(grid.rates) > 1
     rows: list[Score] = []

@@ -48,13 +48,28 @@ FIELDS = {"BOOL": "bool_value", "FLOAT64": "number_value", "STRING": "string_val
 TESTED = ("test/nll", "test/bleu", "test/sacrebleu")
 
 
-def write_index(grid_dir: Path) -> None:
-    """Bring the event files of the index up to date with the run folders. Cheap when they are."""
+def write_index(grid_dir: Path, only_new: bool = False) -> None:
+    """Bring the event files of the index up to date with the run folders.
+
+    With `only_new`, finished cells whose file is newer than their result and the plan are not
+    looked at: what a supervisor has the time for, every now and then.
+    """
     grid = read_grid(grid_dir)
-    _replace(grid.folder, 0.0, [(0, _experiment(grid)), (0, _layout(grid))])
+    tags = metric_tags(grid)
+    planned = (grid.folder / "plan.json").stat().st_mtime
+    _replace(grid.folder, 0.0, [(0, _experiment(grid, tags)), (0, _layout(grid))])
     for cell in grid.cells:
-        if cell.state != "waiting":
-            _replace(cell.folder, _finished(cell), _session(grid, cell))
+        if cell.state != "waiting" and not (only_new and _is_indexed(cell, planned)):
+            _replace(cell.folder, _finished(cell), _session(grid, tags, cell))
+
+
+def _is_indexed(cell: Cell, planned: float) -> bool:
+    """Whether a finished cell has a file that was written after its result and the plan."""
+    if not cell.finished:
+        return False
+    newest = max(planned, (cell.folder / "result.json").stat().st_mtime)
+    files = cell.folder.glob(f"events.out.tfevents.{LAST}.*{SUFFIX}")
+    return any(path.stat().st_mtime > newest for path in files)
 
 
 def metric_tags(grid: Grid) -> list[str]:
@@ -67,13 +82,13 @@ def metric_tags(grid: Grid) -> list[str]:
     return [*expected, *sorted(found - set(expected))]
 
 
-def _experiment(grid: Grid) -> "Summary":
+def _experiment(grid: Grid, tags: Sequence[str]) -> "Summary":
     """The columns of the HParams table, the same for every cell."""
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
     experiment = api_pb2.Experiment(name=grid.name, description=grid.question)
     columns: dict[str, Sequence[Any]] = {"variant": grid.variants, **grid.axes}
-    columns["status"] = ("ok", "diverged", "failed")
+    columns["status"] = ("ok", "diverged", "failed", *(["pruned"] if grid.pruner else []))
     for name, values in columns.items():
         present = [value for value in values if value is not None]
         info = experiment.hparam_infos.add(
@@ -85,7 +100,7 @@ def _experiment(grid: Grid) -> "Summary":
         for value in dict.fromkeys(_typed(value, present) for value in present):
             item = info.domain_discrete.values.add()
             setattr(item, FIELDS[_kind(present)], value)
-    for tag in [*metric_tags(grid), DIVERGED]:
+    for tag in [*tags, DIVERGED]:
         info = experiment.metric_infos.add(display_name=tag)
         info.name.tag = tag
     return _hparams(
@@ -93,7 +108,7 @@ def _experiment(grid: Grid) -> "Summary":
     )
 
 
-def _session(grid: Grid, cell: Cell) -> "list[tuple[int, Summary]]":
+def _session(grid: Grid, tags: Sequence[str], cell: Cell) -> "list[tuple[int, Summary]]":
     """Parameters, status and, once there is a result, metrics and curves of one cell, by step."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
@@ -111,7 +126,7 @@ def _session(grid: Grid, cell: Cell) -> "list[tuple[int, Summary]]":
     if cell.state == "unfinished":
         return events
     end = plugin_data_pb2.SessionEndInfo(
-        status=api_pb2.STATUS_SUCCESS if cell.finished else api_pb2.STATUS_FAILURE,
+        status=api_pb2.STATUS_FAILURE if cell.state == "failed" else api_pb2.STATUS_SUCCESS,
         end_time_secs=_finished(cell),
     )
     data = plugin_data_pb2.HParamsPluginData(session_end_info=end)
@@ -119,7 +134,7 @@ def _session(grid: Grid, cell: Cell) -> "list[tuple[int, Summary]]":
     if not cell.finished:
         return events
     last = int(cell.record.get("steps") or 0)
-    finals = {tag: cell.metrics[tag] for tag in metric_tags(grid) if tag in cell.metrics}
+    finals = {tag: cell.metrics[tag] for tag in tags if tag in cell.metrics}
     finals[DIVERGED] = float(cell.state == "diverged")
     scalars = [
         (step, f"{_curves(cell.variant)}warmup_{cell.warmup or 0}/{tag}", value)

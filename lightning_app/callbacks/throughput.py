@@ -74,7 +74,10 @@ class Throughput(pl.Callback):
 
 
 class Progress(pl.Callback):
-    """Write ``progress.json`` about once a second, for whoever watches the run from outside."""
+    """Write ``progress.json`` about once a second, for whoever watches the run from outside.
+
+    It moves in validations and tests too: who waits for a run that hangs goes by it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,11 +110,22 @@ class Progress(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
-        if time.monotonic() - self._written >= 1.0:
+        if self._due():
             self._write(trainer, "train", float(loss_of(outputs)))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, "validate", None)
 
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if self._due():
+            self._write(trainer, "validate", None)
+
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, "test", None)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if self._due():
+            self._write(trainer, "test", None)
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._written >= 1.0

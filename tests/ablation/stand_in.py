@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from lightning_app.ablation.process import Job
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole
 
@@ -76,7 +77,12 @@ def note(*words: object) -> None:
     os.close(ledger)
 
 
-def run_cell(run_dir: Path, attempt: int) -> None:
+def count_devices() -> int:
+    return 0
+
+
+def run_cell(job: Job, rank: int) -> None:
+    run_dir, attempt = job.folder, job.attempt
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     steps, behaviour = config["trainer"]["max_steps"], config["behaviour"]
     note("start", run_dir.name, attempt, os.getpid())
@@ -88,6 +94,9 @@ def run_cell(run_dir: Path, attempt: int) -> None:
         write_whole(record / "progress.json", json.dumps(progress))
         time.sleep(config["delay"])
         misbehave(behaviour, run_dir, attempt)
+        if job.metric is not None and is_told_to_stop(job, config, step + 1):
+            leave_pruned(job, config, step + 1, started)
+            return
     seed, warmup = config["seed_everything"], config["model"]["schedule"]["warmup_steps"]
     diverged = behaviour in ("stall", "not finite")
     nll = 9.0 if diverged else 3.0 + seed / 10 - warmup / 100
@@ -109,6 +118,32 @@ def run_cell(run_dir: Path, attempt: int) -> None:
     note("end", run_dir.name, attempt)
     if behaviour == "crash after the result":
         raise RuntimeError("too late to matter")
+
+
+def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
+    """Report the learning rate, as if that were a loss, and look for the supervisor's word."""
+    value = config["model"]["optimizer"]["lr"]
+    with (job.record / "reports.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "value": value}) + "\n")
+    return (job.record / "stop").exists()
+
+
+def leave_pruned(job: Job, config: dict, step: int, started: str) -> None:
+    pruned = {
+        "schema": 1,
+        "id": cell_id(config),
+        "name": job.folder.name,
+        "status": "pruned",
+        "step": step,
+        "metric": job.metric,
+        "value": config["model"]["optimizer"]["lr"],
+        "attempt": job.attempt,
+        "seconds": 0.1,
+        "started": started,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+    }
+    write_whole(job.folder / "pruned.json", json.dumps(pruned))
+    note("pruned", job.folder.name, job.attempt)
 
 
 def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
@@ -133,26 +168,27 @@ def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
 
 
 def main() -> int:
-    from math import inf
-
     from lightning_app.ablation.grid import read_grid
-    from lightning_app.ablation.runner import run_grid
-    from lightning_app.ablation.workers import Interrupted
+    from lightning_app.ablation.guard import Interrupted
+    from lightning_app.ablation.runner import Options, run_grid
 
     grid, folder, workers, *rest = sys.argv[1:]
-    options: dict[str, str] = {}
+    words: dict[str, str] = {}
     for word in rest:
         key, _, value = word.partition("=")
-        options[key] = value
+        words[key] = value
+    options = Options(
+        workers=int(workers),
+        seconds=float(words.get("seconds", "inf")),
+        retry_failed="retry" in words,
+        storage=words.get("storage"),
+        lost_after=float(words.get("lost_after", 120)),
+        hang_limit=float(words.get("hang_limit", 1800)),
+        devices_per_cell=int(words["devices"]) if "devices" in words else None,
+        wait="nowait" not in words,
+    )
     try:
-        run_grid(
-            read_grid(grid),
-            Path(folder),
-            workers=int(workers),
-            seconds=float(options.get("seconds", inf)),
-            retry_failed="retry" in options,
-            program="stand_in",
-        )
+        run_grid(read_grid(grid), Path(folder), options, program="stand_in")
     except UserError as error:
         print(f"ablate: {error}", file=sys.stderr)
         return 2

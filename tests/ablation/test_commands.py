@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.ablation.commands import parse_max_time
+from lightning_app.ablation.commands import parse_time
 from lightning_app.errors import UserError
 
 GRID = """\
@@ -65,9 +65,10 @@ def test_plan_run_and_run_again(tmp_path: Path) -> None:
     ]
 
 
-def test_max_time_is_hours_and_minutes() -> None:
-    assert parse_max_time("01:30") == 5400.0
-    assert parse_max_time("100:00") == 360000.0
-    for wrong in ("90", "1:5", "1:60", "-1:00", ""):
-        with pytest.raises(UserError, match="expected HH:MM"):
-            parse_max_time(wrong)
+def test_times_are_hours_minutes_and_perhaps_seconds() -> None:
+    assert parse_time("--max-time", "01:30") == 5400.0
+    assert parse_time("--max-time", "100:00") == 360000.0
+    assert parse_time("--hang-limit", "0:00:08") == 8.0
+    for wrong in ("90", "1:5", "1:60", "-1:00", "", "1:00:60", "0:00"):
+        with pytest.raises(UserError, match="--hang-limit: expected HH:MM"):
+            parse_time("--hang-limit", wrong)

@@ -71,6 +71,11 @@ def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
         ({"sensitivity": {"reference_warmup": "60"}}, "expected a whole number, found '60'"),
         ({"sensitivity": {"baseline": "preln"}}, "did you mean 'pre_ln'?"),
         ({"question": 3}, "question: expected text"),
+        ({"checkpoints": "lst"}, "checkpoints: expected one of all, last, best, none, found 'lst'"),
+        ({"checkpoints": ["last"]}, "checkpoints: expected one of"),
+        ({"pruner": "medain"}, "expected median or hyperband, found 'medain'; did you mean"),
+        ({"pruner": {"kind": "median"}}, "pruner: expected median or hyperband"),
+        ({"pruner": "median"}, "cannot stand beside 'sensitivity': a pruned run has no final loss"),
     ],
 )
 def test_a_mistake_names_file_field_and_what_is_near(
@@ -82,6 +87,31 @@ def test_a_mistake_names_file_field_and_what_is_near(
     assert str(error.value).startswith(str(path))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+RATES = {"axes": {"model.optimizer.lr": [0.1, 0.2]}, "exclude": [], "sensitivity": {}}
+
+
+def test_a_grid_that_looks_for_its_best_cells_may_prune(tmp_path: Path) -> None:
+    plain = read_grid(write(tmp_path, **RATES))
+    assert (plain.pruner, plain.checkpoints) == (None, "all")
+    grid = read_grid(write(tmp_path, **RATES, pruner="hyperband", checkpoints="none"))
+    assert (grid.pruner, grid.checkpoints) == ("hyperband", "none")
+    (tmp_path / "copy.yaml").write_text(yaml.safe_dump(grid.tree()))
+    assert read_grid(tmp_path / "copy.yaml").tree() == grid.tree()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"axes": GRID["axes"]}, "the axis model.schedule.warmup_steps: a pruned run has no final"),
+        ({"metric": {"name": "test/nll"}}, "'test/nll' is not known; expected one of val/..."),
+    ],
+)
+def test_other_grids_may_not_prune(tmp_path: Path, changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match="pruner: ") as error:
+        read_grid(write(tmp_path, **RATES | {"pruner": "median"} | changes))
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -56,19 +56,19 @@ def test_waiting_cells_show_their_parameters_and_come_in_order(tmp_path: Path) -
     for cell in CELLS:
         popped = queue.pop()
         assert popped is not None
-        assert popped[0] == cell
-        queue.done(popped[1], leave(tmp_path, cell, val_nll=2.0))
+        assert popped.cell == cell
+        queue.done(popped, leave(tmp_path, cell, val_nll=2.0))
     assert (queue.pop(), queue.waiting) == (None, 0)
     assert set(study(tmp_path).trials_dataframe()["state"]) == {"COMPLETE"}
 
 
 def test_what_was_put_back_comes_again_at_the_end(tmp_path: Path) -> None:
     queue = Queue(tmp_path, plan(), retry_failed=False)
-    cell, trial = queue.pop() or pytest.fail("empty")
-    queue.put_back(cell, trial, "killed: SIGKILL")
+    claim = queue.pop() or pytest.fail("empty")
+    queue.put_back(claim, "killed: SIGKILL")
     names = []
     while (popped := queue.pop()) is not None:
-        names.append(popped[0].name)
+        names.append(popped.cell.name)
     assert names == ["cell1", "cell2", "cell0"]
     failed = study(tmp_path).get_trials(states=(optuna.trial.TrialState.FAIL,))
     assert [trial.user_attrs["error"] for trial in failed] == ["killed: SIGKILL"]
@@ -91,8 +91,8 @@ def test_a_value_is_finite_and_a_stall_costs_no_more_than_no_context(
     tmp_path: Path, metric: str, status: str, value: float | None, expected: float
 ) -> None:
     queue = Queue(tmp_path, plan(metric), retry_failed=False)
-    cell, trial = queue.pop() or pytest.fail("empty")
-    queue.done(trial, leave(tmp_path, cell, status, **{metric.replace("/", "_"): value}))
+    claim = queue.pop() or pytest.fail("empty")
+    queue.done(claim, leave(tmp_path, claim.cell, status, **{metric.replace("/", "_"): value}))
     complete = study(tmp_path).trials[0]
     assert complete.value == pytest.approx(expected, rel=1e-12)
     assert complete.user_attrs["diverged"] is (status == "diverged")

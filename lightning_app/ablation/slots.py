@@ -1,0 +1,138 @@
+"""Where cells run: the devices of this host, in groups, and how many cells share each of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_app.errors import UserError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one cell.
+
+    `group` numbers the devices that it has, alone or with other cells; `visible` names those for
+    CUDA, and is None on a CPU. `devices` processes train the cell, with `threads` each.
+    """
+
+    group: int
+    visible: tuple[str, ...] | None
+    devices: int
+    threads: int
+    sharing: int
+    workers: int
+
+    def record(self) -> dict[str, Any]:
+        """What the results say of it: which devices, and how much else ran beside."""
+        return {
+            "devices": list(self.visible or ["cpu"] * self.devices),
+            "cells_per_device": self.sharing,
+            "cells_on_host": self.workers,
+            "threads": self.threads,
+        }
+
+
+class Slots:
+    """The slots of a host, taken and given back."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._free = list(slots)
+        self._taken: list[Slot] = []
+        self._exclusive: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._free) + len(self._taken)
+
+    @property
+    def threads(self) -> int:
+        """Threads for each process of a cell."""
+        return (*self._free, *self._taken)[0].threads
+
+    def take(self, alone: bool = False) -> Slot | None:
+        """Take the slot whose devices have the fewest cells; `alone`: with no other cell on them.
+
+        None where there is none at this time.
+        """
+        load = {slot.group: 0 for slot in (*self._free, *self._taken)}
+        for slot in self._taken:
+            load[slot.group] += 1
+        fit = [slot for slot in self._free if slot.group not in self._exclusive]
+        if alone:
+            fit = [slot for slot in fit if not load[slot.group]]
+        if not fit:
+            return None
+        slot = min(fit, key=lambda slot: load[slot.group])
+        self._free.remove(slot)
+        self._taken.append(slot)
+        if alone:
+            self._exclusive.add(slot.group)
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        self._taken.remove(slot)
+        self._free.append(slot)
+        if slot.group not in {other.group for other in self._taken}:
+            self._exclusive.discard(slot.group)
+
+
+def slots_of(
+    *,
+    cores: int,
+    visible: Sequence[str],
+    devices: int = 1,
+    sharing: int | None = None,
+    workers: int | None = None,
+    cells: int,
+) -> Slots:
+    """Divide a host over cells.
+
+    Args:
+        cores: The cores that this process may use.
+        visible: The accelerators, as CUDA names them; none: cells run on the CPU.
+        devices: How many devices, hence processes, train one cell.
+        sharing: How many cells share a device; by default one. On a CPU `workers` says it.
+        workers: How many cells run at once; by default as many as fit, on a CPU one process for
+            each core.
+        cells: How many there are; no more slots than that are made.
+
+    Raises:
+        UserError: where the devices do not suffice.
+    """
+    if not visible:
+        if sharing is not None:
+            raise UserError(
+                "--slots-per-device: this host offers no accelerator; --workers says how many "
+                "cells share the CPU"
+            )
+        count = max(1, min(workers or cores // devices, cells))
+        threads = max(1, cores // (count * devices))
+        return Slots([Slot(0, None, devices, threads, count, count)] * count)
+    if devices > len(visible):
+        raise UserError(
+            f"--devices-per-cell: expected at most {len(visible)}, as many as this host offers, "
+            f"found {devices}"
+        )
+    groups = [tuple(visible[k : k + devices]) for k in range(0, len(visible), devices)]
+    groups = [group for group in groups if len(group) == devices]
+    sharing = sharing or 1
+    places = [(number, group) for _ in range(sharing) for number, group in enumerate(groups)]
+    if workers is not None and workers > len(places):
+        raise UserError(
+            f"--workers: expected at most {len(places)}, {sharing} a group of {devices} devices, "
+            f"found {workers}; --slots-per-device lets more cells share one"
+        )
+    places = places[: max(1, min(workers or len(places), cells))]
+    threads = max(1, cores // (len(places) * devices))
+    load = [sum(number == other for other, _ in places) for number, _ in places]
+    return Slots(
+        [
+            Slot(number, group, devices, threads, share, len(places))
+            for (number, group), share in zip(places, load, strict=True)
+        ]
+    )
+
+
+def visible_devices(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The names by which CUDA_VISIBLE_DEVICES can choose among `count` visible devices."""
+    named = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return tuple(named[:count]) if len(named) >= count else tuple(map(str, range(count)))

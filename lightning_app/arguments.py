@@ -1,0 +1,109 @@
+"""The options of the commands on grids. Light: `ablate --help` imports nothing else for them."""
+
+import argparse
+from pathlib import Path
+
+
+def add_grid(command: argparse.ArgumentParser) -> None:
+    """Add the grid, and where its folder lies."""
+    command.add_argument(
+        "grid", metavar="GRID", help="a YAML file, or the name of an ablation that ships"
+    )
+    command.add_argument(
+        "--experiments",
+        type=Path,
+        default=Path("experiments"),
+        metavar="DIR",
+        help="where the grid's folder lies (default: experiments)",
+    )
+
+
+def add_storage(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--storage",
+        metavar="URL",
+        help="the queue: journal, postgresql://user@host/db, grpc://host:port or sqlite:///FILE "
+        "(default: ABLATE_STORAGE, else a journal in the grid's folder)",
+    )
+
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """Add the options of one supervisor."""
+    add = command.add_argument
+    add("--workers", type=int, metavar="N", help="cells at once (default: as many as fit)")
+    add(
+        "--devices-per-cell",
+        type=int,
+        metavar="N",
+        help="devices, hence processes, for each cell (default: as trainer.devices says)",
+    )
+    add("--slots-per-device", type=int, metavar="N", help="cells that share a GPU (default: 1)")
+    add_storage(command)
+    add(
+        "--lost-after",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="silence after which another supervisor's cells are put back (default: 120)",
+    )
+    add(
+        "--hang-limit",
+        default="00:30",
+        metavar="HH:MM[:SS]",
+        help="end a cell that shows no progress for so long (default: 00:30)",
+    )
+    add("--max-time", metavar="HH:MM[:SS]", help="start no cell after this time")
+    add("--retry-failed", action="store_true", help="also run cells that crashed before")
+    add(
+        "--no-wait",
+        dest="wait",
+        action="store_false",
+        help="do not stay for cells that other supervisors run and may lose",
+    )
+
+
+def add_submit(command: argparse.ArgumentParser) -> None:
+    """Add what SLURM is told; options of `ablate run` follow after ``--``."""
+    add = command.add_argument
+    add("--array", type=int, default=1, metavar="N", help="supervisors, one a job (default: 1)")
+    add("--concurrent", type=int, metavar="M", help="at most M of them at once")
+    add("--partition", metavar="NAME", help="default: the cluster's")
+    add("--time", metavar="LIMIT", help="of a job: minutes, HH:MM:SS or D-HH:MM:SS")
+    add("--account", metavar="NAME", help="which pays")
+    add("--qos", metavar="NAME", help="quality of service")
+    add("--constraint", metavar="LIST", help="features of the host")
+    add("--gpus", metavar="[TYPE:]N", help="GPUs of a job")
+    add("--cpus", type=int, metavar="N", help="CPUs of a job")
+    add("--mem", metavar="SIZE", help="memory of a job, such as 32G")
+    add(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any further option of sbatch; may be repeated",
+    )
+    add(
+        "--no-requeue",
+        dest="requeue",
+        action="store_false",
+        help="a job that is cut short does not come back",
+    )
+    add("--dry-run", action="store_true", help="print the script; write and submit nothing")
+    add_run(command)
+
+
+def add_storage_commands(command: argparse.ArgumentParser) -> None:
+    """Add `storage serve` and `storage proxy`."""
+    parts = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    text = "start a PostgreSQL for the queue; it ends with Ctrl-C and keeps its data"
+    serve = parts.add_parser("serve", help=text, description=text, allow_abbrev=False)
+    serve.add_argument("--dir", type=Path, required=True, metavar="D", help="its folder")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
+    serve.add_argument("--port", type=int, default=5433, help="default: 5433; 0: any free one")
+    text = "start Optuna's proxy, which spares a database many connections"
+    proxy = parts.add_parser("proxy", help=text, description=text, allow_abbrev=False)
+    add_storage(proxy)
+    proxy.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
+    proxy.add_argument("--port", type=int, default=13000, help="default: 13000; 0: any free one")
+    text = "as the supervisors have it (default: 120)"
+    proxy.add_argument("--lost-after", type=float, default=120.0, metavar="SECONDS", help=text)

@@ -1,0 +1,31 @@
+"""All ranks of a run train the same thing, or none does."""
+
+import lightning.pytorch as pl
+import torch
+
+
+class Agreement(pl.Callback):
+    """Refuse to train where ranks have other configs, or start at other steps, than the first.
+
+    Such ranks would average gradients of different models where the shapes happen to be equal.
+
+    Args:
+        identity: The id of the run's config, hexadecimal.
+    """
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size == 1:
+            return
+        # 60 bits: what a signed number of 64 bits holds in any case.
+        mine = torch.tensor([int(self.identity[:15], 16), trainer.global_step])
+        mine = mine.to(trainer.strategy.root_device)
+        everyone = trainer.strategy.all_gather(mine)
+        others = (everyone != mine).any(dim=0).tolist()
+        for what, differs in zip(("configs", "starting steps"), others, strict=True):
+            if differs:
+                raise RuntimeError(
+                    f"rank {trainer.global_rank}: the ranks' {what} differ; nothing was trained"
+                )

@@ -1,0 +1,25 @@
+"""Tell a process that ran out of memory from one that crashed."""
+
+_SAID = (
+    "out of memory",  # CUDA and cuBLAS: "CUDA out of memory", "CUDA error: out of memory"
+    "can't allocate memory",  # torch on a CPU: "DefaultCPUAllocator: can't allocate memory"
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",  # the system itself, as in fork
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a lack of memory, of the host or of a device, is what caused `error`.
+
+    Known by class and message, so that nobody has to import torch to ask.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, MemoryError) or type(link).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(link, RuntimeError | OSError) and any(word in str(link) for word in _SAID):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

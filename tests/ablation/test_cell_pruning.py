@@ -1,0 +1,85 @@
+"""Real cells, trained in a grid with a pruner."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+STEPS = 80
+
+
+def grid(folder: Path, **changes: Any) -> Path:
+    """Five cells that learn, then one whose rate is far too small."""
+    base = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    base["trainer"] |= {"max_steps": STEPS, "val_check_interval": 8, "log_every_n_steps": 1}
+    base["trainer"] |= {"limit_val_batches": 1, "accelerator": "cpu"}
+    base["model"]["objective"]["evaluate_test"] = False
+    base["data"]["cache"] = str(folder / "cache")
+    rates, seeds = "model.optimizer.lr", list(range(1, 7))
+    tree = {
+        "name": "rates",
+        "base_config": base,
+        "axes": {rates: [4.0e-3, 1.0e-9], "seed_everything": seeds},
+        "exclude": [{rates: 1.0e-9, "seed_everything": seed} for seed in seeds[:-1]],
+        "pruner": "median",
+    }
+    path = folder / "rates.yaml"
+    path.write_text(yaml.safe_dump(tree | changes, sort_keys=False))
+    return path
+
+
+def ablate(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_app", *words],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "devices", [pytest.param(1, id="one_process"), pytest.param(2, id="two_ranks")]
+)
+def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, devices: int) -> None:
+    path, experiments = grid(tmp_path, checkpoints="best"), tmp_path / "experiments"
+    where = ["--experiments", str(experiments)]
+    said = ablate("run", str(path), *where, "--workers", "1", "--devices-per-cell", str(devices))
+    assert "6 ok, 1 pruned" in said
+    folders = sorted((experiments / "rates" / "runs").iterdir())
+    (pruned,) = [folder for folder in folders if (folder / "pruned.json").exists()]
+    assert not (pruned / "result.json").exists()
+    left = json.loads((pruned / "pruned.json").read_text())
+    assert left["name"] == pruned.name
+    assert "lr1e-09-seed6" in pruned.name
+    assert left["status"] == "pruned"
+    assert 8 <= left["step"] < STEPS
+    reports = (pruned / "attempts" / "1" / "reports.jsonl").read_text().splitlines()
+    last = json.loads(reports[-1])
+    assert left["value"] == last["value"]
+    assert last["step"] <= left["step"]
+    with (pruned / "metrics.csv").open() as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    assert max(rows) == left["step"]
+    assert float(rows[last["step"]]["val/nll"]) == pytest.approx(last["value"])
+    for folder in folders:
+        assert [each.name for each in (folder / "checkpoints").iterdir()] == ["best.ckpt"]
+        if folder != pruned:
+            result = json.loads((folder / "result.json").read_text())
+            assert result["devices"] == devices
+            assert len(result["slot"]["devices"]) == devices
+    said = ablate("status", str(path), *where)
+    assert "7 cells: 6 ok, 1 pruned" in said
+    page = (experiments / "rates" / "report.html").read_text()
+    assert "6 of 7 planned cells finished; 0 of them stalled or diverged, 1 pruned" in page
+    assert pruned.name not in page
+    assert "no sensitivity is reported" in page
+    scores = (experiments / "rates" / "sensitivity.csv").read_text().splitlines()
+    assert len(scores) == 1  # its head alone

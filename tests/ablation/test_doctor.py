@@ -1,0 +1,493 @@
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from conftest import World
+from optuna.trial import TrialState
+
+from lightning_app.ablation.doctor import doctor_command
+from lightning_app.ablation.guard import HOLDER
+from lightning_app.ablation.plan import load_plan
+from lightning_app.ablation.runs import read_run
+from lightning_app.ablation.storages import close_storage, open_storage, storage_spec
+from lightning_app.errors import UserError
+from tests.postgres import serve
+
+CELLS = 4
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A finished grid of four cells, made once and copied by every test."""
+    world = World(tmp_path_factory.mktemp("finished"))
+    world.write(seeds=1, delay=0, steps=1)
+    assert world.run().returncode == 0
+    return world
+
+
+@pytest.fixture
+def sick(world: World, finished: World) -> World:
+    """A copy of the finished grid, to be damaged."""
+    shutil.copytree(finished.root, world.root, dirs_exist_ok=True)
+    return world
+
+
+def examine(world: World, fix: bool = False, storage: str | None = None) -> int:
+    experiments = world.folder.parent
+    return doctor_command(world.grid, experiments, storage=storage, fix=fix, program="stand_in")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
+
+
+def a_run(world: World, number: int = 0) -> Path:
+    return sorted((world.folder / "runs").iterdir())[number]
+
+
+def assert_one_result_each(world: World) -> None:
+    """Run what is missing; then each cell has one result, and the study says the same."""
+    done = world.run()
+    assert done.returncode == 0, done.stderr
+    plan = load_plan(world.folder)
+    assert plan is not None
+    assert [read_run(world.folder, cell).state for cell in plan.cells] == ["done"] * CELLS
+    trials = world.study().get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    assert sorted(trial.user_attrs["cell"] for trial in trials) == sorted(c.id for c in plan.cells)
+
+
+def test_a_finished_grid_is_sound_and_stays_as_it_is(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(sick.folder)
+    assert examine(sick) == 0
+    assert capsys.readouterr().out.endswith("tiny: 4 cells: sound\n")
+    assert contents(sick.folder) == before
+
+
+def test_mending_what_is_sound_changes_no_file(sick: World) -> None:
+    before = contents(sick.folder)
+    assert examine(sick, fix=True) == 0
+    after = contents(sick.folder)
+    del before[HOLDER], after[HOLDER]
+    assert after == before
+
+
+def edit(name: str, **changes: object) -> Callable[[World], None]:
+    """Change fields of a JSON file of the first run; None removes one."""
+
+    def damage(world: World) -> None:
+        path = a_run(world) / name
+        tree = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({k: v for k, v in tree.items() if v != "gone"}))
+
+    return damage
+
+
+def write(name: str, data: bytes) -> Callable[[World], None]:
+    def damage(world: World) -> None:
+        path = a_run(world) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+
+    return damage
+
+
+def of_grid(name: str, data: bytes | None) -> Callable[[World], None]:
+    def damage(world: World) -> None:
+        path = world.folder / name
+        if data is None:
+            path.unlink()
+        else:
+            path.write_bytes(data)
+
+    return damage
+
+
+def truncate(name: str, kept: int) -> Callable[[World], None]:
+    def damage(world: World) -> None:
+        path = next(world.folder.glob(name))
+        os.truncate(path, path.stat().st_size + kept if kept < 0 else kept)
+
+    return damage
+
+
+def truncate_lines(name: str, kept: int) -> Callable[[World], None]:
+    def damage(world: World) -> None:
+        path = a_run(world) / name
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+
+    return damage
+
+
+def copy_config_of_another(world: World) -> None:
+    shutil.copyfile(a_run(world, 1) / "config.yaml", a_run(world) / "config.yaml")
+
+
+def copy_result_of_another(world: World) -> None:
+    shutil.copyfile(a_run(world, 1) / "result.json", a_run(world) / "result.json")
+
+
+def prune_as_well(world: World) -> None:
+    result = json.loads((a_run(world) / "result.json").read_text())
+    pruned = {**result, "status": "pruned", "step": 1, "value": 4.0}
+    (a_run(world) / "pruned.json").write_text(json.dumps(pruned))
+
+
+def run_is_a_file(world: World) -> None:
+    folder = a_run(world)
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+
+
+def copy_of_a_run(world: World) -> None:
+    shutil.copytree(a_run(world), world.folder / "runs" / "copy of it")
+
+
+def renamed_run(world: World) -> None:
+    a_run(world).rename(world.folder / "runs" / "renamed")
+
+
+def edit_plan(world: World) -> None:
+    path = world.folder / "plan.json"
+    path.write_text(path.read_text().replace('"post_ln-', '"past_ln-'))
+
+
+def complete_twice(world: World) -> None:
+    study = world.study()
+    study.add_trial(study.get_trials()[0])
+
+
+def of_no_cell(world: World) -> None:
+    world.study().add_trial(optuna.create_trial(value=1.0, user_attrs={"cell": "another"}))
+
+
+def running_for_ever(world: World) -> None:
+    world.study().ask()
+
+
+def damaged_in_the_middle(world: World) -> None:
+    path = world.folder / "optuna.journal"
+    path.write_bytes(path.read_bytes().replace(b'"op_code"', b'"op_co\xffe"', 2))
+
+
+def another_value(world: World) -> None:
+    path = world.folder / "optuna.journal"
+    text = path.read_text()
+    assert '"values":[3.1]' in text
+    path.write_text(text.replace('"values":[3.1]', '"values":[9.1]', 1))
+
+
+DAMAGES: dict[str, tuple[Callable[[World], None], str]] = {
+    "torn result": (truncate("runs/*/result.json", -9), "result.json: torn or damaged"),
+    "empty result": (write("result.json", b""), "result.json: torn or damaged"),
+    "result in no UTF-8": (write("result.json", b"\xff{}"), "result.json: torn or damaged"),
+    "list as result": (write("result.json", b"[1]"), "expected a JSON object, found list"),
+    "NaN": (edit("result.json", unigram_entropy=float("nan")), "holds NaN, which is no JSON"),
+    "missing field": (edit("result.json", metrics="gone"), "field 'metrics' is missing"),
+    "wrong type": (edit("result.json", seconds="long"), "seconds: expected a number from 0"),
+    "wrong status": (edit("result.json", status="fine"), "status: expected ok or diverged"),
+    "contradiction": (edit("result.json", status="diverged"), "contradict each other"),
+    "metric gone": (edit("result.json", metrics={"val/bleu": 1.0}), "reports no 'val/nll'"),
+    "result of another": (copy_result_of_another, "is not the planned"),
+    "config of another": (copy_config_of_another, "config.yaml: is of another experiment"),
+    "config gone": (lambda world: (a_run(world) / "config.yaml").unlink(), "config.yaml: missing"),
+    "config torn": (truncate("runs/*/config.yaml", 70), "config.yaml: torn or damaged"),
+    "config cut": (truncate_lines("config.yaml", 5), "config.yaml: torn or damaged: lacks"),
+    "config a word": (write("config.yaml", b"word\n"), "expected a YAML mapping, found str"),
+    "pruned as well": (prune_as_well, "pruned.json: stands beside a result.json"),
+    "pruned damaged": (write("pruned.json", b"{"), "pruned.json: torn or damaged"),
+    "part": (write("attempts/1/.progress.json.part", b"{"), "left over from a write"),
+    "partial": (write("attempts/1/progress.partial", b"{"), "left over from a write"),
+    "no checkpoint": (write("checkpoints/last.ckpt", b"PK\3\4 and no more"), "no whole checkpoint"),
+    "metrics torn": (write("metrics.csv", b"step,val/nll\n1,3.5\n2,"), "its last line is torn"),
+    "metrics damaged": (write("metrics.csv", b"step,val/nll\n1,3x5\n"), "line 2 is no row"),
+    "metrics short": (write("metrics.csv", b"step,val/nll\n1,3.5\n2\n"), "1 fields instead of 2"),
+    "env torn": (write("env.json", b'{"python": '), "env.json: torn or damaged"),
+    "attempts a file": (
+        lambda world: (shutil.rmtree(a_run(world) / "attempts"), write("attempts", b"")(world))[1],
+        "attempts: is no folder",
+    ),
+    "attempt a file": (write("attempts/2", b""), "2: is no folder of an attempt"),
+    "run a file": (run_is_a_file, "is no folder"),
+    "copy": (copy_of_a_run, "copy of it: a second folder of the cell"),
+    "renamed": (renamed_run, "renamed: is planned under the name"),
+    "no plan": (of_grid("plan.json", None), "plan.json: missing"),
+    "torn plan": (truncate("plan.json", 100), "plan.json: torn or damaged"),
+    "plan a list": (of_grid("plan.json", b"[]"), "plan.json: torn or damaged"),
+    "edited plan": (edit_plan, "plan.json: does not agree with the grid file"),
+    "no grid.yaml": (of_grid("grid.yaml", None), "grid.yaml: missing"),
+    "torn grid.yaml": (truncate("grid.yaml", 40), "grid.yaml: "),
+    "no journal": (of_grid("optuna.journal", None), "4 done on disk, not complete there"),
+    "torn journal": (truncate("optuna.journal", -30), "optuna.journal: torn"),
+    "damaged journal": (damaged_in_the_middle, "optuna.journal: damaged"),
+    "complete twice": (complete_twice, "1 with several trials that count"),
+    "of no cell": (of_no_cell, "1 trials of no cell of the plan"),
+    "stale trial": (running_for_ever, "trials of no cell of the plan"),
+    "another value": (another_value, "complete there with another value"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found_and_mended(
+    sick: World, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    damage, words = DAMAGES[name]
+    damage(sick)
+    before = contents(sick.folder)
+    assert examine(sick) == 1
+    assert words in capsys.readouterr().out
+    assert contents(sick.folder) == before
+    results = {data for name, data in before.items() if "result.json" in name}
+
+    assert examine(sick, fix=True) == 0
+    assert words in capsys.readouterr().out
+    after = contents(sick.folder)
+    assert results <= {data for name, data in after.items() if "result.json" in name}
+    assert examine(sick) == 0
+    assert capsys.readouterr().out.endswith("tiny: 4 cells: sound\n")
+
+    assert_one_result_each(sick)
+    assert examine(sick) == 0
+
+
+def test_a_sound_result_survives_the_loss_of_its_config(sick: World) -> None:
+    """The config comes back from the grid file, so the cell need not run again."""
+    config = a_run(sick) / "config.yaml"
+    before = config.read_bytes()
+    config.write_bytes(before[: len(before) // 2])
+    starts = len(sick.lines("start"))
+    assert examine(sick, fix=True) == 0
+    assert config.read_bytes() == before
+    assert_one_result_each(sick)
+    assert len(sick.lines("start")) == starts
+
+
+def test_checkpoints_are_read_to_the_end_where_a_run_goes_on_from_them(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = a_run(sick) / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir()
+    torch.save({"weights": torch.zeros(1000)}, checkpoint)
+    data = bytearray(checkpoint.read_bytes())
+    data[data.index(bytes(400)) + 200] ^= 1  # a weight
+    checkpoint.write_bytes(data)
+    assert examine(sick) == 0  # the result stands, and to read every byte of it would take long
+    (a_run(sick) / "result.json").unlink()
+    capsys.readouterr()
+    assert examine(sick, fix=True) == 0
+    assert "last.ckpt: damaged: the sum of its part" in capsys.readouterr().out
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt.damaged"]
+
+
+def test_a_sound_checkpoint_of_an_unfinished_run_is_kept(sick: World) -> None:
+    checkpoint = a_run(sick) / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir()
+    torch.save({"weights": torch.zeros(1000)}, checkpoint)
+    (a_run(sick) / "result.json").unlink()
+    before = checkpoint.read_bytes()
+    assert examine(sick, fix=True) == 0
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_torn_log_is_cut_before_a_run_goes_on(sick: World) -> None:
+    (a_run(sick) / "result.json").unlink()
+    log = a_run(sick) / "attempts" / "1" / "metrics.csv"
+    log.write_bytes(b"epoch,step,val/nll\r\n0,1,3.5\r\n0,2,3.")
+    assert examine(sick, fix=True) == 0
+    assert log.read_bytes() == b"epoch,step,val/nll\r\n0,1,3.5\r\n"
+
+
+def test_a_link_out_of_the_grid_is_left_to_the_user(
+    sick: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside"
+    a_run(sick).rename(outside)
+    (sick.folder / "runs" / json.loads((outside / "result.json").read_text())["name"]).symlink_to(
+        outside
+    )
+    before = contents(outside)
+    assert examine(sick, fix=True) == 1
+    assert f"a link that leads out of the grid's folder, to {outside}" in capsys.readouterr().out
+    assert contents(outside) == before
+
+
+def test_folders_of_another_grid_are_a_note(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sick.folder / "runs" / "of another").mkdir()
+    assert examine(sick, fix=True) == 0
+    assert "note: " in (out := capsys.readouterr().out)
+    assert "1 names that this grid does not plan (such as of another); left alone" in out
+
+
+def test_a_plan_is_not_made_anew_over_the_runs_of_another_grid(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sick.folder / "runs" / "of another").mkdir()
+    (sick.folder / "plan.json").unlink()
+    assert examine(sick, fix=True) == 1
+    out = capsys.readouterr().out
+    assert "plan.json: missing; not mended: " in out
+    assert "holds 1 runs of another grid" in out
+
+
+def test_a_grid_that_grew_is_planned_anew_and_keeps_its_results(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names may change with the axes; the id says that a folder is the same experiment."""
+    sick.write(seeds=2, delay=0, steps=1, axes={"model.optimizer.lr": [0.1, 0.2]})
+    assert examine(sick) == 1
+    assert "older than" in (out := capsys.readouterr().out)
+    assert out.count("is planned under the name") == CELLS
+    assert examine(sick, fix=True) == 0
+    starts = len(sick.lines("start"))
+    assert sick.run().returncode == 0
+    assert {run.state for run in sick.runs().values()} == {"done"}
+    assert len(sick.lines("start")) - starts == 16 - CELLS
+    assert examine(sick) == 0
+
+
+def test_unfinished_cells_are_a_note(sick: World, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(a_run(sick))
+    (sick.folder / "optuna.journal").unlink()
+    assert examine(sick, fix=True) == 0
+    assert "1 cells have not begun" in capsys.readouterr().out
+    assert_one_result_each(sick)
+
+
+def test_a_killed_supervisor_leaves_what_mends_itself(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.write(seeds=1, delay=0.3, steps=20)
+    supervisor = world.start()
+    world.wait_for(lambda: len(world.lines("start")) == 2)
+    assert examine(world) == 0  # changes nothing while cells run
+    assert "not compared with the run folders while cells run" in capsys.readouterr().out
+    with pytest.raises(UserError, match="already running this grid"):
+        examine(world, fix=True)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    world.assert_nothing_left()
+    assert examine(world) == 1
+    assert "2 running there, though nobody runs them" in capsys.readouterr().out
+    assert examine(world, fix=True) == 0
+    assert examine(world) == 0
+
+
+def test_a_study_in_a_database_is_compared_and_rebuilt(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    with serve(world.root / "database") as server:
+        assert world.run(f"storage={server.url}").returncode == 0
+        assert examine(world, storage=server.url) == 0
+        assert "sound" in capsys.readouterr().out
+        assert examine(world) == 0
+        out = capsys.readouterr().out
+        assert "holds the queue, by the last supervisor's record; --storage compares it" in out
+        assert server.password not in out
+
+        storage = open_storage(storage_spec(server.url, world.folder), 60.0)
+        plan = load_plan(world.folder)
+        assert plan is not None
+        optuna.delete_study(study_name=plan.study, storage=storage)
+        close_storage(storage)
+        assert examine(world, storage=server.url) == 1
+        assert "4 done on disk, not complete there" in capsys.readouterr().out
+        assert examine(world, fix=True, storage=server.url) == 0
+        assert examine(world, storage=server.url) == 0
+
+        moved = world.root / "moved" / "tiny"
+        shutil.copytree(world.folder, moved)
+        (moved / ".study").unlink()
+        world.folder = moved
+        refused = world.run(f"storage={server.url}")
+        assert refused.returncode == 2
+        assert "ablate doctor tiny --fix --storage URL" in refused.stderr
+        assert examine(world, storage=server.url) == 1
+        capsys.readouterr()
+        assert examine(world, fix=True, storage=server.url) == 0
+        out = capsys.readouterr().out
+        assert "the study of this grid there is of another folder; fixed: rebuilt" in out
+        assert server.password not in out
+        starts = len(world.lines("start"))
+        assert world.run(f"storage={server.url}").returncode == 0
+        assert len(world.lines("start")) == starts
+
+
+def test_no_folder_is_a_mistake(world: World) -> None:
+    with pytest.raises(UserError, match="no such folder; `ablate run` makes it"):
+        examine(world)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_folder_that_cannot_be_written(sick: World, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run(sick).chmod(0o500)
+    try:
+        assert examine(sick, fix=True) == 1
+    finally:
+        a_run(sick).chmod(0o700)
+    assert "cannot be written by this user" in capsys.readouterr().out
+
+
+def damage_at_random(folder: Path, chance: random.Random) -> str:
+    """Damage one file of a grid's folder as disks, editors and people do; say what was done."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    path = chance.choice(files)
+    data = bytearray(path.read_bytes())
+    kind = chance.choice(("truncate", "delete", "flip", "copy", "garbage", "swap"))
+    if kind == "truncate":
+        path.write_bytes(data[: chance.randrange(len(data) + 1)])
+    elif kind == "delete":
+        path.unlink()
+    elif kind == "flip" and data:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+    elif kind == "copy":
+        folder_of_run = chance.choice(sorted((folder / "runs").iterdir()))
+        if folder_of_run.is_dir():
+            shutil.copytree(folder_of_run, folder / "runs" / f"copy{chance.random()}")
+    elif kind == "garbage":
+        path.write_bytes(chance.randbytes(chance.randrange(200)))
+    else:
+        other = chance.choice([each for each in files if each.name == path.name])
+        content = other.read_bytes()
+        other.write_bytes(data)
+        path.write_bytes(content)
+    return f"{kind} {path.relative_to(folder)}"
+
+
+def chaos(world: World, finished: World, seed: int, damages: int) -> None:
+    """Damage a finished grid, mend it, run it: one result a cell, no result lost on the way."""
+    shutil.rmtree(world.root)
+    shutil.copytree(finished.root, world.root)
+    chance = random.Random(seed)
+    done = [damage_at_random(world.folder, chance) for _ in range(damages)]
+    results = {
+        path.read_bytes() for path in world.folder.rglob("result.json*") if path.stat().st_size
+    }
+    assert examine(world, fix=True) == 0, (seed, done)
+    kept = {path.read_bytes() for path in world.folder.rglob("result.json*")}
+    assert results <= kept, (seed, done)
+    assert examine(world) == 0, (seed, done)
+    assert_one_result_each(world)
+    assert examine(world) == 0, (seed, done)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
+    chaos(world, finished, seed, damages=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_much_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
+    chaos(world, finished, seed, damages=1 + seed % 8)

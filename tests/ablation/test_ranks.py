@@ -1,0 +1,215 @@
+"""Cells of two ranks inside of a grid: real training, with faults from outside."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+import torch
+import yaml
+from conftest import HERE, World  # pyright: ignore[reportMissingImports]
+from optuna.storages import RDBStorage
+
+sys.path.append(str(HERE.parent))
+from postgres import serve  # pyright: ignore[reportMissingImports]
+
+STEPS = 60
+SECONDS = 240.0  # a loaded machine may take long
+
+
+class Step(NamedTuple):
+    """What a rank wrote after a step of its optimizer: process, learning rate, hash of weights."""
+
+    pid: int
+    rate: float
+    weights: str
+
+
+class Ranks(World):
+    """A grid whose cells are trainings of two processes."""
+
+    def write(self, seeds: int = 1, rates: tuple[float, ...] = (3e-2,), **_: object) -> None:
+        """Write a grid with dropout, and a checkpoint every 20 of its 60 steps."""
+        trainer = {"max_steps": STEPS, "val_check_interval": 20, "limit_val_batches": 2}
+        trainer |= {"log_every_n_steps": 1, "accelerator": "cpu", "strategy": "ddp"}
+        architecture = {"kind": "encoder_decoder", "encoder_depth": 1, "decoder_depth": 1}
+        architecture |= {"model_dim": 16, "ff_dim": 16, "num_heads": 2, "dropout": 0.3}
+        schedule = {"kind": "inverse_sqrt", "coupling": "decoupled"}
+        base = {
+            "trainer": trainer,
+            "model": {
+                "block": {"preset": "pre_ln"},
+                "architecture": architecture,
+                "objective": {"kind": "translation", "beam": 1, "evaluate_test": False},
+                "schedule": {**schedule, "warmup_steps": 8, "reference_steps": 8},
+            },
+            "data": {
+                **{"name": "synthetic", "tokenizer": "word", "vocab_size": None},
+                **{"tokens_per_batch": 512, "cache": str(self.root / "cache")},
+            },
+        }
+        axes = {"model.optimizer.lr": list(rates), "seed_everything": list(range(1, seeds + 1))}
+        self.grid.write_text(yaml.safe_dump({"name": "tiny", "base_config": base, "axes": axes}))
+
+    def start(self, *options: str, workers: int = 1) -> subprocess.Popen[str]:
+        """Start a supervisor of the watched program."""
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "watching.py"), str(self.grid), str(self.folder), *options],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.supervisors.append(process)
+        return process
+
+    def cells(self) -> list[Path]:
+        """The run folders, in the order of the plan."""
+        plan = json.loads((self.folder / "plan.json").read_text())
+        return [self.folder / "runs" / cell["name"] for cell in plan["cells"]]
+
+    def training(self, seed: int, attempt: int = 1) -> list[Step] | None:
+        """A step of each rank of a cell that trains, once both have made ten steps."""
+        for run in (self.folder / "runs").glob(f"*-seed{seed}-*"):
+            told = [steps(run, attempt, rank) for rank in (0, 1)]
+            if min(map(len, told)) >= 10:
+                return [each[-1] for each in told]
+        return None
+
+    def wait_for_training(self, seed: int) -> list[Step]:
+        self.wait_for(lambda: self.training(seed), SECONDS)
+        told = self.training(seed)
+        assert told is not None
+        return told
+
+
+def steps(run: Path, attempt: int, rank: int) -> list[Step]:
+    path = run / "attempts" / str(attempt) / f"steps-rank{rank}.txt"
+    text = path.read_text() if path.is_file() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()  # the last may be under way
+    parts = [line.split() for line in lines]
+    return [Step(int(pid), float(rate), weights) for pid, rate, weights in parts]
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, said
+    return said
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == STEPS
+    return checkpoint["state_dict"]
+
+
+def assert_same_weights(whole: Path, broken: Path) -> None:
+    assert whole.name == broken.name
+    ours, theirs = weights(whole), weights(broken)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The runs of two seeds that nobody disturbed, by name."""
+    ranks = Ranks(tmp_path_factory.mktemp("undisturbed"))
+    ranks.write(seeds=2)
+    finish(ranks.start())
+    return {run.name: run for run in ranks.cells()}
+
+
+@pytest.fixture
+def ranks(tmp_path: Path):
+    world = Ranks(tmp_path)
+    yield world
+    for process in world.processes():
+        process.kill()
+    for supervisor in world.supervisors:
+        supervisor.communicate()
+
+
+def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks, tmp_path: Path) -> None:
+    """Where each rank asked the shared queue itself, they trained two cells into one."""
+    ranks.write(seeds=2, rates=(1e-2, 3e-2))
+    with serve(tmp_path / "server") as server:
+        supervisors = [ranks.start(f"storage={server.url}") for _ in range(2)]
+        for supervisor in supervisors:
+            finish(supervisor)
+        storage = RDBStorage(server.url.replace("postgresql://", "postgresql+psycopg://"))
+        (study,) = storage.get_all_studies()
+        trials = storage.get_all_trials(study._study_id)
+        storage.remove_session()
+        storage.engine.dispose()
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    ended = set()
+    for run in ranks.cells():
+        first, second = (steps(run, 1, rank) for rank in (0, 1))
+        assert len(first) == len(second) == STEPS
+        assert {step.pid for step in first}.isdisjoint(step.pid for step in second)
+        assert [step[1:] for step in first] == [step[1:] for step in second]
+        rate = yaml.safe_load((run / "config.yaml").read_text())["model"]["optimizer"]["lr"]
+        assert f"lr{rate:g}" in run.name
+        assert max(step.rate for step in first) == pytest.approx(rate)
+        ended.add(first[-1].weights)
+    assert len(ended) == 4  # no two cells are the same training
+    ranks.assert_nothing_left()
+
+
+def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(
+    ranks: Ranks, undisturbed: dict[str, Path]
+) -> None:
+    """Rank 0 of the first cell, rank 1 of the second."""
+    ranks.write(seeds=2)
+    supervisor = ranks.start()
+    for seed, rank in ((1, 0), (2, 1)):
+        told = ranks.wait_for_training(seed)
+        os.kill(told[rank].pid, signal.SIGKILL)
+        ranks.wait_for(lambda told=told: not any(psutil.pid_exists(step.pid) for step in told), 60)
+    said = finish(supervisor)
+    assert said.count("killed (SIGKILL), put back") == 2
+    for run in ranks.cells():
+        assert len(list((run / "attempts").iterdir())) == 2
+        assert_same_weights(undisturbed[run.name], run)
+    ranks.assert_nothing_left()
+
+
+def test_a_stopped_rank_is_ended_by_the_hang_limit(
+    ranks: Ranks, undisturbed: dict[str, Path]
+) -> None:
+    supervisor = ranks.start("hang_limit=20")
+    told = ranks.wait_for_training(1)
+    os.kill(told[1].pid, signal.SIGSTOP)
+    said = finish(supervisor)
+    assert "no progress for 0:00:20, put back" in said
+    (run,) = ranks.cells()
+    assert_same_weights(undisturbed[run.name], run)
+    ranks.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_pre_empted_cell_keeps_every_step(
+    ranks: Ranks, undisturbed: dict[str, Path], number: signal.Signals
+) -> None:
+    supervisor = ranks.start()
+    ranks.wait_for_training(1)
+    supervisor.send_signal(number)
+    finish(supervisor, 130)
+    ranks.assert_nothing_left()
+    (run,) = ranks.cells()
+    made = [len(steps(run, 1, rank)) for rank in (0, 1)]
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    assert made == [saved, saved]
+    assert 10 <= saved < STEPS
+    finish(ranks.start())
+    made = [len(steps(run, 2, rank)) for rank in (0, 1)]
+    assert made == [STEPS - saved, STEPS - saved]
+    assert_same_weights(undisturbed[run.name], run)
+    ranks.assert_nothing_left()

@@ -1,0 +1,32 @@
+"""A supervisor of cells of two ranks that run `watched`.
+
+`watching.py GRID FOLDER [hang_limit=N] [storage=URL]`
+"""
+
+import sys
+from pathlib import Path
+
+from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.guard import Interrupted
+from lightning_app.ablation.runner import Options, run_grid
+
+
+def main() -> int:
+    grid, folder, *rest = sys.argv[1:]
+    words = dict(word.split("=", 1) for word in rest)
+    options = Options(
+        workers=1,
+        devices_per_cell=2,
+        storage=words.get("storage"),
+        hang_limit=float(words.get("hang_limit", 1800)),
+        lost_after=60.0,
+    )
+    try:
+        run_grid(read_grid(grid), Path(folder), options, program="watched")
+    except Interrupted:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

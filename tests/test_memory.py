@@ -1,0 +1,49 @@
+"""Out of memory is told from other errors by what torch and the system really raise."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+from lightning_app.memory import is_out_of_memory
+
+
+def caught(action) -> BaseException:
+    try:
+        action()
+    except BaseException as error:
+        return error
+    raise AssertionError("did not fail")
+
+
+def test_a_tensor_that_no_machine_holds() -> None:
+    assert is_out_of_memory(caught(lambda: torch.empty(1 << 60, dtype=torch.uint8)))
+    assert is_out_of_memory(caught(lambda: bytearray(1 << 60)))
+
+
+@pytest.mark.gpu
+def test_a_tensor_that_no_gpu_holds() -> None:
+    assert is_out_of_memory(caught(lambda: torch.empty(1 << 50, dtype=torch.uint8, device="cuda")))
+
+
+def test_as_torch_says_it_of_a_gpu() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
+    assert is_out_of_memory(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+
+
+def test_also_where_it_is_the_cause_of_another_error() -> None:
+    def fail() -> None:
+        try:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise ValueError("the step failed") from error
+
+    assert is_out_of_memory(caught(fail))
+
+
+def test_other_errors_are_not() -> None:
+    assert not is_out_of_memory(ValueError("the model forgot: out of memory of its past"))
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
