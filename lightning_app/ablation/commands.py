@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def run_command(
         wait=wait,
     )
     try:
-        plan, ending = run_grid(spec, directory, options, index=write_index)
+        plan, elsewhere = run_grid(
+            spec, directory, options, index=partial(write_index, only_new=True)
+        )
     except Interrupted:
         print(f"interrupted; what is done is kept, the same command goes on ({directory})")
         return INTERRUPTED
@@ -74,8 +77,8 @@ def run_command(
     runs = [read_run(directory, cell) for cell in plan.cells]
     states = Counter(run.status for run in runs)
     print(f"{plan.name}: {len(runs)} cells: {describe(states)}")
-    if ending.elsewhere:
-        print(f"{ending.elsewhere} cells run elsewhere; the last supervisor writes the report")
+    if elsewhere:
+        print(f"{elsewhere} cells run elsewhere; the last supervisor writes the report")
         return 0
     _report(directory, plan)
     if states["missing"]:
@@ -120,5 +123,6 @@ def report_command(
 
     directory = experiments / read_grid(grid).name
     print(f"report: {write_report(directory, out)}")
-    write_index(directory)
+    if out is not None:  # else the report has brought it up to date
+        write_index(directory)
     return 0

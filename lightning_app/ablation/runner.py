@@ -59,14 +59,6 @@ class Options:
     wait: bool = True
 
 
-@dataclass(frozen=True)
-class Ending:
-    """What is left when a supervisor ends: cells that wait, and those that others run."""
-
-    waiting: int
-    elsewhere: int
-
-
 @contextmanager
 def clean_refusal(directory: Path) -> Iterator[None]:
     """Take a grid's folder away again where a mistake ends the command that made it."""
@@ -107,8 +99,8 @@ def run_grid(
     *,
     program: str = PROGRAM,
     index: Callable[[Path], object] = lambda directory: None,
-) -> tuple[Plan, Ending]:
-    """Run what is missing of a grid.
+) -> tuple[Plan, int]:
+    """Run what is missing of a grid; return its plan and how many cells others run at the end.
 
     `program` is the module that resolves, prepares and trains; `index` is called with the grid's
     folder now and then. Raises `UserError`, `Interrupted` when a signal came, `StorageLost`, and
@@ -149,8 +141,8 @@ def run_grid(
             )
         for note in queue.notes:
             print(note, flush=True)
-        total = queue.waiting
         elsewhere = queue.elsewhere()
+        total = max(0, queue.total - elsewhere)
         if (total or (elsewhere and options.wait)) and time.monotonic() < until:
             print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
             ask(stop, prepare_data, program, plan.data)
@@ -166,7 +158,7 @@ def run_grid(
                 wait=options.wait,
                 prune=grid.pruner is not None,
             ).run(grid.name, total)
-        return plan, Ending(waiting=queue.waiting, elsewhere=queue.elsewhere())
+        return plan, queue.elsewhere()
 
 
 def _job(directory: Path, grid: Grid, program: str, claim: Claim, attempt: int, slot: Slot) -> Job:

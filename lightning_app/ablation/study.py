@@ -41,6 +41,7 @@ from lightning_app.files import write_whole, writing_in
 _LOWER_IS_BETTER_CAPS = {"val/nll": lambda entropy: entropy, "val/perplexity": math.exp}
 _PATIENCE = 600.0  # seconds that a database may be away
 _RETRY = 1.0  # seconds
+_BATCH = 256  # cells that are queued at once: a database takes long for thousands
 TOKEN = ".study"  # the file that ties a folder to its study in a database
 
 P = ParamSpec("P")
@@ -113,8 +114,12 @@ class Queue:
         self._out = False
         self.notes: list[str] = []
         self._storage, self._study = self._open()
-        self.patiently(self._mend)
-        self.patiently(self._settle, retry=retry_failed)
+        runs = self.patiently(self._mend)
+        self._retried = {cell for cell, run in runs.items() if retry_failed and run.error}
+        # Cells that are to run, wherever they do.
+        self.total = sum(run.state == "missing" for run in runs.values()) + len(self._retried)
+        self._more = False  # whether cells may be missing of which the study knows nothing yet
+        self.patiently(self._settle)
 
     # What the supervisor asks.
 
@@ -135,7 +140,10 @@ class Queue:
 
     def pop(self) -> Claim | None:
         """Claim the next cell that has to run, or None where none waits."""
-        return self.patiently(self._pop)
+        claim = self.patiently(self._pop)
+        if claim is None and self._more and self.settle():
+            claim = self.patiently(self._pop)
+        return claim
 
     def trial(self, claim: Claim) -> Trial:
         return self.patiently(lambda: Trial(self._study, claim.trial))
@@ -167,29 +175,32 @@ class Queue:
             self._enqueue(claim.cell, claim.deaths + death, claim.alone or alone)
         self._end(claim, TrialState.FAIL, {"error": why})
 
-    def tend(self) -> None:
-        """Say that our cells live, and put back those of lost supervisors, when it is time."""
+    def tend(self) -> list[Claim]:
+        """Say that our cells live, and put back those of lost supervisors, when it is time.
+
+        Returns the claims that others have taken meanwhile, as this supervisor was silent for too
+        long. They are forgotten.
+        """
         now = time.monotonic()
+        taken: list[Claim] = []
         if not self._spec.several:
-            return
+            return taken
         if now - self._beaten >= self._lost_after / 4:
             for claim in list(self._claims.values()):
-                self.patiently(self._beat, claim.trial)
+                if self._owns(claim):
+                    self.patiently(self._beat, claim.trial)
+                else:
+                    taken.append(self._claims.pop(claim.trial))
             self._beaten = time.monotonic()
         if now - self._reclaimed >= self._lost_after / 2:
             with if_free(self._directory / START) as free:
                 if free:
                     self.patiently(self._reclaim)
             self._reclaimed = time.monotonic()
-
-    def lost(self) -> list[Claim]:
-        """The claims that others have taken from this supervisor while it was silent."""
-        if not self._spec.several:
-            return []
-        return [claim for claim in self._claims.values() if not self._owns(claim)]
+        return taken
 
     def settle(self) -> int:
-        """Look once more for cells that nobody would run; return how many wait."""
+        """Queue more of the cells that nobody would run yet; return how many wait."""
         with if_free(self._directory / START) as free:
             if free:
                 self.patiently(self._settle)
@@ -260,7 +271,7 @@ class Queue:
         if lost:
             self._settle(lost)
 
-    def _mend(self) -> None:
+    def _mend(self) -> dict[str, Run]:
         """Start the study anew where it says what the disk does not, and nobody else uses it."""
         trials = self._trials()
         runs = {cell.id: self._read(cell) for cell in self._plan.cells}
@@ -270,33 +281,41 @@ class Queue:
             self._study = self._create(self._storage)
             if folder is not None:
                 self._study.set_user_attr("folder", folder)
+        return runs
 
-    def _settle(self, only: Iterable[str] | None = None, retry: bool = False) -> None:
+    def _settle(self, only: Iterable[str] | None = None) -> None:
         """Bring the study into agreement with the disk after whatever happened before.
 
-        With `retry`, cells that crashed are queued as well.
+        At most a batch of cells is queued; `_more` tells if there may be others.
         """
         chosen = set(self._cells if only is None else only)
         trials = self._trials()
+        queued = 0
         for cell in self._plan.cells:
             if cell.id in chosen:
-                self._settle_cell(cell, self._read(cell), trials[cell.id], retry)
+                queued += self._settle_cell(cell, self._read(cell), trials[cell.id])
+                if queued >= _BATCH:
+                    break
+        if only is None:
+            self._more = queued >= _BATCH
 
-    def _settle_cell(self, cell: Cell, run: Run, trials: list[FrozenTrial], retry: bool) -> None:
+    def _settle_cell(self, cell: Cell, run: Run, trials: list[FrozenTrial]) -> bool:
+        """Settle one cell, and return whether it was queued."""
         states = {trial.state for trial in trials}
-        runnable = run.state == "missing" or (run.state == "failed" and retry)
+        runnable = run.state == "missing" or (run.state == "failed" and cell.id in self._retried)
         if TrialState.RUNNING in states:
             if self._spec.several:
-                return  # its supervisor lives, or its heartbeat will tell
+                return False  # its supervisor lives, or its heartbeat will tell
             for trial in trials:
                 if trial.state == TrialState.RUNNING and trial._trial_id not in self._claims:
                     self._take_back(cell, run, trial, runnable, TrialState.WAITING in states)
         elif states & {TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED}:
-            return
+            return False
         elif runnable:
             last = max(trials, key=lambda trial: trial.number, default=None)
             killed = run.state == "missing" and last is not None
             self._enqueue(cell, last.user_attrs.get("deaths", 0) if killed and last else 0)
+            return True
         elif run.result is not None:
             value = self._value(run.result)
             self._add(cell, TrialState.COMPLETE, _attributes(run.result), value, run.result)
@@ -304,6 +323,7 @@ class Queue:
             self._add(cell, TrialState.PRUNED, {}, run.pruned["value"], run.pruned)
         elif TrialState.FAIL not in states:
             self._add(cell, TrialState.FAIL, {"error": run.error})
+        return False
 
     def _take_back(
         self, cell: Cell, run: Run, trial: FrozenTrial, runnable: bool, queued: bool
@@ -363,6 +383,7 @@ class Queue:
             return  # others took it, or it was entered before the link broke
 
     def _enqueue(self, cell: Cell, deaths: int = 0, alone: bool = False) -> None:
+        self._retried.discard(cell.id)
         marks = {"deaths": deaths} if deaths else {}
         self._add(cell, TrialState.WAITING, {**marks, "alone": True} if alone else marks)
 
@@ -385,7 +406,7 @@ class Queue:
         if times is not None:
             trial.datetime_start = datetime.fromisoformat(times["started"])
             trial.datetime_complete = datetime.fromisoformat(times["finished"])
-        self._study.add_trial(trial)
+        self._storage.create_new_trial(self._study._study_id, template_trial=trial)
 
     def _trials(self) -> dict[str, list[FrozenTrial]]:
         trials: dict[str, list[FrozenTrial]] = {cell: [] for cell in self._cells}

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing.connection import wait
@@ -118,8 +118,7 @@ class Supervisor:
         self._display = Display(name, total)
         try:
             while not self._over():
-                self._queue.tend()
-                self._drop_lost()
+                self._drop(self._queue.tend())
                 self._fill()
                 if not self._running and not self._others_may_lose():
                     break
@@ -223,13 +222,12 @@ class Supervisor:
     def _look(self, each: Running) -> tuple[str, Mapping[str, Any] | None]:
         return each.claim.cell.name, read_progress(each.job.folder, each.job.attempt)
 
-    def _drop_lost(self) -> None:
-        """End cells that another supervisor has taken over, as this one was silent for too long."""
-        lost = {claim.trial for claim in self._queue.lost()}
-        for each in [each for each in self._running if each.claim.trial in lost]:
+    def _drop(self, taken: Sequence[Claim]) -> None:
+        """End cells that another supervisor has taken over; what they saved is there for it."""
+        trials = {claim.trial for claim in taken}
+        for each in [each for each in self._running if each.claim.trial in trials]:
             self._display.say(f"{each.claim.cell.name}: taken over by another supervisor")
             self._end(each)
-            self._queue.failed(each.claim, "taken over by another supervisor")
             self._forget(each)
 
     # Ending.

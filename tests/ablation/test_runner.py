@@ -131,7 +131,10 @@ def test_a_cell_that_is_killed_three_times_fails(world: World) -> None:
     assert Counter(run.state for run in runs.values()) == {"done": 8, "failed": 4}
     for name, run in runs.items():
         if "behaviourdie-" in name:
-            assert (starts[name], run.error) == (3, "3 attempts ended early, at last: killed (SIGKILL)")
+            assert (starts[name], run.error) == (
+                3,
+                "3 attempts ended early, at last: killed (SIGKILL)",
+            )
         else:
             assert run.state == "done"
             assert starts[name] == (2 if "die_once" in name else 1)
