@@ -7,6 +7,7 @@ Trains one cell for real, leaves the files of one like it for every other cell w
 own (checkpoints are sparse files of the real size), and times the real commands as whole processes:
 on a grid that is half done and on one that is finished. Then a supervisor starts on the same grid
 with nothing done and is killed after its first cells. Peaks of memory are the kernel's (VmHWM).
+A busy machine stretches the seconds on the wall, much less those on the cores.
 Linux only. Prints a table, and everything as JSON with --json FILE.
 """
 
@@ -15,7 +16,9 @@ import csv
 import fcntl
 import json
 import os
+import platform
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,10 +50,11 @@ _POLL = 0.02  # seconds
 
 @dataclass(frozen=True)
 class Taken:
-    """One command: what it was, its wall seconds, its peak of resident memory, its exit code."""
+    """One command: what it was, its seconds on the wall and on the cores, its most memory."""
 
     what: str
     seconds: float
+    cpu_seconds: float
     megabytes: float
     code: int
 
@@ -114,7 +119,7 @@ class Commands:
                 process.wait()
 
     def _end(self, what: str, process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> None:
-        start, peak = time.perf_counter(), 0.0
+        start, before, peak = time.perf_counter(), _cpu(), 0.0
         while process.poll() is None and not enough():
             if time.perf_counter() - start > LONGEST:
                 raise TimeoutError(f"{what}: not over after {LONGEST:.0f} s; see {self._log}")
@@ -123,8 +128,20 @@ class Commands:
         seconds = time.perf_counter() - start
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-        self.taken.append(Taken(what, seconds, peak, process.wait()))
-        print(f"{what:<44}{seconds:9.2f} s{peak:9.0f} MB   exit {process.returncode}", flush=True)
+        code = process.wait()
+        taken = Taken(what, seconds, _cpu() - before, peak, code)
+        self.taken.append(taken)
+        print(
+            f"{what:<36}{seconds:8.2f} s{taken.cpu_seconds:8.2f} s on cores{peak:7.0f} MB"
+            f"   exit {code}",
+            flush=True,
+        )
+
+
+def _cpu() -> float:
+    """Seconds of cores that ended commands have taken, with what they waited for themselves."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _peak(pid: int) -> float:
@@ -275,6 +292,9 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
     return {
         "cells": len(plan.cells),
         "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg(),
+        "platform": platform.platform(),
+        "versions": {name: version(name) for name in ("torch", "lightning", "optuna")},
         "taken": [asdict(each) for each in many.taken],
         "first_cell_after": starts,
         "report_megabytes": size,

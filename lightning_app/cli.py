@@ -26,11 +26,6 @@ LIGHTNING = {
     "predict": "print the predictions of a checkpoint on the test split",
 }
 
-RUN_OPTIONS = (
-    *("workers", "devices_per_cell", "slots_per_device", "storage", "lost_after", "hang_limit"),
-    *("max_time", "retry_failed", "wait"),
-)
-
 SECTIONS = ("seed_everything", "trainer", "model", "data")
 
 
@@ -92,13 +87,13 @@ def plan(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from lightning_app.ablation.commands import run_command
+    from lightning_app.ablation.options import Options
 
-    options = {name: getattr(args, name) for name in RUN_OPTIONS}
-    return run_command(args.grid, args.experiments, **options)
+    return run_command(args.grid, args.experiments, Options.of(vars(args)))
 
 
 def status(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.commands import status_command
+    from lightning_app.ablation.status import status_command
 
     return status_command(args.grid, args.experiments)
 
@@ -110,8 +105,10 @@ def report(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace) -> int:
+    from lightning_app.ablation.options import Options
     from lightning_app.ablation.slurm import run_options, submit_command
 
+    Options.of(vars(args))  # refused here, not in each job
     return submit_command(
         args.grid,
         args.experiments,

@@ -64,12 +64,14 @@ class Command:
         """Send it a signal and return its exit code; `output` then holds all that it said."""
         if self.running:
             self._process.send_signal(number)
-        try:
-            self.output += self._process.communicate(timeout=_START)[0]
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            raise
-        return self._process.returncode
+        assert self._process.stdout is not None
+        if not self._process.stdout.closed:
+            guard = threading.Timer(_START, self._process.kill)
+            guard.start()
+            self.output += self._process.stdout.read()
+            guard.cancel()
+            self._process.stdout.close()
+        return self._process.wait()
 
 
 class Server(Command):

@@ -149,15 +149,20 @@ def srun(words: list[str]) -> NoReturn:
     if len({"SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE"} & os.environ.keys()) > 1:
         fail("srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.")
     keep({"options": found, "command": command})
-    cpus = sorted(os.sched_getaffinity(0))
-    wanted = int(found.get("cpus-per-task") or 1)
-    first = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")) * wanted
-    os.sched_setaffinity(0, {cpus[each % len(cpus)] for each in range(first, first + wanted)})
+    if sys.platform == "linux":
+        bind_to_cpus(int(found.get("cpus-per-task") or 1))
     # What a step finds around it, whether or not the program is one of MPI.
     of_a_step = {"STEP_ID": "0", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
     os.environ |= {f"SLURM_{key}": value for key, value in of_a_step.items()}
     os.environ |= {"PMI_RANK": "0", "PMI_SIZE": "2", "PMIX_RANK": "0", "PMI_FD": "7"}
     os.execvp(command[0], command)  # so the step's exit code and process are those of the command
+
+
+def bind_to_cpus(count: int) -> None:
+    """Give this process `count` CPUs, others to each task of the array as far as they go."""
+    cpus = sorted(os.sched_getaffinity(0))
+    first = count * int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    os.sched_setaffinity(0, {cpus[each % len(cpus)] for each in range(first, first + count)})
 
 
 def scontrol(words: list[str]) -> None:

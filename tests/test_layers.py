@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "": set(),
     "errors": set(),
     "files": set(),
+    "arguments": set(),
     "memory": set(),
     "blocks": set(),
     "models": {"blocks"},
@@ -38,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {"files"},
     "ablation": {*RUN, "config", "files", "memory", "shipped", "analysis"},
     "probing": {*RUN, "config", "files", "ablation"},
-    "cli": {*RUN, *COMMANDS, "config", "shipped", "analysis", "ablation"},
+    "cli": {*RUN, *COMMANDS, "arguments", "config", "shipped", "analysis", "ablation"},
     "__main__": {"cli"},
 }
 

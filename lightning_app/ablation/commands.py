@@ -1,20 +1,18 @@
 """The commands on a grid: what `ablate plan | run | status | report` call."""
 
-import re
 from collections import Counter
 from functools import partial
-from math import inf
 from pathlib import Path
 
 from lightning_app.ablation.grid import read_grid
 from lightning_app.ablation.guard import REPORT, Interrupted, turn
+from lightning_app.ablation.options import Options
 from lightning_app.ablation.overview import plan_command
 from lightning_app.ablation.plan import Plan
-from lightning_app.ablation.runner import Options, run_grid
+from lightning_app.ablation.runner import run_grid
 from lightning_app.ablation.runs import describe, read_run, run_folder
 from lightning_app.ablation.status import status_command
 from lightning_app.ablation.study import StorageLost
-from lightning_app.errors import UserError
 
 __all__ = ["plan_command", "report_command", "run_command", "status_command"]
 
@@ -22,48 +20,17 @@ INTERRUPTED = 130
 
 
 def run_command(
-    grid: str | Path,
-    experiments: Path = Path("experiments"),
-    *,
-    workers: int | None = None,
-    devices_per_cell: int | None = None,
-    slots_per_device: int | None = None,
-    storage: str | None = None,
-    lost_after: float = 120.0,
-    hang_limit: str = "00:30",
-    max_time: str | None = None,
-    retry_failed: bool = False,
-    wait: bool = True,
+    grid: str | Path, experiments: Path = Path("experiments"), options: Options | None = None
 ) -> int:
     """`ablate run`: run what is missing, write the report, and return the exit code.
 
-    0 when every cell is done, 1 when cells failed or the storage was lost, 130 when a signal or
-    `max_time` (HH:MM) left some. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
+    0 when every cell is done, 1 when cells failed, 130 when a signal, the end of the time or the
+    loss of the storage left some. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
     """
     from lightning_app.analysis.tensorboard import write_index
 
     spec = read_grid(grid)
     directory = experiments / spec.name
-    counts = {
-        "--workers": workers,
-        "--devices-per-cell": devices_per_cell,
-        "--slots-per-device": slots_per_device,
-        "--lost-after": lost_after,
-    }
-    for name, count in counts.items():
-        if count is not None and not count >= 1:
-            raise UserError(f"{name}: expected 1 or more, found {count}")
-    options = Options(
-        workers=workers,
-        devices_per_cell=devices_per_cell,
-        slots_per_device=slots_per_device,
-        storage=storage,
-        lost_after=lost_after,
-        hang_limit=parse_time("--hang-limit", hang_limit),
-        seconds=inf if max_time is None else parse_time("--max-time", max_time),
-        retry_failed=retry_failed,
-        wait=wait,
-    )
     try:
         plan, elsewhere = run_grid(
             spec, directory, options, index=partial(write_index, only_new=True)
@@ -73,28 +40,20 @@ def run_command(
         return INTERRUPTED
     except StorageLost as lost:
         print(f"{lost}; what is done is kept, the same command goes on ({directory})")
-        return 1
+        return INTERRUPTED
     runs = [read_run(directory, cell) for cell in plan.cells]
     states = Counter(run.status for run in runs)
     print(f"{plan.name}: {len(runs)} cells: {describe(states)}")
+    if states["missing"] > elsewhere:
+        print("time is over; the same command goes on")
+        return INTERRUPTED
     if elsewhere:
         print(f"{elsewhere} cells run elsewhere; the last supervisor writes the report")
         return 0
     _report(directory, plan)
-    if states["missing"]:
-        print("time is over; the same command goes on")
-        return INTERRUPTED
     if states["failed"]:
         print("failed cells run again with --retry-failed; `ablate status` shows their errors")
     return 1 if states["failed"] else 0
-
-
-def parse_time(option: str, text: str) -> float:
-    """HH:MM or HH:MM:SS in seconds."""
-    match = re.fullmatch(r"(\d+):([0-5]\d)(?::([0-5]\d))?", text)
-    if match is None or not any(int(part or 0) for part in match.groups()):
-        raise UserError(f"{option}: expected HH:MM or HH:MM:SS such as 01:30, found '{text}'")
-    return 3600.0 * int(match[1]) + 60.0 * int(match[2]) + int(match[3] or 0)
 
 
 def _report(directory: Path, plan: Plan) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lightning_app.ablation.imports import check_imports
 from lightning_app.errors import UserError, nearest
 from lightning_app.shipped import shipped_folder
 
@@ -107,11 +108,13 @@ def read_grid(grid: str | Path) -> Grid:
     axes = _axes(path, tree.get("axes"))
     metric, mode = _metric(path, tree.get("metric"))
     sensitivity = _sensitivity(path, tree.get("sensitivity"), axes)
+    base_config = _base(path, tree)
+    check_imports(str(path), base_config, axes)
     return Grid(
         source=str(path),
         name=name,
         question=_question(path, tree.get("question"), text),
-        base_config=_base(path, tree),
+        base_config=base_config,
         axes=axes,
         exclude=_exclude(path, tree.get("exclude"), axes),
         metric=metric,

@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from math import inf
 from pathlib import Path
 
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.guard import START, supervisor_lock, turn
+from lightning_app.ablation.options import Options
 from lightning_app.ablation.plan import (
     Plan,
     cell_tree,
@@ -36,27 +35,6 @@ from lightning_app.files import writing_in
 PROGRAM = "lightning_app.ablation.program"
 
 _NVIDIA = Path("/proc/driver/nvidia/version")  # where it is missing, nobody need ask CUDA
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a supervisor works. None stands for what the host and the grid suggest.
-
-    `workers` cells at once, each on `devices_per_cell` devices, `slots_per_device` cells sharing
-    one. After `seconds` no cell starts. `lost_after`: seconds without a heartbeat after which a
-    supervisor counts as lost; `hang_limit`: seconds without progress after which a cell is ended.
-    `wait`: stay while others run cells.
-    """
-
-    workers: int | None = None
-    devices_per_cell: int | None = None
-    slots_per_device: int | None = None
-    storage: str | None = None
-    lost_after: float = 120.0
-    hang_limit: float = 1800.0
-    seconds: float = inf
-    retry_failed: bool = False
-    wait: bool = True
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from lightning_app.ablation.guard import START, if_free
 from lightning_app.ablation.plan import Cell, Plan
 from lightning_app.ablation.pruning import make_pruner
-from lightning_app.ablation.runs import Run, read_run
+from lightning_app.ablation.runs import Run, read_reports, read_run, run_folder
 from lightning_app.ablation.storages import (
     StorageSpec,
     close_storage,
@@ -396,9 +396,14 @@ class Queue:
         times: Mapping[str, Any] | None = None,
     ) -> None:
         """Add a trial with its parameters, so that waiting cells show theirs too."""
+        # Others are judged by what the complete ones have reported.
+        judges = self._prunes and state == TrialState.COMPLETE
         trial = optuna.create_trial(
             state=state,
             value=value,
+            intermediate_values=(
+                read_reports(run_folder(self._directory, cell)) if judges else None
+            ),
             params={axis: _primitive(value) for axis, value in cell.axes.items()},
             distributions=dict(self._choices),
             user_attrs={"cell": cell.id, "name": cell.name, **attributes},

@@ -6,6 +6,7 @@ The fork server imports torch and Lightning once; a cell's process then starts i
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 # What a launcher or scheduler left in the environment would reach into every cell: another rank,
 # another seed, a port that is taken, automatic requeueing.
-_FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "PMI_", "OMPI_")
+_FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
 
 
@@ -65,6 +66,8 @@ def cell_environment() -> Iterator[None]:
             del os.environ[name]
     for name in _ALLOCATOR:
         os.environ.setdefault(name, _KEPT_BYTES)
+    # The fork server would look for modules in the current folder first, unlike this process.
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         yield
     finally:

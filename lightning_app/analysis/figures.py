@@ -48,7 +48,7 @@ STYLE: dict[Any, Any] = {
 NAMES = {"final": "loss_by_warmup", "train/nll": "training_train", LOSS: "training_valid"}
 PANELS = 4  # in one row
 POINTS = 300  # of one curve, at most
-ALL_POINTS, FEWEST_POINTS = 250_000, 30  # of all single curves of one loss, but of each this many
+ALL_POINTS, FEWEST_POINTS = 150_000, 30  # of all single curves of one loss, but of each this many
 MOST_PANELS = 240  # of one kind of figure: a panel takes a twentieth of a second to draw
 
 
@@ -129,10 +129,9 @@ def _final(cells: Sequence[Cell], colours: Mapping[str, str]) -> "Figure | None"
         axes.axhline(entropy, color=MUTED, linewidth=1.1, linestyle=(0, (5, 2.5)), zorder=1)
         _seeds(axes, runs, place, colours[variant])
         _means(axes, runs, place, colours[variant])
-        axes.set_title(_wrapped(variant), color=colours[variant])
+        axes.set_title(_wrapped(variant), color=colours[variant], y=1.0)
         axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
         axes.set_xlim(-0.45, len(warmups) - 0.4)
-    _labels(figure, panels, "warm-up (updates)", "final validation loss (nats per token)")
     dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     handles = [
         Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one seed", **dot),
@@ -140,7 +139,7 @@ def _final(cells: Sequence[Cell], colours: Mapping[str, str]) -> "Figure | None"
         Line2D([], [], marker="D", markersize=5.5, label="mean, 95 % t interval", **dot),
         Line2D([], [], color=MUTED, linestyle=(0, (5, 2.5)), label="unigram entropy"),
     ]
-    _legend(figure, handles)
+    _arrange(figure, panels, "warm-up (updates)", "final validation loss (nats per token)", handles)
     return figure
 
 
@@ -247,12 +246,12 @@ def _training(
                 linestyle=_dash(warmup, warmups),
                 zorder=3,
             )
-        axes.set_title(_wrapped(variant), color=colours[variant])
+        axes.set_title(_wrapped(variant), color=colours[variant], y=1.0)
         axes.set_xscale("log")
         _plain_steps(axes, cramped=last < 30 * first)
     panels[0].set_xlim(first / 1.08, last * 1.08)
     what = "training" if tag.startswith("train") else "validation"
-    _labels(figure, panels, "optimizer step (log scale)", f"{what} loss (nats per token)")
+    loss = f"{what} loss (nats per token)"
     handles = [
         Line2D(
             [], [], color=INK, linewidth=1.9, linestyle=_dash(w, warmups), label=f"warm-up {w:,}"
@@ -262,7 +261,7 @@ def _training(
     handles.append(
         Line2D([], [], color=MUTED, linestyle=(0, (5, 2.5)), linewidth=1, label="unigram entropy")
     )
-    _legend(figure, handles)
+    _arrange(figure, panels, "optimizer step (log scale)", loss, handles)
     return figure
 
 
@@ -309,12 +308,12 @@ def _wrapped(variant: str) -> str:
 
 
 def _panels(count: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+    """A figure of `count` panels that share their axes; `_arrange` gives it margins."""
     from matplotlib.figure import Figure
 
     columns = min(PANELS, count)
     rows = math.ceil(count / columns)
-    size = (max(4.4, width * columns + 0.7), height * rows + 0.75)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(max(4.4, width * columns + 0.7), height * rows))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     panels = list(grid.flat)
     for unused in panels[count:]:
@@ -333,18 +332,47 @@ def _plain_steps(axes: "Axes", cramped: bool) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _labels(figure: "Figure", panels: Sequence["Axes"], x: str, y: str) -> None:
-    figure.supxlabel(x, fontsize=9.5)
-    figure.supylabel(y, fontsize=9.5)
+def _arrange(
+    figure: "Figure", panels: Sequence["Axes"], x: str, y: str, handles: Sequence[Any]
+) -> None:
+    """Label the axes, add the legend, and give everything its room, in inches.
+
+    Matplotlib's own layout asks every panel for every tick several times, which takes longer than
+    all the drawing.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     panels[0].margins(y=0.07)
-
-
-def _legend(figure: "Figure", handles: Sequence[Any]) -> None:
-    columns = max(1, int(figure.get_figwidth() // 1.75))
+    width, height = map(float, figure.get_size_inches())
+    columns = min(PANELS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    in_row = min(len(handles), max(1, int(width // 1.75)))
+    title = 0.09 + 0.17 * max(1 + axes.get_title().count("\n") for axes in panels)
+    top = 0.12 + 0.2 * math.ceil(len(handles) / in_row) + title
+    bottom, gap = 0.55, title + 0.1
+    numbers = panels[0].yaxis.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
+    left = 0.38 + (0.3 if numbers is None else numbers.width / figure.dpi)
+    panel = height / rows - 0.4
+    height = top + rows * panel + (rows - 1) * gap + bottom
+    figure.set_size_inches(width, height)
+    between = 0.2
+    each = (width - left - 0.12 - (columns - 1) * between) / columns
+    figure.subplots_adjust(
+        left=left / width,
+        right=1 - 0.12 / width,
+        bottom=bottom / height,
+        top=1 - top / height,
+        wspace=between / each,
+        hspace=gap / panel,
+    )
+    figure.supxlabel(x, fontsize=9.5, y=0.08 / height, verticalalignment="bottom")
+    figure.supylabel(y, fontsize=9.5, x=0.06 / width, horizontalalignment="left")
     figure.legend(
         handles=handles,
-        loc="outside upper center",
-        ncols=min(columns, len(handles)),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1 - 0.02 / height),
+        borderaxespad=0.0,
+        ncols=in_row,
         handlelength=2.8,
     )
 

@@ -170,7 +170,8 @@ def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
 def main() -> int:
     from lightning_app.ablation.grid import read_grid
     from lightning_app.ablation.guard import Interrupted
-    from lightning_app.ablation.runner import Options, run_grid
+    from lightning_app.ablation.options import Options
+    from lightning_app.ablation.runner import run_grid
 
     grid, folder, workers, *rest = sys.argv[1:]
     words: dict[str, str] = {}

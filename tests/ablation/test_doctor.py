@@ -412,6 +412,13 @@ def test_a_study_in_a_database_is_compared_and_rebuilt(
         refused = world.run(f"storage={server.url}")
         assert refused.returncode == 2
         assert "ablate doctor tiny --fix --storage URL" in refused.stderr
+        storage = open_storage(storage_spec(server.url, world.folder), 60.0)
+        study = storage.get_study_id_from_name(plan.study)
+        running = storage.create_new_trial(study)
+        assert examine(world, fix=True, storage=server.url) == 1
+        assert "1 of its cells seem to run" in capsys.readouterr().out
+        storage.set_trial_state_values(running, state=TrialState.FAIL)
+        close_storage(storage)
         assert examine(world, storage=server.url) == 1
         capsys.readouterr()
         assert examine(world, fix=True, storage=server.url) == 0
@@ -421,6 +428,33 @@ def test_a_study_in_a_database_is_compared_and_rebuilt(
         starts = len(world.lines("start"))
         assert world.run(f"storage={server.url}").returncode == 0
         assert len(world.lines("start")) == starts
+
+
+def test_a_pruned_run_is_over_where_the_grid_prunes(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = {"model.schedule.warmup_steps": [0]}
+    world.write(seeds=2, delay=0, steps=1, axes=axes, pruner="median")
+    assert world.run().returncode == 0
+    prune_as_well(world)
+    (a_run(world) / "result.json").unlink()
+    assert examine(world, fix=True) == 0
+    assert "1 complete there, without it on disk" in capsys.readouterr().out
+    assert world.states() == {"COMPLETE": 3, "PRUNED": 1}
+    starts = len(world.lines("start"))
+    assert world.run().returncode == 0
+    assert len(world.lines("start")) == starts
+    assert examine(world) == 0
+
+
+def test_a_metric_that_no_run_reports_is_a_mistake_of_the_grid(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sick.write(seeds=1, delay=0, steps=1, metric={"name": "val/accuracy", "mode": "max"})
+    before = {name: data for name, data in contents(sick.folder).items() if "runs/" in name}
+    assert examine(sick, fix=True) == 1
+    assert "reports no 'val/accuracy'; set metric.name of" in capsys.readouterr().out
+    assert {n: d for n, d in contents(sick.folder).items() if "runs/" in n} == before
 
 
 def test_no_folder_is_a_mistake(world: World) -> None:

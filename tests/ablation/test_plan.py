@@ -12,6 +12,7 @@ from lightning_app.ablation.plan import (
     cell_tree,
     check_folder,
     combinations,
+    devices_of,
     expand,
     load_plan,
     made_from,
@@ -106,7 +107,13 @@ def test_an_impossible_pair_names_the_cell() -> None:
         ({"modle.optimizer.lr": [1]}, "did you mean 'model.optimizer.lr'?"),
         ({"nonsense": [1]}, "g.yaml: axes: no field 'nonsense'"),
         ({"trainer.devices": [1, 2]}, "the same experiment twice: trainer.devices=1, trainer.devi"),
-        ({"trainer.devices": [2]}, "g.yaml: trainer.devices: 2; each cell of a grid runs on 1"),
+        ({"trainer.devices": [[0, 1]]}, "g.yaml: trainer.devices: [0, 1] names devices; the super"),
+        (
+            {"trainer.devices": ["0,"]},
+            "g.yaml: trainer.devices: '0,' names devices; the supervisor",
+        ),
+        ({"trainer.devices": [0]}, "g.yaml: trainer.devices: expected 1 or more, found 0"),
+        ({"trainer.devices": ["two"]}, "trainer.devices: expected 1 or more, found 'two'"),
         ({WARMUP: [0, 100]}, "reference_steps: 60 is below the largest warm-up"),
     ],
 )
@@ -114,6 +121,28 @@ def test_axes_that_cannot_be(axes: dict, said: str) -> None:
     with pytest.raises(UserError) as error:
         plan_of(grid(axes=axes))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("value", "devices"), [("auto", 1), (-1, 1), (1, 1), ("2", 2), (4, 4)])
+def test_devices_of_a_cell(value: Any, devices: int) -> None:
+    in_base = grid(base_config={"trainer": {"devices": value}})
+    assert devices_of(in_base) == devices_of(grid(axes={"trainer.devices": [value]})) == devices
+    assert len(plan_of(in_base).cells) == 12
+    assert devices_of(grid()) == 1
+
+
+def test_a_list_of_devices_is_refused_before_anything_is_resolved() -> None:
+    with pytest.raises(UserError, match=r"trainer.devices: \[1\] names devices"):
+        devices_of(grid(base_config={"trainer": {"devices": [1]}}))
+
+
+def test_a_cell_runs_on_one_host() -> None:
+    def on_two(tree: dict, source: str) -> dict:
+        config = stand_in.resolve(tree, source)
+        return {**config, "trainer": {**config["trainer"], "num_nodes": 2}}
+
+    with pytest.raises(UserError, match="num_nodes: 2; each cell of a grid runs on 1 host"):
+        expand(grid(), on_two, stand_in.cell_id)
 
 
 def test_a_coupled_schedule_needs_no_reference() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import optuna
 import pytest
@@ -12,10 +13,10 @@ from optuna.trial import TrialState
 from lightning_app.ablation.pruning import Reports, make_pruner
 from lightning_app.ablation.runs import REPORTS, STOP
 
-STEPS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
+STEPS = range(10, 100, 10)
 
 
-def study(pruner: str, direction: str = "minimize") -> optuna.Study:
+def study(pruner: str, direction: Literal["minimize", "maximize"] = "minimize") -> optuna.Study:
     return optuna.create_study(direction=direction, pruner=make_pruner(pruner))
 
 
@@ -36,7 +37,7 @@ def report(folder: Path, attempt: int, step: int, value: float) -> None:
 
 @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
 def test_the_median_rule_stops_what_is_worse_than_half(
-    tmp_path: Path, direction: str, sign: int
+    tmp_path: Path, direction: Literal["minimize", "maximize"], sign: int
 ) -> None:
     grid, reports = study("median", direction), Reports()
     complete(grid, *(sign * loss for loss in (1.0, 2.0, 3.0, 4.0, 5.0)))
@@ -138,12 +139,12 @@ def test_without_a_pruner_nothing_is_pruned(tmp_path: Path) -> None:
     assert not Reports().look(trial, tmp_path, 1)
 
 
-def rates(world: World, **changes: object) -> None:
+def rates(world: World, *values: float, **changes: object) -> None:
     """Six seeds of a good rate and a bad one; what the stand-in reports as its loss is the rate."""
     axes = {
         "model.block.preset": ["post_ln"],
         "model.schedule.warmup_steps": [0],
-        "model.optimizer.lr": [0.1, 9.0],
+        "model.optimizer.lr": list(values or (0.1, 9.0)),
     }
     world.write(seeds=6, delay=0.05, steps=40, axes=axes, **changes)
 
@@ -176,3 +177,11 @@ def test_without_the_pruner_the_pruned_cells_go_on(world: World) -> None:
     assert world.run(workers=2).returncode == 0
     assert {run.state for run in world.runs().values()} == {"done"}
     assert world.states() == {"COMPLETE": 12}
+
+
+def test_cells_of_a_grid_that_grew_are_judged_by_those_it_had(world: World) -> None:
+    rates(world, 0.1, pruner="median")
+    assert world.run(workers=2).returncode == 0
+    rates(world, pruner="median")  # another study, which knows the first cells from disk
+    assert world.run(workers=2).returncode == 0
+    assert world.states() == {"COMPLETE": 6, "PRUNED": 6}

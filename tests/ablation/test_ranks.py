@@ -15,8 +15,7 @@ import yaml
 from conftest import HERE, World  # pyright: ignore[reportMissingImports]
 from optuna.storages import RDBStorage
 
-sys.path.append(str(HERE.parent))
-from postgres import serve  # pyright: ignore[reportMissingImports]
+from tests.postgres import serve
 
 STEPS = 60
 SECONDS = 240.0  # a loaded machine may take long
@@ -33,7 +32,7 @@ class Step(NamedTuple):
 class Ranks(World):
     """A grid whose cells are trainings of two processes."""
 
-    def write(self, seeds: int = 1, rates: tuple[float, ...] = (3e-2,), **_: object) -> None:
+    def write_training(self, seeds: int = 1, rates: tuple[float, ...] = (3e-2,)) -> None:
         """Write a grid with dropout, and a checkpoint every 20 of its 60 steps."""
         trainer = {"max_steps": STEPS, "val_check_interval": 20, "limit_val_batches": 2}
         trainer |= {"log_every_n_steps": 1, "accelerator": "cpu", "strategy": "ddp"}
@@ -121,7 +120,7 @@ def assert_same_weights(whole: Path, broken: Path) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The runs of two seeds that nobody disturbed, by name."""
     ranks = Ranks(tmp_path_factory.mktemp("undisturbed"))
-    ranks.write(seeds=2)
+    ranks.write_training(seeds=2)
     finish(ranks.start())
     return {run.name: run for run in ranks.cells()}
 
@@ -138,7 +137,7 @@ def ranks(tmp_path: Path):
 
 def test_both_ranks_train_the_cell_that_was_claimed(ranks: Ranks, tmp_path: Path) -> None:
     """Where each rank asked the shared queue itself, they trained two cells into one."""
-    ranks.write(seeds=2, rates=(1e-2, 3e-2))
+    ranks.write_training(seeds=2, rates=(1e-2, 3e-2))
     with serve(tmp_path / "server") as server:
         supervisors = [ranks.start(f"storage={server.url}") for _ in range(2)]
         for supervisor in supervisors:
@@ -167,7 +166,7 @@ def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(
     ranks: Ranks, undisturbed: dict[str, Path]
 ) -> None:
     """Rank 0 of the first cell, rank 1 of the second."""
-    ranks.write(seeds=2)
+    ranks.write_training(seeds=2)
     supervisor = ranks.start()
     for seed, rank in ((1, 0), (2, 1)):
         told = ranks.wait_for_training(seed)
@@ -184,6 +183,7 @@ def test_a_killed_rank_takes_the_other_with_it_and_the_cell_goes_on(
 def test_a_stopped_rank_is_ended_by_the_hang_limit(
     ranks: Ranks, undisturbed: dict[str, Path]
 ) -> None:
+    ranks.write_training()
     supervisor = ranks.start("hang_limit=20")
     told = ranks.wait_for_training(1)
     os.kill(told[1].pid, signal.SIGSTOP)
@@ -198,6 +198,7 @@ def test_a_stopped_rank_is_ended_by_the_hang_limit(
 def test_a_pre_empted_cell_keeps_every_step(
     ranks: Ranks, undisturbed: dict[str, Path], number: signal.Signals
 ) -> None:
+    ranks.write_training()
     supervisor = ranks.start()
     ranks.wait_for_training(1)
     supervisor.send_signal(number)

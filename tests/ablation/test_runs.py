@@ -53,7 +53,8 @@ def test_a_pruned_run_is_over_but_has_no_result(tmp_path: Path, folder: Path) ->
 
 @pytest.mark.parametrize("name", [RESULT, PRUNED])
 @pytest.mark.parametrize(
-    ("content", "said"), [("{", "no valid JSON"), ("[]", "None is not"), ('{"id": "b"}', "b is not")]
+    ("content", "said"),
+    [("{", "no valid JSON"), ("[]", "None is not"), ('{"id": "b"}', "b is not")],
 )
 def test_what_is_not_the_cells_is_refused(
     tmp_path: Path, folder: Path, name: str, content: str, said: str

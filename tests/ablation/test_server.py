@@ -1,6 +1,5 @@
 """The database that `ablate storage serve` runs, and the proxy in front of one."""
 
-import ipaddress
 import os
 import re
 import signal
@@ -10,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import optuna
 import psutil
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from lightning_app.ablation.postgres import Cluster, free_port, is_loopback, reachable_name
 from lightning_app.ablation.storages import close_storage, open_storage, storage_spec
@@ -25,6 +26,13 @@ from tests.postgres import ROOT, Command, Server, proxy, serve
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     with serve(tmp_path / "db") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that tests leave as it is."""
+    with serve(tmp_path_factory.mktemp("server") / "db") as server:
         yield server
 
 
@@ -69,11 +77,11 @@ def addresses(processes: list[psutil.Process]) -> list[str]:
     return found
 
 
-def test_nothing_but_loopback_is_listened_on(server: Server) -> None:
-    with proxy(server.url) as front:
-        found = addresses([*server.processes(), *front.processes()])
-    assert len(found) >= 2
-    assert all(ipaddress.ip_address(address).is_loopback for address in found)
+def test_nothing_but_loopback_is_listened_on(running: Server) -> None:
+    with proxy(running.url) as front:
+        found = addresses([*running.processes(), *front.processes()])
+    assert len(found) == 2
+    assert set(found) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 def test_the_password_lies_in_one_file_and_shows_nowhere(server: Server) -> None:
@@ -96,27 +104,46 @@ def test_the_password_lies_in_one_file_and_shows_nowhere(server: Server) -> None
     assert stat.S_IMODE((server.folder / "data").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_there_is_no_other_way_in(running: Server) -> None:
+    good = {"passfile": str(running.folder / "pgpass"), "user": "ablate", "dbname": "ablate"}
+    place = {"host": "127.0.0.1", "port": str(running.port)}
+    psycopg.connect(make_conninfo(**place, **good)).close()
+    for change in (
         {"password": "wrong"},
+        {"passfile": "/dev/null"},
         {"user": "postgres"},
         {"dbname": "postgres"},
-        {"passfile": "/dev/null"},
-    ],
-)
-def test_there_is_no_other_way_in(change: dict[str, str], server: Server) -> None:
-    good = {"passfile": str(server.folder / "pgpass"), "user": "ablate", "dbname": "ablate"}
-    place = {"host": "127.0.0.1", "port": str(server.port)}
-    psycopg.connect(**place, **good).close()
-    with pytest.raises(psycopg.OperationalError):
-        psycopg.connect(**place, **{**good, **change}).close()
+    ):
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(make_conninfo(**place, **{**good, **change})).close()
+
+
+def test_a_grid_leaves_no_trace_of_the_password(world: Any, running: Server) -> None:
+    """Given in the environment; one cell fails, so that its error is written too."""
+    password, before = running.password, study_names(running.url)
+    bare = running.url.partition("?")[0]
+    world.environment["ABLATE_STORAGE"] = bare.replace("ablate@", f"ablate:{password}@")
+    world.write(seeds=1, delay=0.1, axes={"behaviour": ["ok", "crash"]})
+    process = world.start()
+    world.wait_for(lambda: world.lines("start"), seconds=120)
+    shown = [word for each in world.processes() for word in each.cmdline()]
+    assert any("stand_in.py" in word for word in shown)
+    shown += process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert sum(run.state == "failed" for run in world.runs().values()) == 4
+    assert not [word for word in shown if password in word]
+    files = [path for path in world.root.rglob("*") if path.is_file()]
+    assert "result.json" in {path.name for path in files}
+    assert [path for path in files if password.encode() in path.read_bytes()] == []
+    assert len(study_names(running.url)) == len(before) + 1
 
 
 def test_what_it_prints_can_be_pasted(server: Server) -> None:
-    assert f"ablate run GRID --storage '{server.url}'" in server.output
-    assert server.url.endswith(f"/ablate?passfile={server.folder / 'pgpass'}")
     assert study_names(server.url, make="pasted") == ["pasted"]
+    assert server.url.endswith(f"/ablate?passfile={server.folder / 'pgpass'}")
+    server.stop()
+    assert f"ablate run GRID --storage '{server.url}'\n" in server.output
+    assert f"export ABLATE_STORAGE='{server.url}'\n" in server.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -177,18 +204,18 @@ def test_a_command_killed_at_its_first_start_leaves_nothing_half_made(
         assert not (folder / "data.new").exists()
 
 
-def test_a_folder_that_is_served_is_refused(server: Server) -> None:
-    said = refused("serve", "--dir", str(server.folder), "--port", "0")
-    assert said == f"ablate: {server.folder}: process {server.pid} is serving this folder\n"
-    assert study_names(server.url) == []
+def test_a_folder_that_is_served_is_refused(running: Server) -> None:
+    said = refused("serve", "--dir", str(running.folder), "--port", "0")
+    assert said == f"ablate: {running.folder}: process {running.pid} is serving this folder\n"
+    study_names(running.url)  # it serves on
 
 
-def test_a_taken_port_is_refused(server: Server, tmp_path: Path) -> None:
-    port = str(server.port)
+def test_a_taken_port_is_refused(running: Server, tmp_path: Path) -> None:
+    port = str(running.port)
     said = refused("serve", "--dir", str(tmp_path / "other"), "--port", port)
     assert said == f"ablate: 127.0.0.1:{port}: cannot listen there: Address already in use\n"
-    with proxy(server.url) as front:
-        words = ["proxy", "--storage", server.url, "--port", str(front.port)]
+    with proxy(running.url) as front:
+        words = ["proxy", "--storage", running.url, "--port", str(front.port)]
         assert "Address already in use" in refused(*words)
 
 
@@ -233,11 +260,13 @@ def test_a_damaged_cluster_is_told_in_one_line(server: Server) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_proxy_cleanly(number: int, server: Server) -> None:
-    with proxy(server.url) as front:
-        assert study_names(front.url, make="through") == study_names(server.url) == ["through"]
+def test_a_signal_ends_the_proxy_cleanly(number: int, running: Server) -> None:
+    with proxy(running.url) as front:
+        name = f"through {number}"
+        assert name in study_names(front.url, make=name)
+        assert study_names(front.url) == study_names(running.url)
         assert front.stop(number) == 0
-        assert f"in front of {server.url.partition('?')[0]})" in front.output
+        assert f"in front of {running.url.partition('?')[0]})" in front.output
 
 
 def test_a_free_port_is_free_on_every_address_of_a_host() -> None:

@@ -50,3 +50,19 @@ def test_a_torn_progress_file_is_no_progress(
     (world.folder / "runs" / name / "result.json").unlink()
     assert "3 ok, 1 waiting" in status(world, capsys)
     assert json.loads((world.folder / "plan.json").read_text())["name"] == "tiny"
+
+
+def test_pruned_cells_count_where_the_grid_has_a_pruner(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = {"model.schedule.warmup_steps": [0]}
+    world.write(seeds=2, steps=1, axes=axes)
+    world.run()
+    name = next(iter(world.runs()))
+    result = world.folder / "runs" / name / "result.json"
+    tree = {**json.loads(result.read_text()), "status": "pruned", "step": 1, "value": 9.0}
+    result.with_name("pruned.json").write_text(json.dumps(tree))
+    result.unlink()
+    assert "tiny: 4 cells: 3 ok, 1 waiting\n" in status(world, capsys)
+    world.write(seeds=2, steps=1, axes=axes, pruner="median")
+    assert "tiny: 4 cells: 3 ok, 1 pruned\n" in status(world, capsys)

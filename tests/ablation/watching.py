@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lightning_app.ablation.grid import read_grid
 from lightning_app.ablation.guard import Interrupted
-from lightning_app.ablation.runner import Options, run_grid
+from lightning_app.ablation.options import Options
+from lightning_app.ablation.runner import run_grid
 
 
 def main() -> int:

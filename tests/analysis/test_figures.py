@@ -7,7 +7,17 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from lightning_app.analysis.figures import COLOURS, POINTS, _thinned, _wrapped, write_figures
+from lightning_app.analysis.figures import (
+    ALL_POINTS,
+    COLOURS,
+    FEWEST_POINTS,
+    MOST_PANELS,
+    POINTS,
+    _thinned,
+    _wrapped,
+    drawn_slices,
+    write_figures,
+)
 from lightning_app.analysis.runs import read_grid
 
 PRESET = "model.block.preset"
@@ -75,6 +85,41 @@ def test_long_curves_are_thinned_evenly_on_the_log_scale():
     assert kept[-1] == 20_000
     assert kept == sorted(set(kept))
     assert _thinned([3, 5, 9]) == [3, 5, 9]
+
+
+def test_no_more_panels_are_drawn_than_a_page_can_hold(make_grid):
+    """Whole combinations of the other axes, in their order; the first one in any case."""
+    presets, widths = ["post_ln", "pre_ln", "sas"], list(range(100, 100 + MOST_PANELS // 3 + 9))
+    axes = {SEED: [1], PRESET: presets, "model.architecture.model_dim": widths}
+    grid = read_grid(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    slices = drawn_slices(grid)
+    assert [len(cells) for cells in slices.values()] == [3] * (MOST_PANELS // 3)
+    assert [group for group, _ in slices] == [
+        f"model.architecture.model_dim={width}" for width in widths[: MOST_PANELS // 3]
+    ]
+    many = {SEED: [1], PRESET: [f"v{i}" for i in range(MOST_PANELS + 1)]}
+    grid = read_grid(make_grid(lambda a: 2.0, many, curves=False, name="many").folder)
+    assert [len(cells) for cells in drawn_slices(grid).values()] == [MOST_PANELS + 1]
+
+
+def test_single_curves_have_fewer_points_where_there_are_many(make_grid, tmp_path):
+    """A page of thousands of curves stays small; the curve of the mean keeps its points."""
+    most = ALL_POINTS // (ALL_POINTS // POINTS + 100)
+    longest = []
+    for name, seeds in (("few", 2), ("many", ALL_POINTS // POINTS + 100)):
+        fake = make_grid(lambda a: 2.0, {SEED: list(range(seeds))}, curves=False, name=name)
+        rows = "".join(f"{step},{4 + step % 2}\n" for step in range(1, POINTS + 1))
+        for cell in fake.cells:
+            (fake.run(cell) / "metrics.csv").write_text(f"step,train/nll\n{rows}")
+        text = draw(fake.folder, tmp_path / name)["train/nll"]
+        lines = re.findall(r'<path d="(M [^"]+)"[^>]*stroke-opacity: 0.2', text)
+        assert len(lines) == seeds
+        longest.append(max(line.count("L ") for line in lines) + 1)
+        means = re.findall(r'<path d="(M [^"]+)"[^>]*stroke-width: 1.9', text)
+        assert max(mean.count("L ") for mean in means) > most
+    few, many = longest
+    assert POINTS <= few <= POINTS + 1
+    assert FEWEST_POINTS < many <= most + 2  # the last point is kept in any case
 
 
 def test_long_names_are_broken_and_kept():

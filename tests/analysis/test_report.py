@@ -13,7 +13,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from lightning_app.analysis.figures import MOST_PANELS
+from lightning_app.analysis.page import page
 from lightning_app.analysis.report import write_report
+from lightning_app.analysis.runs import read_grid, results_frame
+from lightning_app.analysis.sensitivity import scores
 from lightning_app.errors import UserError
 
 PRESET = "model.block.preset"
@@ -252,10 +256,24 @@ def test_a_folder_in_the_way_is_named(make_grid, outcome, tmp_path):
         write_report(grid.folder, tmp_path / "file" / "out")
 
 
+def test_figures_that_are_too_many_are_said_to_be_missing(make_grid):
+    widths = list(range(100, 102 + MOST_PANELS // 6))
+    axes = {SEED: [1], PRESET: list("abcdef"), "model.architecture.model_dim": widths}
+    grid = read_grid(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    text = page(grid, scores(grid), results_frame(grid), [])
+    said = f"the first {MOST_PANELS // 6} of {len(widths)} combinations of learning rate and other"
+    assert said in text
+    assert f"model_dim={widths[-1]}" in text  # in the tables
+
+
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
+from lightning_app.analysis.figures import MOST_PANELS
+from lightning_app.analysis.page import page
 from lightning_app.analysis.report import write_report
+from lightning_app.analysis.runs import read_grid, results_frame
+from lightning_app.analysis.sensitivity import scores
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:

@@ -264,3 +264,34 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
     assert sorted(str(value) for value in shaped) == ["None"] * 8 + ['{"alpha":1.0}'] * 8
     assert {row["hparams"]["trainer.flag"] for row in rows.values()} == {True, False}
     assert {row["hparams"]["trainer.mixed"] for row in rows.values()} == {"1", "one"}
+
+
+def test_only_new_leaves_alone_what_is_newer_than_its_result(make_grid):
+    grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
+    first, second = (grid.run(cell) for cell in grid.cells[:2])
+    write_index(grid.folder, only_new=True)
+    before = index_of(first), index_of(second)
+    (first / "metrics.csv").unlink()  # would take the curves out of the index
+    grid.end(grid.cells[1], 3.0)
+    write_index(grid.folder, only_new=True)
+    assert index_of(first) == before[0]
+    assert index_of(second) != before[1]
+    write_index(grid.folder)
+    assert index_of(first) != before[0]
+
+
+def test_a_new_plan_makes_every_index_anew(make_grid):
+    grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
+    folder = grid.run(grid.cells[0])
+    write_index(grid.folder, only_new=True)
+    before = index_of(folder)
+    (folder / "metrics.csv").unlink()
+    plan = grid.folder / "plan.json"
+    plan.write_text(plan.read_text())
+    write_index(grid.folder, only_new=True)
+    assert index_of(folder) != before
+
+
+def index_of(run: Path) -> str:
+    (path,) = run.glob("*.index")
+    return path.name

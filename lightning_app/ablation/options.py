@@ -1,0 +1,62 @@
+"""How a supervisor works, as `ablate run` is told."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from lightning_app.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a supervisor works. None stands for what the host and the grid suggest.
+
+    `workers` cells at once, each on `devices_per_cell` devices, `slots_per_device` cells sharing
+    one. After `seconds` no cell starts. `lost_after`: seconds without a heartbeat after which a
+    supervisor counts as lost; `hang_limit`: seconds without progress after which a cell is ended.
+    `wait`: stay while others run cells.
+    """
+
+    workers: int | None = None
+    devices_per_cell: int | None = None
+    slots_per_device: int | None = None
+    storage: str | None = None
+    lost_after: float = 120.0
+    hang_limit: float = 1800.0
+    seconds: float = inf
+    retry_failed: bool = False
+    wait: bool = True
+
+    @classmethod
+    def of(cls, words: Mapping[str, Any]) -> "Options":
+        """Read the options of a command line, by their names there.
+
+        Raises:
+            UserError: naming the option, the value, and what would be right.
+        """
+        for name in ("workers", "devices_per_cell", "slots_per_device", "lost_after"):
+            if words[name] is not None and not words[name] >= 1:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option}: expected 1 or more, found {words[name]}")
+        end = words["max_time"]
+        return cls(
+            workers=words["workers"],
+            devices_per_cell=words["devices_per_cell"],
+            slots_per_device=words["slots_per_device"],
+            storage=words["storage"],
+            lost_after=words["lost_after"],
+            hang_limit=parse_time("--hang-limit", words["hang_limit"]),
+            seconds=inf if end is None else parse_time("--max-time", end),
+            retry_failed=words["retry_failed"],
+            wait=words["wait"],
+        )
+
+
+def parse_time(option: str, text: str) -> float:
+    """HH:MM or HH:MM:SS in seconds."""
+    match = re.fullmatch(r"(\d+):([0-5]\d)(?::([0-5]\d))?", text)
+    if match is None or not any(int(part or 0) for part in match.groups()):
+        raise UserError(f"{option}: expected HH:MM or HH:MM:SS such as 01:30, found '{text}'")
+    return 3600.0 * int(match[1]) + 60.0 * int(match[2]) + int(match[3] or 0)
