@@ -10,9 +10,6 @@ from lightning_app.ablation.lifeline import die_with_parent
 
 PID = os.getpid()
 
-for name in ("ABLATE_STORAGE", "PGPASSWORD"):  # the supervisor alone opens the storage
-    os.environ.pop(name, None)
-
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -15,7 +15,6 @@ from lightning_app.ablation.plan import Cell, Plan
 from lightning_app.ablation.runs import Run
 from lightning_app.ablation.storages import StorageSpec, close_storage, open_storage
 
-_LOST_AFTER = 120.0  # seconds; of no account to who only reads
 FOLDER = "folder"  # attribute of a study in a database: which folder it is of
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, IndexError)
 
@@ -66,7 +65,7 @@ def read_index(plan: Plan, storage: StorageSpec) -> Index:
 
 
 def _read(plan: Plan, storage: StorageSpec) -> Index:
-    opened = open_storage(storage, _LOST_AFTER)
+    opened = open_storage(storage)
     try:
         return _index(plan, opened, storage.several)
     finally:

@@ -117,6 +117,7 @@ def run_grid(
                 pruner=grid.pruner,
                 stopping=lambda: stop.requested,
             )
+        held.callback(queue.close)
         for note in queue.notes:
             print(note, flush=True)
         elsewhere = queue.elsewhere()

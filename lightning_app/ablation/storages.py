@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +100,11 @@ def storage_spec(
         return _sqlite(source, url)
     if kind == "grpc":
         return _grpc(source, url)
-    return _postgresql(source, url, on_command_line=text is not None)
+    spec = _postgresql(source, url, on_command_line=text is not None)
+    if "PGPASSWORD" not in environment or "password" in spec.parameters:
+        return spec
+    # Kept here, so that no process of a cell has it in its environment.
+    return replace(spec, parameters={**spec.parameters, "password": environment["PGPASSWORD"]})
 
 
 def open_storage(

@@ -533,7 +533,7 @@ def rebuild(directory: Path, plan: Plan, spec: StorageSpec, pruner: str | None =
     if spec.kind == "journal":
         Path(spec.url).unlink(missing_ok=True)
     else:
-        storage = open_storage(spec, 120.0)
+        storage = open_storage(spec)
         if any(study.study_name == plan.study for study in storage.get_all_studies()):
             optuna.delete_study(study_name=plan.study, storage=storage)
         close_storage(storage)

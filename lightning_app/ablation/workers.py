@@ -19,6 +19,9 @@ from lightning_app.ablation.process import answer
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
+# The supervisor alone opens the storage.
+_SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
+
 # What a launcher or scheduler left in the environment would reach into every cell: another rank,
 # another seed, a port that is taken, automatic requeueing.
 _FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
@@ -62,7 +65,7 @@ def cell_environment() -> Iterator[None]:
     """A clean environment for the fork server and every cell, for as long as either may start."""
     before = dict(os.environ)
     for name in before:
-        if name.startswith(_FOREIGN) or name in _FOREIGN_NAMES:
+        if name.startswith(_FOREIGN) or name in (*_FOREIGN_NAMES, *_SECRETS):
             del os.environ[name]
     for name in _ALLOCATOR:
         os.environ.setdefault(name, _KEPT_BYTES)
