@@ -52,6 +52,7 @@ class Display:
 
     def finished(self, name: str, status: str, detail: str, seconds: float) -> None:
         self._over += 1
+        self._total = max(self._total, self._over)  # cells that others lost come on top
         left = self._left(float(self._over))
         self._progress.update(self._task, completed=self._over, left=left)
         self.say(f"[{self._over}/{self._total}] {name}: {status} {detail} {seconds:.1f} s, {left}")

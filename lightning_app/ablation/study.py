@@ -23,7 +23,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from lightning_app.ablation.guard import START, if_free
+from lightning_app.ablation.guard import START, Interrupted, if_free
 from lightning_app.ablation.plan import Cell, Plan
 from lightning_app.ablation.pruning import make_pruner
 from lightning_app.ablation.runs import Run, read_reports, read_run, run_folder
@@ -40,6 +40,7 @@ from lightning_app.files import write_whole, writing_in
 
 _LOWER_IS_BETTER_CAPS = {"val/nll": lambda entropy: entropy, "val/perplexity": math.exp}
 _PATIENCE = 600.0  # seconds that a database may be away
+_HURRY = 20.0  # seconds of that for a supervisor that has been told to stop
 _RETRY = 1.0  # seconds
 _BATCH = 256  # cells that are queued at once: a database takes long for thousands
 TOKEN = ".study"  # the file that ties a folder to its study in a database
@@ -442,12 +443,13 @@ class Queue:
         cell finds the cell's result and ends.
 
         Raises:
-            StorageLost: where the database stays away, or the supervisor is to stop.
+            StorageLost: where the database stays away.
+            Interrupted: where it does, and the supervisor has been told to stop.
         """
         retrying = Retrying(
             retry=retry_if_exception(is_outage),
             wait=wait_fixed(_RETRY),
-            stop=lambda state: stop_after_delay(_PATIENCE)(state) or self._stopping(),
+            stop=lambda state: stop_after_delay(_HURRY if self._stopping() else _PATIENCE)(state),
             before_sleep=self._note_outage,
             reraise=True,
         )
@@ -456,6 +458,8 @@ class Queue:
         except Exception as error:
             if not is_outage(error):
                 raise
+            if self._stopping():
+                raise Interrupted from error
             raise StorageLost(f"{self._spec.shown}: {reason(error)}") from error
         if self._out:
             print(f"{self._spec.shown}: answers again", flush=True)

@@ -19,6 +19,7 @@ from lightning_app.ablation.process import DISK_FULL, FAILED, HELD, OUT_OF_MEMOR
 from lightning_app.ablation.pruning import Reports
 from lightning_app.ablation.runs import (
     Run,
+    is_over,
     last_attempt,
     read_progress,
     read_run,
@@ -36,7 +37,7 @@ SERVER_ENDED = 255  # what multiprocessing reports where nobody could wait for t
 _TICK = 0.2  # seconds
 _INDEX_EVERY = 20.0  # seconds
 _ASK_EVERY = 5.0  # seconds between looks at what other supervisors do
-_STRAGGLERS = 15.0  # seconds that ranks may take to end after the first of them
+_STRAGGLERS = 15.0  # seconds that ranks may take to end after the first of them, or the result
 _GRACE = 120.0  # seconds that a cell may take to save its state
 
 
@@ -125,6 +126,7 @@ class Supervisor:
                 self._wait()
             self._put_back()
         finally:
+            self._save()  # also where the storage is lost
             for each in self._running:
                 self._end(each)
             self._display.close()
@@ -208,11 +210,12 @@ class Supervisor:
         self._display.update(lambda: [self._look(each) for each in self._running])
 
     def _has_ended(self, each: Running) -> bool:
-        """Whether all ranks are over; those that hang, or outlive the others, are ended."""
+        """Whether all ranks are over, or must be: they hang, or outlive what they work for."""
         now = time.monotonic()
         if not each.left:
             return True
-        if len(each.left) < len(each.ranks):
+        prunes = self._reports is not None
+        if len(each.left) < len(each.ranks) or is_over(each.job.folder, prunes):
             each.first_end = each.first_end or now
             return now - each.first_end > _STRAGGLERS
         each.look()
@@ -308,21 +311,25 @@ class Supervisor:
         if self._reports is not None and each.trial is not None:
             self._reports.forget(each.trial)
 
-    def _put_back(self) -> None:
-        """Have the cells that still run save their state; what they finish meanwhile counts."""
-        if self._running:
+    def _save(self) -> None:
+        """Have the cells that still run save their state, and wait for their end, not for ever."""
+        running = [each for each in self._running if each.left]
+        if running:
             self._display.say(
-                f"{len(self._running)} cells save their state (a second signal ends them at once)"
+                f"{len(running)} cells save their state (a second signal ends them at once)"
             )
-        for each in self._running:
+        for each in running:
             for rank in each.left:
-                _tell(rank)
+                rank.terminate()  # one that is stopped hears it once it goes on
         until = time.monotonic() + _GRACE
-        while any(each.left for each in self._running):
-            if time.monotonic() > until or self._stop.count > 1:
+        while any(each.left for each in running) and self._stop.count < 2:
+            if time.monotonic() > until:
                 break
-            self._queue.tend()
             time.sleep(_TICK)
+
+    def _put_back(self) -> None:
+        """Stop the cells that still run; what they have finished meanwhile counts."""
+        self._save()
         while self._running:
             each = self._running[-1]
             self._end(each)
@@ -342,11 +349,6 @@ class Supervisor:
                 if free:
                     self._index_with(self._directory)
             self._indexed = time.monotonic()
-
-
-def _tell(rank: ForkServerProcess) -> None:
-    """Ask a rank to save its state and end. One that is stopped hears it once it goes on."""
-    rank.terminate()
 
 
 def _is_kill(code: int) -> bool:

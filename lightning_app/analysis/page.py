@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = Callable[[str, dict[str, Score]], Markup]
+FIGURES = Markup("<!-- figures -->")  # they come last: each level around them would copy them
 HEADLINE = ("delta", "relative_delta", "interaction")
 MORE, LESS, SAME = "needs it more", "needs it less", "no difference shown"
 NEVER = "never learned"
@@ -60,7 +61,7 @@ def page(
             _what_was_run(grid),
             _cautions(grid),
             _headline(grid, scores),
-            _figures(grid, drawings),
+            FIGURES,
             _by_warmup(grid, scores),
             _over_rates(grid, scores),
             _all_cells(grid, results),
@@ -72,7 +73,8 @@ def page(
     document = element(
         "html", head, element("body", _opening(grid, scores), main, _closing(grid)), lang="en"
     )
-    return f"<!DOCTYPE html>\n{document}\n"
+    figures = _figures(grid, drawings) if grid.finished else ""
+    return f"<!DOCTYPE html>\n{document}\n".replace(FIGURES, figures)
 
 
 def _opening(grid: Grid, scores: Sequence[Score]) -> Markup:
