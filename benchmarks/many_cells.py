@@ -136,6 +136,8 @@ class Commands:
             f"   exit {code}",
             flush=True,
         )
+        if code > 0:
+            raise RuntimeError(f"{what}: ended with exit code {code}; see {self._log}")
 
 
 def _cpu() -> float:
@@ -265,7 +267,7 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
     plan = load_plan(many.folder)
     assert plan is not None
     locks = half(template, many.folder, plan)
-    for command in ("plan", "status", "report", "report"):
+    for command in ("plan", "status", "report"):
         many.time(f"{command}, half done", command)
     for lock in locks:
         lock.close()
@@ -274,7 +276,8 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
             template.leave(many.folder / "runs" / cell.name, cell)
     for command in ("plan", "status", "report", "report"):
         many.time(f"{command}, finished", command)
-    many.time("run, finished, no study yet", "run")
+    (many.folder / "report.html").unlink()
+    many.time("run, finished, no study, no report", "run")
     many.time("run, finished", "run")
     size = (many.folder / "report.html").stat().st_size / 1e6
     print(f"report.html: {size:.1f} MB")
@@ -283,7 +286,8 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
     for index, storage in enumerate(["", *storages]):
         name = storage.partition(":")[0] or "journal"
         options = ["--storage", storage] if storage else []
-        queue = Commands(write_grid(root, f"queue{index}", axes), experiments)
+        # A database may know the grid of an earlier call, in another folder.
+        queue = Commands(write_grid(root, f"queue{index}_{os.getpid()}", axes), experiments)
         for what in (f"run, all waiting, {name}", f"run, killed before, {name}"):
             starts[what] = queue.first_cells(what, 2, *options)
             print(f"{what}: first cell started after {starts[what]:.1f} s", flush=True)
