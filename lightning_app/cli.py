@@ -87,7 +87,7 @@ def plan(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from lightning_app.ablation.commands import run_command
-    from lightning_app.ablation.options import Options
+    from lightning_app.ablation.supervision.options import Options
 
     return run_command(args.grid, args.experiments, Options.of(vars(args)))
 
@@ -105,8 +105,8 @@ def report(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.options import Options
-    from lightning_app.ablation.slurm import run_options, submit_command
+    from lightning_app.ablation.slurm.submit import run_options, submit_command
+    from lightning_app.ablation.supervision.options import Options
 
     Options.of(vars(args))  # refused here, not in each job
     return submit_command(
@@ -131,13 +131,13 @@ def submit(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.doctor import doctor_command
+    from lightning_app.ablation.doctor.command import doctor_command
 
     return doctor_command(args.grid, args.experiments, storage=args.storage, fix=args.fix)
 
 
 def storage(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.server import proxy_command, serve_command
+    from lightning_app.ablation.queue.server import proxy_command, serve_command
 
     if args.action == "serve":
         return serve_command(args.dir, args.host, args.port)

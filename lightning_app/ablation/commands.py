@@ -5,14 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from lightning_app.ablation.grid import read_grid
-from lightning_app.ablation.guard import REPORT, Interrupted, turn
-from lightning_app.ablation.options import Options
 from lightning_app.ablation.overview import plan_command
 from lightning_app.ablation.plan import Plan
-from lightning_app.ablation.runner import run_grid
+from lightning_app.ablation.queue.patience import StorageLost
 from lightning_app.ablation.runs import describe, read_run, run_folder
 from lightning_app.ablation.status import status_command
-from lightning_app.ablation.study import StorageLost
+from lightning_app.ablation.supervision.guard import REPORT, Interrupted, turn
+from lightning_app.ablation.supervision.options import Options
+from lightning_app.ablation.supervision.runner import run_grid
 
 __all__ = ["plan_command", "report_command", "run_command", "status_command"]
 

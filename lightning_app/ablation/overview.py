@@ -11,7 +11,6 @@ from rich.table import Table
 
 from lightning_app.ablation.display import clock, plain_console
 from lightning_app.ablation.grid import SEED, WARMUP, Grid, read_grid
-from lightning_app.ablation.guard import supervisor_lock
 from lightning_app.ablation.plan import (
     Cell,
     Plan,
@@ -22,8 +21,9 @@ from lightning_app.ablation.plan import (
     save_plan,
     variant,
 )
-from lightning_app.ablation.runner import default_workers
 from lightning_app.ablation.runs import Run, read_run, run_folder
+from lightning_app.ablation.supervision.guard import supervisor_lock
+from lightning_app.ablation.supervision.runner import default_workers
 from lightning_app.files import writing_in
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from lightning_app.ablation import trial
-from lightning_app.ablation.process import Job
-from lightning_app.ablation.ranks import join
+from lightning_app.ablation.supervision.process import Job
+from lightning_app.ablation.supervision.ranks import join
 from lightning_app.config import cell_id, data_module, resolve
 
 __all__ = ["cell_id", "count_devices", "prepare", "resolve", "run_cell"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from lightning_app.ablation.process import Job
+from lightning_app.ablation.supervision.process import Job
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole
 
@@ -169,9 +169,9 @@ def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
 
 def main() -> int:
     from lightning_app.ablation.grid import read_grid
-    from lightning_app.ablation.guard import Interrupted
-    from lightning_app.ablation.options import Options
-    from lightning_app.ablation.runner import run_grid
+    from lightning_app.ablation.supervision.guard import Interrupted
+    from lightning_app.ablation.supervision.options import Options
+    from lightning_app.ablation.supervision.runner import run_grid
 
     grid, folder, workers, *rest = sys.argv[1:]
     words: dict[str, str] = {}

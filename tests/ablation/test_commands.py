@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.ablation.options import parse_time
+from lightning_app.ablation.supervision.options import parse_time
 from lightning_app.errors import UserError
 
 GRID = """\

@@ -12,11 +12,11 @@ import torch
 from conftest import World
 from optuna.trial import TrialState
 
-from lightning_app.ablation.doctor import doctor_command
-from lightning_app.ablation.guard import HOLDER
+from lightning_app.ablation.doctor.command import doctor_command
 from lightning_app.ablation.plan import load_plan
+from lightning_app.ablation.queue.storages import close_storage, open_storage, storage_spec
 from lightning_app.ablation.runs import read_run
-from lightning_app.ablation.storages import close_storage, open_storage, storage_spec
+from lightning_app.ablation.supervision.guard import HOLDER
 from lightning_app.errors import UserError
 from tests.postgres import serve
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.ablation.guard import (
+from lightning_app.ablation.supervision.guard import (
     Interrupted,
     if_free,
     is_supervised,
@@ -21,7 +21,7 @@ from lightning_app.errors import UserError
 HOLD = """\
 import sys, time
 from pathlib import Path
-from lightning_app.ablation.guard import supervisor_lock
+from lightning_app.ablation.supervision.guard import supervisor_lock
 with supervisor_lock(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "several") as alone:
     print(alone, flush=True)
     time.sleep(60)

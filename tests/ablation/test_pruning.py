@@ -10,7 +10,7 @@ import pytest
 from conftest import World
 from optuna.trial import TrialState
 
-from lightning_app.ablation.pruning import Reports, make_pruner
+from lightning_app.ablation.queue.pruning import Reports, make_pruner
 from lightning_app.ablation.runs import REPORTS, STOP
 
 STEPS = range(10, 100, 10)

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from lightning_app.ablation.postgres import Cluster, free_port, is_loopback, reachable_name
-from lightning_app.ablation.storages import close_storage, open_storage, storage_spec
+from lightning_app.ablation.queue.postgres import Cluster, free_port, is_loopback, reachable_name
+from lightning_app.ablation.queue.storages import close_storage, open_storage, storage_spec
 from lightning_app.errors import UserError
 from tests.postgres import ROOT, Command, Server, proxy, serve
 

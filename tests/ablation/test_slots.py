@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_app.ablation.slots import Slot, Slots, slots_of, visible_devices
+from lightning_app.ablation.supervision.slots import Slot, Slots, slots_of, visible_devices
 from lightning_app.errors import UserError
 
 
@@ -47,7 +47,7 @@ def test_each_gpu_gets_a_cell_before_any_gets_two() -> None:
     slots = slots_of(cores=8, visible=("0", "1"), sharing=2, cells=99)
     order = [slot.visible for slot in taken(slots)]
     assert order[:2] == [("0",), ("1",)]
-    assert sorted(order[2:]) == [("0",), ("1",)]
+    assert set(order[2:]) == {("0",), ("1",)}
     few = taken(slots_of(cores=8, visible=("0", "1"), sharing=2, workers=3, cells=99))
     assert sorted((slot.group, slot.sharing) for slot in few) == [(0, 2), (0, 2), (1, 1)]
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.ablation.slurm import submit_command
+from lightning_app.ablation.slurm.submit import submit_command
 from lightning_app.cli import main
 from lightning_app.errors import UserError
 from tests.postgres import serve

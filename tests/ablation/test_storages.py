@@ -16,7 +16,7 @@ import pytest
 from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import TrialState
 
-from lightning_app.ablation.storages import (
+from lightning_app.ablation.queue.storages import (
     StorageSpec,
     close_storage,
     is_outage,
@@ -76,7 +76,7 @@ def several(code: str, url: str, count: int) -> list[str]:
     head = (
         "import sys; from pathlib import Path; import optuna, psycopg\n"
         "from optuna.trial import TrialState\n"
-        "from lightning_app.ablation.storages import open_storage, storage_spec\n"
+        "from lightning_app.ablation.queue.storages import open_storage, storage_spec\n"
         "spec = storage_spec(sys.argv[1], Path('nowhere'), {})\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
     )

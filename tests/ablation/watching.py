@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from lightning_app.ablation.grid import read_grid
-from lightning_app.ablation.guard import Interrupted
-from lightning_app.ablation.options import Options
-from lightning_app.ablation.runner import run_grid
+from lightning_app.ablation.supervision.guard import Interrupted
+from lightning_app.ablation.supervision.options import Options
+from lightning_app.ablation.supervision.runner import run_grid
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 RANK = """
 import sys
 from pathlib import Path
-from lightning_app.ablation.ranks import join
+from lightning_app.ablation.supervision.ranks import join
 from lightning_app.callbacks.agreement import Agreement
 from tests.runs import data, module, trainer
 

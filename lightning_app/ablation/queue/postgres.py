@@ -23,7 +23,7 @@ from typing import TypedDict
 
 import psutil
 
-from lightning_app.ablation.lifeline import die_with_parent
+from lightning_app.ablation.supervision.lifeline import die_with_parent
 from lightning_app.errors import UserError
 from lightning_app.files import writing_in
 

@@ -13,10 +13,8 @@ from typing import Any
 from optuna.trial import Trial
 
 from lightning_app.ablation.display import Display, clock
-from lightning_app.ablation.guard import REPORT, Interrupted, if_free
-from lightning_app.ablation.leftovers import end_marked
-from lightning_app.ablation.process import DISK_FULL, FAILED, HELD, OUT_OF_MEMORY, Job, run_rank
-from lightning_app.ablation.pruning import Reports
+from lightning_app.ablation.queue.pruning import Reports
+from lightning_app.ablation.queue.queue import Claim, Queue
 from lightning_app.ablation.runs import (
     Run,
     is_over,
@@ -26,9 +24,18 @@ from lightning_app.ablation.runs import (
     run_folder,
     trim_checkpoints,
 )
-from lightning_app.ablation.slots import Slots
-from lightning_app.ablation.study import Claim, Queue
-from lightning_app.ablation.workers import Stop, kill, start
+from lightning_app.ablation.supervision.guard import REPORT, Interrupted, if_free
+from lightning_app.ablation.supervision.leftovers import end_marked
+from lightning_app.ablation.supervision.process import (
+    DISK_FULL,
+    FAILED,
+    HELD,
+    OUT_OF_MEMORY,
+    Job,
+    run_rank,
+)
+from lightning_app.ablation.supervision.slots import Slots
+from lightning_app.ablation.supervision.workers import Stop, kill, start
 from lightning_app.files import disk_full, has_no_room, write_whole, writing_in
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang

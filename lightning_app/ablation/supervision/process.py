@@ -17,11 +17,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from lightning_app.ablation.grid import Grid
-from lightning_app.ablation.leftovers import mark
-from lightning_app.ablation.lifeline import bind_to_supervisor
 from lightning_app.ablation.plan import Plan, expand
 from lightning_app.ablation.runs import LOCK, is_over
-from lightning_app.ablation.slots import Slot
+from lightning_app.ablation.supervision.leftovers import mark
+from lightning_app.ablation.supervision.lifeline import bind_to_supervisor
+from lightning_app.ablation.supervision.slots import Slot
 from lightning_app.errors import UserError
 from lightning_app.files import is_disk_full, write_whole
 from lightning_app.memory import is_out_of_memory

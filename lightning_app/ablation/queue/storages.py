@@ -290,7 +290,7 @@ def _set_up_session(connection: Any, _: object) -> None:
 
 def _open_proxy(spec: StorageSpec, lost_after: float | None) -> BaseStorage:
     try:
-        from lightning_app.ablation.proxy import HeartbeatProxy
+        from lightning_app.ablation.queue.proxy import HeartbeatProxy
     except ImportError as error:
         raise extra_missing(spec) from error
     host, _, port = spec.url.removeprefix("grpc://").rpartition(":")

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from lightning_app.ablation.guard import Interrupted
-from lightning_app.ablation.leftovers import end_tree
-from lightning_app.ablation.process import answer
+from lightning_app.ablation.supervision.guard import Interrupted
+from lightning_app.ablation.supervision.leftovers import end_tree
+from lightning_app.ablation.supervision.process import answer
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -87,7 +87,11 @@ def share_cores(threads: int) -> None:
 def preload(program: str) -> None:
     """Choose what the fork server imports before its first child."""
     _CONTEXT.set_forkserver_preload(
-        ["lightning_app.ablation.fork_server", "lightning_app.ablation.process", program]
+        [
+            "lightning_app.ablation.supervision.fork_server",
+            "lightning_app.ablation.supervision.process",
+            program,
+        ]
     )
 
 

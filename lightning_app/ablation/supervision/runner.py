@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from lightning_app.ablation.grid import Grid
-from lightning_app.ablation.guard import START, supervisor_lock, turn
-from lightning_app.ablation.options import Options
 from lightning_app.ablation.plan import (
     Plan,
     cell_tree,
@@ -22,13 +20,21 @@ from lightning_app.ablation.plan import (
     made_from,
     save_plan,
 )
-from lightning_app.ablation.process import Job, count_devices, make_plan, prepare_data
+from lightning_app.ablation.queue.queue import Claim, Queue
+from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.ablation.runs import run_folder
-from lightning_app.ablation.slots import Slot, Slots, slots_of, visible_devices
-from lightning_app.ablation.storages import storage_spec
-from lightning_app.ablation.study import Claim, Queue
-from lightning_app.ablation.supervisor import Supervisor
-from lightning_app.ablation.workers import Stop, ask, cell_environment, preload, share_cores
+from lightning_app.ablation.supervision.guard import START, supervisor_lock, turn
+from lightning_app.ablation.supervision.options import Options
+from lightning_app.ablation.supervision.process import Job, count_devices, make_plan, prepare_data
+from lightning_app.ablation.supervision.slots import Slot, Slots, slots_of, visible_devices
+from lightning_app.ablation.supervision.supervisor import Supervisor
+from lightning_app.ablation.supervision.workers import (
+    Stop,
+    ask,
+    cell_environment,
+    preload,
+    share_cores,
+)
 from lightning_app.errors import UserError
 from lightning_app.files import writing_in
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lightning_app.ablation.grid import find_grid, read_grid
-from lightning_app.ablation.slurm_options import (
+from lightning_app.ablation.queue.storages import VARIABLE, StorageSpec, storage_spec
+from lightning_app.ablation.slurm.options import (
     NOTICE,
     array_of,
     count_of,
@@ -24,7 +25,6 @@ from lightning_app.ablation.slurm_options import (
     name_of,
     time_of,
 )
-from lightning_app.ablation.storages import VARIABLE, StorageSpec, storage_spec
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
 

@@ -8,7 +8,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from lightning_app.ablation.plan import Cell, Plan
-from lightning_app.ablation.study import Queue
+from lightning_app.ablation.queue.queue import Queue
 from lightning_app.errors import UserError
 
 AXES = {"model.block.shaped_attention": [None, {"alpha": 1.0}, [1, 2]], "seed_everything": [1]}

@@ -10,10 +10,10 @@ from optuna.storages import BaseStorage
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, TrialState
 
-from lightning_app.ablation.file_checks import Unsound
+from lightning_app.ablation.doctor.file_checks import Unsound
 from lightning_app.ablation.plan import Cell, Plan
+from lightning_app.ablation.queue.storages import StorageSpec, close_storage, open_storage
 from lightning_app.ablation.runs import Run
-from lightning_app.ablation.storages import StorageSpec, close_storage, open_storage
 
 FOLDER = "folder"  # attribute of a study in a database: which folder it is of
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, IndexError)
@@ -99,15 +99,13 @@ def differences(plan: Plan, runs: Mapping[str, Run], trials: list[FrozenTrial]) 
             found.setdefault("trials of no cell of the plan", []).append(f"trial {trial.number}")
     for cell in plan.cells:
         if cell.id in runs:
-            for phrase in _of_cell(plan, cell, runs[cell.id], known[cell.id], bool(trials)):
+            for phrase in _of_cell(plan, cell, runs[cell.id], known[cell.id]):
                 found.setdefault(phrase, []).append(cell.name)
     for phrase, names in found.items():
         yield f"{len(names)} {phrase} (such as {names[0]})"
 
 
-def _of_cell(
-    plan: Plan, cell: Cell, run: Run, trials: list[FrozenTrial], exists: bool
-) -> Iterator[str]:
+def _of_cell(plan: Plan, cell: Cell, run: Run, trials: list[FrozenTrial]) -> Iterator[str]:
     states = [trial.state for trial in trials if trial.state != TrialState.FAIL]
     outcome = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED}.get(run.state)
     if TrialState.RUNNING in states:
@@ -119,8 +117,6 @@ def _of_cell(
         yield f"{run.state} on disk, not {outcome.name.lower()} there"
     elif len(states) > 1:
         yield "with several trials that count"
-    if run.state == "missing" and exists and not states:
-        yield "missing on disk, not waiting there"
     if run.state == "failed" and not trials:
         yield "failed on disk, unknown there"
     if outcome == TrialState.COMPLETE and any(_differs(plan, run, trial) for trial in trials):

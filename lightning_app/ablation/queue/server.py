@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
-from lightning_app.ablation.postgres import (
+from lightning_app.ablation.queue.postgres import (
     DATABASE,
     USER,
     Cluster,
@@ -19,7 +19,7 @@ from lightning_app.ablation.postgres import (
     is_loopback,
     reachable_name,
 )
-from lightning_app.ablation.storages import (
+from lightning_app.ablation.queue.storages import (
     LOST_AFTER,
     VARIABLE,
     bracketed,
@@ -85,7 +85,7 @@ def proxy_command(
     if spec.kind != "postgresql":
         raise UserError(f"--storage: a proxy needs a postgresql:// storage, found {spec.shown}")
     try:
-        from lightning_app.ablation.proxy import HeartbeatServer, make_server
+        from lightning_app.ablation.queue.proxy import HeartbeatServer, make_server
     except ImportError as error:
         raise extra_missing(spec) from error
     with _Stop() as stop:

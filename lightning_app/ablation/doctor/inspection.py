@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lightning_app.ablation.file_checks import (
+from lightning_app.ablation.doctor.file_checks import (
     Unsound,
     check_checkpoint,
     check_pruned,
@@ -18,7 +18,7 @@ from lightning_app.ablation.file_checks import (
     read_yaml,
     torn_table,
 )
-from lightning_app.ablation.findings import (
+from lightning_app.ablation.doctor.findings import (
     ASIDE,
     RUNS_AGAIN,
     Finding,

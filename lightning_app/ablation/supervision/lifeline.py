@@ -35,6 +35,6 @@ def bind_to_supervisor() -> None:
 
     threading.Thread(target=watch, daemon=True, name="lifeline").start()
     die_with_parent()
-    server = sys.modules.get("lightning_app.ablation.fork_server")
+    server = sys.modules.get("lightning_app.ablation.supervision.fork_server")
     if server is not None and os.getppid() != server.PID:  # it ended before the kernel was told
         os.kill(os.getpid(), signal.SIGKILL)

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_app.ablation.file_checks import Unsound, read_record, read_yaml
-from lightning_app.ablation.findings import (
+from lightning_app.ablation.doctor.file_checks import Unsound, read_record, read_yaml
+from lightning_app.ablation.doctor.findings import (
     ASIDE,
     RUNS_AGAIN,
     Finding,
@@ -19,10 +19,9 @@ from lightning_app.ablation.findings import (
     move_aside,
     put_aside,
 )
+from lightning_app.ablation.doctor.index_check import Index, Torn, differences, read_index
+from lightning_app.ablation.doctor.inspection import Inspector
 from lightning_app.ablation.grid import Grid, read_grid
-from lightning_app.ablation.guard import HOLDER, is_supervised, supervisor_lock
-from lightning_app.ablation.index_check import Index, Torn, differences, read_index
-from lightning_app.ablation.inspection import Inspector
 from lightning_app.ablation.plan import (
     Cell,
     Plan,
@@ -32,10 +31,12 @@ from lightning_app.ablation.plan import (
     load_plan,
     save_plan,
 )
-from lightning_app.ablation.runner import PROGRAM
+from lightning_app.ablation.queue.queue import Queue, rebuild
+from lightning_app.ablation.queue.storages import StorageSpec, storage_spec
+from lightning_app.ablation.queue.study import TOKEN
 from lightning_app.ablation.runs import LOCK, RESULT, is_held, read_run, run_folder
-from lightning_app.ablation.storages import StorageSpec, storage_spec
-from lightning_app.ablation.study import TOKEN, Queue, rebuild
+from lightning_app.ablation.supervision.guard import HOLDER, is_supervised, supervisor_lock
+from lightning_app.ablation.supervision.runner import PROGRAM
 from lightning_app.errors import UserError
 from lightning_app.files import writing_in
 
