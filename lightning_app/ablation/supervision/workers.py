@@ -69,6 +69,8 @@ def cell_environment() -> Iterator[None]:
             del os.environ[name]
     for name in _ALLOCATOR:
         os.environ.setdefault(name, _KEPT_BYTES)
+    # To ask for GPUs in the usual way readies CUDA, after which no process may be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # The fork server would look for modules in the current folder first, unlike this process.
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
