@@ -108,6 +108,19 @@ def test_logs_of_attempts_are_joined_by_step(tmp_path: Path) -> None:
     ]
 
 
+def test_a_step_that_is_only_evaluated_again_keeps_its_row(tmp_path: Path) -> None:
+    """Cut short after the last step, a run goes on at its end; and one may end before any log."""
+    first, second, empty = (tmp_path / f"{k}.csv" for k in range(3))
+    first.write_text("step,train/loss,val/nll\n1,5,\n2,4,\n2,,9\n")
+    second.write_text("step,val/nll\n2,9\n")
+    empty.write_text("step,train/loss\n")
+    rows = list(csv.DictReader(join_metrics([first, second, empty]).splitlines()))
+    assert [(r["step"], r["train/loss"], r["val/nll"]) for r in rows] == [
+        ("1", "5", ""),
+        ("2", "4", "9"),
+    ]
+
+
 @pytest.mark.parametrize("interval", [4, 6, 100])
 def test_the_last_step_is_validated_and_kept(tmp_path: Path, interval: int) -> None:
     """Whether a validation falls on it (6), before it alone (4), or nowhere (100)."""

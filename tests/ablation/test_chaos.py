@@ -1,0 +1,36 @@
+"""Short forms of `benchmarks/chaos.py`; the long one is run by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+
+
+def chaos(folder: Path, storage: str, cells: int, ddp_cells: int) -> dict[str, int]:
+    """Run it, have all its checks hold, and return the faults by kind."""
+    command = [sys.executable, str(CHAOS), "--short", "--storage", storage]
+    command += ["--cells", str(cells), "--ddp-cells", str(ddp_cells), "--folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["problems"] == []
+    assert found["faults_without_a_victim"] == {}
+    assert found["wasted_attempts"] >= 1
+    return found["faults"]
+
+
+def test_two_hosts_and_a_database_that_fails(tmp_path: Path) -> None:
+    assert chaos(tmp_path, "postgresql", 8, 4) == {
+        "worker killed": 1,
+        "rank killed": 1,
+        "supervisor killed": 2,
+        "server restarted": 1,
+        "server killed": 1,
+    }
+
+
+def test_one_host_and_a_journal_that_is_torn(tmp_path: Path) -> None:
+    faults = chaos(tmp_path, "journal", 8, 0)
+    assert faults == {"worker killed": 1, "supervisor killed": 1, "journal torn": 1}
