@@ -52,13 +52,13 @@ def add_run(command: argparse.ArgumentParser) -> None:
         metavar="HH:MM[:SS]",
         help="end a cell that shows no progress for so long (default: 00:30)",
     )
-    add("--max-time", metavar="HH:MM[:SS]", help="start no cell after this time")
+    add("--max-time", metavar="HH:MM[:SS]", help="put back what runs after this time")
     add("--retry-failed", action="store_true", help="also run cells that crashed before")
     add(
         "--no-wait",
         dest="wait",
         action="store_false",
-        help="do not stay for cells that other supervisors run and may lose",
+        help="stay for others' cells only until those that have been lost are known",
     )
 
 

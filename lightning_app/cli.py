@@ -138,9 +138,13 @@ def doctor(args: argparse.Namespace) -> int:
 
 def storage(args: argparse.Namespace) -> int:
     from lightning_app.ablation.queue.server import proxy_command, serve_command
+    from lightning_app.ablation.supervision.options import check_count
 
+    if not 0 <= args.port < 1 << 16:
+        raise UserError(f"--port: expected 0 to 65535, found {args.port}")
     if args.action == "serve":
         return serve_command(args.dir, args.host, args.port)
+    check_count("--lost-after", args.lost_after)
     return proxy_command(args.storage, args.host, args.port, args.lost_after)
 
 

@@ -27,7 +27,10 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
     vocabulary = run / "tokenizer.model"
     for needed in (path, vocabulary):
         if not needed.is_file():
-            raise UserError(f"translate: {needed} is missing: --run takes a finished run's folder")
+            raise UserError(
+                f"translate: {needed} is missing: --run takes a finished run's folder whose grid "
+                "keeps that checkpoint (checkpoints: all, last or best)"
+            )
     if beam is not None and beam < 1:
         raise UserError(f"translate: --beam {beam}: at least 1, which is greedy search")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

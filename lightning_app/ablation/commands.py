@@ -45,11 +45,11 @@ def run_command(
     states = Counter(run.status for run in runs)
     print(f"{plan.name}: {len(runs)} cells: {describe(states)}")
     if states["missing"] > elsewhere:
-        print("time is over; the same command goes on")
+        print("cells are left; the same command goes on")
         return INTERRUPTED
     if elsewhere:
         print(f"{elsewhere} cells run elsewhere; the last supervisor writes the report")
-        return 0
+        return 1 if states["failed"] else 0
     _report(directory, plan)
     if states["failed"]:
         print("failed cells run again with --retry-failed; `ablate status` shows their errors")

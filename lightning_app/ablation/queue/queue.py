@@ -86,13 +86,14 @@ class Queue:
         spec = spec or storage_spec(None, directory, {})
         self._several = spec.several
         self.patiently = Patience(spec, stopping, self._hurry)
-        self._study = self.patiently(Study, directory, plan, spec, lost_after, pruner)
+        self._study = self.patiently(Study, directory, plan, spec, lost_after, pruner, alone)
         runs = {cell.id: self._read(cell) for cell in plan.cells}
-        if alone:
-            self.patiently(self._mend, runs)
         self._retried = {cell for cell, run in runs.items() if retry_failed and run.error}
         # Cells that are to run, wherever they do.
         self.total = sum(run.state == "missing" for run in runs.values()) + len(self._retried)
+        if alone:
+            self.patiently(self._mend, runs)
+            self.patiently(self._take_all_back, runs)
         self._more = False  # whether cells are to run of which the study knows nothing yet
         self.patiently(self._settle)
 
@@ -135,7 +136,10 @@ class Queue:
     def done(self, claim: Claim, result: Mapping[str, Any]) -> None:
         """Enter a result: COMPLETE with a finite value, also where the run diverged."""
         value = self._study.value(result)
-        self._end(claim, TrialState.COMPLETE, attributes(result), value)
+        if self.patiently(self._is_complete, claim.cell):  # another trial of the cell entered it
+            self.failed(claim, "the cell has its result already")
+        else:
+            self._end(claim, TrialState.COMPLETE, attributes(result), value)
 
     def pruned(self, claim: Claim, pruned: Mapping[str, Any]) -> None:
         """Enter a run that the pruner ended."""
@@ -255,7 +259,7 @@ class Queue:
             if cell.id not in chosen:
                 continue
             run = self._read(cell)
-            if not self._is_unknown(cell, run, trials[cell.id]):
+            if any(trial.state != TrialState.FAIL for trial in trials[cell.id]):
                 continue
             if not self._is_runnable(cell, run):
                 self._enter(cell, run, trials[cell.id])
@@ -265,26 +269,22 @@ class Queue:
             else:
                 self._more = True
 
-    def _is_unknown(self, cell: Cell, run: Run, trials: list[FrozenTrial]) -> bool:
-        """Whether the study says nothing of a cell but that it failed before.
-
-        Without other supervisors, trials that run are those of a killed one, and end here.
-        """
-        states = {trial.state for trial in trials}
-        if TrialState.RUNNING in states and not self._several:
-            for trial in trials:
-                if trial.state == TrialState.RUNNING and trial._trial_id not in self._claims:
-                    self._take_back(cell, run, trial, TrialState.WAITING in states)
-            return False
-        return states <= {TrialState.FAIL}
-
     def _is_runnable(self, cell: Cell, run: Run) -> bool:
         return run.state == "missing" or (run.state == "failed" and cell.id in self._retried)
 
-    def _take_back(self, cell: Cell, run: Run, trial: FrozenTrial, waits: bool) -> None:
-        """End a trial whose supervisor is no more; `waits`: the cell has been put back already."""
-        claim = self._hold(Claim(cell, trial._trial_id, trial.user_attrs.get("deaths", 0)))
-        if not self._is_runnable(cell, run):
+    def _take_all_back(self, runs: Mapping[str, Run]) -> None:
+        """End the trials of supervisors that are no more, as nobody else is at work."""
+        for cell, trials in self._study.trials_of_cells().items():
+            waits = any(trial.state == TrialState.WAITING for trial in trials)
+            for trial in trials:
+                if trial.state == TrialState.RUNNING:
+                    deaths = trial.user_attrs.get("deaths", 0)
+                    claim = self._hold(Claim(self._cells[cell], trial._trial_id, deaths))
+                    self._take_back(claim, runs[cell], waits)
+
+    def _take_back(self, claim: Claim, run: Run, waits: bool) -> None:
+        """End one of them; `waits`: its cell has been put back already."""
+        if not self._is_runnable(claim.cell, run):
             self._finish(claim, run)
         elif waits:
             self.failed(claim, "its supervisor ended")
@@ -314,13 +314,13 @@ class Queue:
         return replace(run, state="missing", pruned=None)
 
     def _finish(self, claim: Claim, run: Run) -> None:
-        """Enter what a cell has left on disk, though not for this claim, and only once."""
-        if run.result is not None and not self._is_complete(claim.cell):
+        """Enter what a cell has left on disk, though not for this claim."""
+        if run.result is not None:
             self.done(claim, run.result)
         elif run.pruned is not None:
             self.pruned(claim, run.pruned)
         else:
-            self.failed(claim, run.error or "the cell has its result already")
+            self.failed(claim, run.error or "no message")
 
     def _is_complete(self, cell: Cell) -> bool:
         complete = self._study.trials(TrialState.COMPLETE)

@@ -146,6 +146,8 @@ def close_storage(storage: BaseStorage) -> None:
 
 def is_outage(error: BaseException) -> bool:
     """Whether `error` says that the storage went away for a moment, so that asking again helps."""
+    if isinstance(error, UserError):  # it could not be opened: a mistake in its address, rather
+        return False
     return any(_is_lost_link(each) for each in _causes(error))
 
 

@@ -31,6 +31,8 @@ TOKEN = ".study"
 FOLDER = "folder"
 """The study's attribute that holds the token of its folder."""
 
+_LOST_AFTER = "lost_after"  # the study's attribute
+
 _LOWER_IS_BETTER_CAPS = {"val/nll": lambda entropy: entropy, "val/perplexity": math.exp}
 
 
@@ -46,9 +48,11 @@ class Study:
         spec: The storage.
         lost_after: Seconds without a heartbeat after which a trial's supervisor is lost.
         pruner: The grid's pruner.
+        alone: Whether no other supervisor works on this grid now.
 
     Raises:
-        UserError: for a storage that cannot be used, and for a study of another folder.
+        UserError: for a storage that cannot be used, a study of another folder, and where others
+            count supervisors as lost after another time.
     """
 
     def __init__(
@@ -58,7 +62,9 @@ class Study:
         spec: StorageSpec,
         lost_after: float,
         pruner: str | None,
+        alone: bool,
     ) -> None:
+        self._alone = alone
         self._directory = directory
         self._plan = plan
         self._spec = spec
@@ -184,6 +190,7 @@ class Study:
             study = self._create(storage)
             if self._spec.several:
                 self._check_folder(study)
+                self._agree(study)
             return storage, study
         journal = Path(self._spec.url)
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # of a killed supervisor
@@ -227,6 +234,17 @@ class Study:
                 f"{self._spec.shown}; give --experiments the folder that all hosts share, or make "
                 f"the study anew from this folder with `ablate doctor {self._plan.name} --fix "
                 "--storage URL`"
+            )
+
+    def _agree(self, study: optuna.Study) -> None:
+        """Refuse another idea of when a supervisor is lost than that of those at work."""
+        known = study.user_attrs.get(_LOST_AFTER)
+        if self._alone or known is None:
+            study.set_user_attr(_LOST_AFTER, self._lost_after)
+        elif known != self._lost_after:
+            raise UserError(
+                f"--lost-after: {self._lost_after:g} here and {known:g} where others run this "
+                "grid; their cells would be taken from them"
             )
 
 

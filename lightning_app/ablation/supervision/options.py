@@ -14,9 +14,9 @@ class Options:
     """How a supervisor works. None stands for what the host and the grid suggest.
 
     `workers` cells at once, each on `devices_per_cell` devices, `slots_per_device` cells sharing
-    one. After `seconds` no cell starts. `lost_after`: seconds without a heartbeat after which a
-    supervisor counts as lost; `hang_limit`: seconds without progress after which a cell is ended.
-    `wait`: stay while others run cells.
+    one. After `seconds` the cells that run are put back. `lost_after`: seconds without a heartbeat
+    after which a supervisor counts as lost; `hang_limit`: seconds without progress after which a
+    cell is ended. `wait`: stay as long as others run cells.
     """
 
     workers: int | None = None
@@ -37,9 +37,8 @@ class Options:
             UserError: naming the option, the value, and what would be right.
         """
         for name in ("workers", "devices_per_cell", "slots_per_device", "lost_after"):
-            if words[name] is not None and not words[name] >= 1:
-                option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option}: expected 1 or more, found {words[name]}")
+            if words[name] is not None:
+                check_count(f"--{name.replace('_', '-')}", words[name])
         end = words["max_time"]
         return cls(
             workers=words["workers"],
@@ -52,6 +51,12 @@ class Options:
             retry_failed=words["retry_failed"],
             wait=words["wait"],
         )
+
+
+def check_count(option: str, value: float) -> None:
+    """Refuse what is not a finite number of at least 1."""
+    if not 1 <= value < inf:
+        raise UserError(f"{option}: expected 1 or more, found {value}")
 
 
 def parse_time(option: str, text: str) -> float:

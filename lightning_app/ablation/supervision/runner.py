@@ -1,11 +1,10 @@
 """`ablate run`: what one supervisor needs before and after its loop over the missing cells."""
 
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -41,18 +40,6 @@ from lightning_app.files import writing_in
 PROGRAM = "lightning_app.ablation.program"
 
 _NVIDIA = Path("/proc/driver/nvidia/version")  # where it is missing, nobody need ask CUDA
-
-
-@contextmanager
-def clean_refusal(directory: Path) -> Iterator[None]:
-    """Take a grid's folder away again where a mistake ends the command that made it."""
-    new = not directory.exists()
-    try:
-        yield
-    except UserError:
-        if new:
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
 
 
 def default_workers() -> int:
@@ -96,7 +83,6 @@ def run_grid(
     spec = storage_spec(options.storage, directory)
     preload(program)
     with ExitStack() as held:
-        held.enter_context(clean_refusal(directory))
         held.enter_context(cell_environment())
         stop = held.enter_context(Stop().listening())
         slots = _slots(grid, options, program, stop)
@@ -105,13 +91,17 @@ def run_grid(
                 "--storage: SQLite hands one cell to several workers; give --workers 1, or use "
                 "the journal or PostgreSQL"
             )
+        make = partial(ask, stop, make_plan, program, grid)
+        if not directory.exists():  # a mistake leaves no folder
+            plan = make()
+            ask(stop, prepare_data, program, plan.data)
+            make = partial(_known, plan)
         with writing_in(directory):
             directory.mkdir(parents=True, exist_ok=True)
         why = f"{directory}: another supervisor is starting; waiting for it"
         with turn(directory / START, lambda: stop.requested, why):
             lock = supervisor_lock(directory, spec.shown, spec.several)
             alone = held.enter_context(lock)
-            make = partial(ask, stop, make_plan, program, grid)
             plan = current_plan(grid, directory, make, alone)
             queue = Queue(
                 directory,
@@ -128,7 +118,7 @@ def run_grid(
             print(note, flush=True)
         elsewhere = queue.elsewhere()
         total = max(0, queue.total - elsewhere)
-        if (total or (elsewhere and options.wait)) and time.monotonic() < until:
+        if (total or elsewhere) and time.monotonic() < until:
             print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
             ask(stop, prepare_data, program, plan.data)
             Supervisor(
@@ -141,9 +131,14 @@ def run_grid(
                 until=until,
                 hang_limit=options.hang_limit,
                 wait=options.wait,
+                lost_after=options.lost_after,
                 prune=grid.pruner is not None,
             ).run(grid.name, total)
         return plan, queue.elsewhere()
+
+
+def _known(plan: Plan) -> Plan:
+    return plan
 
 
 def _job(directory: Path, grid: Grid, program: str, claim: Claim, attempt: int, slot: Slot) -> Job:

@@ -45,6 +45,7 @@ _TICK = 0.2  # seconds
 _INDEX_EVERY = 20.0  # seconds
 _ASK_EVERY = 5.0  # seconds between looks at what other supervisors do
 _STRAGGLERS = 15.0  # seconds that ranks may take to end after the first of them, or the result
+_LOOKS = 1.6  # a supervisor that is lost is found within one and a half times that
 _GRACE = 120.0  # seconds that a cell may take to save its state
 
 
@@ -88,7 +89,9 @@ class Supervisor:
         stop: Whether a signal came.
         until: When no more cell starts (monotonic seconds).
         hang_limit: Seconds without progress after which a cell is ended.
-        wait: Whether to stay for cells that others run, and may lose.
+        wait: Whether to stay as long as others run cells, which they may lose; if not, only until
+            those that have been lost by now are known.
+        lost_after: Seconds after which a silent supervisor's cells are lost.
         prune: Whether the grid has a pruner.
     """
 
@@ -104,6 +107,7 @@ class Supervisor:
         until: float,
         hang_limit: float,
         wait: bool,
+        lost_after: float,
         prune: bool,
     ) -> None:
         self._directory = directory
@@ -114,7 +118,8 @@ class Supervisor:
         self._stop = stop
         self._until = until
         self._hang_limit = hang_limit
-        self._wait_for_others = wait
+        self._patience = inf if wait else _LOOKS * lost_after
+        self._idle = 0.0
         self._reports = Reports() if prune else None
         self._running: list[Running] = []
         self._pending: Claim | None = None  # needs a device for itself
@@ -175,8 +180,12 @@ class Supervisor:
         with writing_in(folder):
             attempt = last_attempt(folder) + 1
             job = self._job(claim, attempt, slot)
+            while job.record.exists():  # of another supervisor that has just begun
+                attempt += 1
+                job = self._job(claim, attempt, slot)
             job.record.mkdir(parents=True)
         end_marked(folder / "attempts" / str(k) for k in range(1, attempt))
+        self._looked = -inf
         each = Running(claim, job, [], None if self._reports is None else self._queue.trial(claim))
         self._running.append(each)
         for rank in range(slot.devices):
@@ -190,12 +199,12 @@ class Supervisor:
         if not others:
             self._empty = -inf
             return self._queue.settle() > 0
-        if not self._wait_for_others:
-            return False
+        now = time.monotonic()
         if self._looked == -inf:
             self._display.say(f"{others} cells run elsewhere; waiting to take over what is lost")
-        self._looked = time.monotonic()
-        return True
+            self._idle = now
+        self._looked = now
+        return now - self._idle < self._patience
 
     # Watching.
 
@@ -235,6 +244,8 @@ class Supervisor:
     def _drop(self, taken: Sequence[Claim]) -> None:
         """End cells that another supervisor has taken over; what they saved is there for it."""
         trials = {claim.trial for claim in taken}
+        if self._pending is not None and self._pending.trial in trials:
+            self._pending = None
         for each in [each for each in self._running if each.claim.trial in trials]:
             self._display.say(f"{each.claim.cell.name}: taken over by another supervisor")
             self._end(each)
@@ -318,7 +329,7 @@ class Supervisor:
         if self._reports is not None and each.trial is not None:
             self._reports.forget(each.trial)
 
-    def _save(self) -> None:
+    def _save(self, tend: Callable[[], object] = lambda: None) -> None:
         """Have the cells that still run save their state, and wait for their end, not for ever."""
         running = [each for each in self._running if each.left]
         if running:
@@ -332,11 +343,12 @@ class Supervisor:
         while any(each.left for each in running) and self._stop.count < 2:
             if time.monotonic() > until:
                 break
+            tend()
             time.sleep(_TICK)
 
     def _put_back(self) -> None:
         """Stop the cells that still run; what they have finished meanwhile counts."""
-        self._save()
+        self._save(self._queue.tend)
         while self._running:
             each = self._running[-1]
             self._end(each)
