@@ -22,7 +22,6 @@ from lightning_app.ablation.runs import (
     read_progress,
     read_run,
     run_folder,
-    trim_checkpoints,
 )
 from lightning_app.ablation.supervision.guard import REPORT, Interrupted, if_free
 from lightning_app.ablation.supervision.leftovers import end_marked
@@ -282,7 +281,6 @@ class Supervisor:
             self._queue.pruned(each.claim, run.pruned)
             self._say(each, "pruned", f"at step {run.pruned['step']}")
         elif run.result is not None:
-            trim_checkpoints(each.job.folder, each.job.keep)
             self._queue.done(each.claim, run.result)
             nll = run.result["metrics"].get("val/nll")
             self._say(each, run.result["status"], f"val/nll {'-' if nll is None else f'{nll:.4f}'}")
