@@ -242,7 +242,7 @@ class Run(RunCLI):
                 files = (self.attempt_folder / REPORTS, self.attempt_folder / STOP)
                 callbacks.append(Pruning(self._pruned_by, *files))
             if settings["enable_checkpointing"] is not False:
-                callbacks.append(checkpoints(self.folder))
+                callbacks += checkpoints(self.folder)
                 callbacks.append(SaveOnInterrupt(self.folder / "checkpoints" / "last.ckpt"))
             if settings["logger"] is None:
                 # A curve that was drawn beyond the checkpoint is drawn again from there on.
@@ -384,16 +384,17 @@ class Run(RunCLI):
             print(text)
 
 
-def checkpoints(folder: Path) -> ModelCheckpoint:
-    """Keep ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt``, the latter by val/nll."""
-    return ModelCheckpoint(
-        dirpath=folder / "checkpoints",
-        filename="best",
-        monitor="val/nll",
-        save_last=True,
-        enable_version_counter=False,
-        auto_insert_metric_name=False,
+def checkpoints(folder: Path) -> list[ModelCheckpoint]:
+    """Keep ``checkpoints/best.ckpt``, by val/nll, and ``checkpoints/last.ckpt``.
+
+    One callback each: with `save_last`, Lightning writes the last only where it is the best. The
+    best comes first, as the last holds its score.
+    """
+    where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
+    best = ModelCheckpoint(
+        filename="best", monitor="val/nll", auto_insert_metric_name=False, **where
     )
+    return [best, ModelCheckpoint(filename="last", **where)]
 
 
 def run_name(tree: Mapping[str, Any]) -> str:

@@ -134,3 +134,15 @@ def test_the_last_step_is_validated_and_kept(tmp_path: Path, interval: int) -> N
         rows = {row["step"]: row for row in csv.DictReader(file)}
     result = json.loads((run / "result.json").read_text())
     assert float(rows["6"]["val/nll"]) == pytest.approx(result["metrics"]["val/nll"])
+
+
+def test_the_last_checkpoint_is_of_the_last_step_though_others_were_better(tmp_path: Path) -> None:
+    rate = ("--model.optimizer.lr", "1.0", "--model.schedule.warmup_steps", "0")
+    done = fit(tmp_path, 6, "--trainer.val_check_interval", "2", *rate)
+    assert done.returncode == 0, done.stderr
+    steps = {}
+    for name in ("last", "best"):
+        path = tmp_path / "run" / "checkpoints" / f"{name}.ckpt"
+        steps[name] = torch.load(path, weights_only=True)["global_step"]
+    assert steps["best"] < 6  # a rate of 1 makes it worse
+    assert steps["last"] == 6

@@ -32,7 +32,7 @@ def fit(folder: Path, cache: str, *, stop: int | None = None, **settings: Any) -
     """Train in `folder`, from the checkpoint that lies there if there is one."""
     last = folder / "checkpoints" / "last.ckpt"
     callbacks: list[pl.Callback] = [] if stop is None else [Terminate(stop)]
-    callbacks += [checkpoints(folder), SaveOnInterrupt(last)]
+    callbacks += [*checkpoints(folder), SaveOnInterrupt(last)]
     trained = module(dropout=0.3)
     pl.seed_everything(3, verbose=False)
     fitter = trainer(

@@ -53,7 +53,7 @@ def fit(
         limit_val_batches=2,
         check_val_every_n_epoch=None,
         enable_checkpointing=True,
-        callbacks=[*callbacks, checkpoints(folder)],
+        callbacks=[*callbacks, *checkpoints(folder)],
         **settings,
     )
     source = data(cache)
