@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import TrialState
+from sqlalchemy import exc, text
 
 from lightning_app.ablation.queue.storages import (
     StorageSpec,
@@ -422,3 +423,24 @@ def test_another_programs_proxy_is_refused(server: Server) -> None:
     (said,) = several(code, server.url, count=1)
     assert said.startswith("UserError grpc://127.0.0.1:")
     assert said.strip().endswith("not a proxy of `ablate storage proxy`")
+
+
+def test_a_link_that_breaks_inside_a_transaction_is_an_outage(tmp_path: Path) -> None:
+    """Ended from outside between two statements, SQLAlchemy names another error than the loss."""
+    with serve(tmp_path / "pg") as server:
+        storage = open_storage(storage_spec(server.url, tmp_path, {}))
+        try:
+            engine = storage._backend.engine  # pyright: ignore[reportAttributeAccessIssue]
+            with engine.connect() as link:
+                pid = link.scalar(text("select pg_backend_pid()"))
+                with engine.connect() as other:
+                    other.execute(text(f"select pg_terminate_backend({pid})"))
+                found = []
+                for _ in range(2):
+                    with pytest.raises(exc.SQLAlchemyError) as error:
+                        link.scalar(text("select 1"))
+                    found.append(error.value)
+        finally:
+            close_storage(storage)
+    assert isinstance(found[1], exc.PendingRollbackError)
+    assert [is_outage(each) for each in found] == [True, True]

@@ -343,6 +343,8 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _is_lost_link(error: BaseException) -> bool:
+    if isinstance(error, exc.PendingRollbackError):  # the link broke inside a transaction
+        return True
     if isinstance(error, exc.DBAPIError):
         if type(error.orig).__module__.startswith("sqlite3"):
             return "locked" in str(error.orig)
