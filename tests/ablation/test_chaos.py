@@ -3,7 +3,11 @@
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 
@@ -21,8 +25,15 @@ def chaos(folder: Path, storage: str, cells: int, ddp_cells: int) -> dict[str, i
     return found["faults"]
 
 
-def test_two_hosts_and_a_database_that_fails(tmp_path: Path) -> None:
-    assert chaos(tmp_path, "postgresql", 8, 4) == {
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of a short name: its hosts keep their sockets in it."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_two_hosts_and_a_database_that_fails(folder: Path) -> None:
+    assert chaos(folder, "postgresql", 8, 4) == {
         "worker killed": 1,
         "rank killed": 1,
         "supervisor killed": 2,
@@ -31,6 +42,6 @@ def test_two_hosts_and_a_database_that_fails(tmp_path: Path) -> None:
     }
 
 
-def test_one_host_and_a_journal_that_is_torn(tmp_path: Path) -> None:
-    faults = chaos(tmp_path, "journal", 8, 0)
+def test_one_host_and_a_journal_that_is_torn(folder: Path) -> None:
+    faults = chaos(folder, "journal", 8, 0)
     assert faults == {"worker killed": 1, "supervisor killed": 1, "journal torn": 1}

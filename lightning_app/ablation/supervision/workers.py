@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 from lightning_app.ablation.supervision.guard import Interrupted
 from lightning_app.ablation.supervision.leftovers import end_tree
 from lightning_app.ablation.supervision.process import answer
+from lightning_app.errors import UserError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -106,6 +108,13 @@ def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
             return process
         except (EOFError, ConnectionError):
             time.sleep(0.1)  # until it can be waited for
+        except OSError as error:
+            if "AF_UNIX" not in str(error):
+                raise
+            raise UserError(
+                f"TMPDIR: {tempfile.gettempdir()} is too long a name for the socket of a process; "
+                "set it to a folder with a shorter one"
+            ) from error
     raise RuntimeError("the fork server ends as soon as it has started")
 
 
