@@ -34,6 +34,7 @@ from lightning_app.ablation.runs import (
     REPORTS,
     RESULT,
     STOP,
+    is_over,
     read_reports,
     trim_checkpoints,
 )
@@ -83,8 +84,7 @@ def run_cell(
     """
     # Lightning was imported before the processes were told apart.
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
-    ended = (run_dir / RESULT).is_file() or (pruned_by and (run_dir / PRUNED).is_file())
-    if not ended:
+    if not is_over(run_dir, pruned_by is not None):
         tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
         tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
         tree["trainer"] |= _devices(tree["trainer"], slot)

@@ -77,11 +77,13 @@ def test_a_cell_that_ran_out_of_memory_has_its_device_for_itself() -> None:
     assert first
     assert second
     assert slots.take(alone=True) is None  # both devices have cells
+    assert not slots.are_full
     slots.give_back(second)
     alone = slots.take(alone=True)
     assert alone is not None
     assert alone.group == second.group
     assert [slot.group for slot in taken(slots)] == [first.group]  # none beside it
+    assert slots.are_full
     slots.give_back(alone)
     assert {slot.group for slot in taken(slots)} == {second.group}
 

@@ -92,17 +92,17 @@ def run_grid(
                 "the journal or PostgreSQL"
             )
         make = partial(ask, stop, make_plan, program, grid)
+        fresh = None
         if not directory.exists():  # a mistake leaves no folder
-            plan = make()
-            ask(stop, prepare_data, program, plan.data)
-            make = partial(_known, plan)
+            fresh = make()
+            ask(stop, prepare_data, program, fresh.data)
         with writing_in(directory):
             directory.mkdir(parents=True, exist_ok=True)
         why = f"{directory}: another supervisor is starting; waiting for it"
         with turn(directory / START, lambda: stop.requested, why):
             lock = supervisor_lock(directory, spec.shown, spec.several)
             alone = held.enter_context(lock)
-            plan = current_plan(grid, directory, make, alone)
+            plan = current_plan(grid, directory, lambda: fresh or make(), alone)
             queue = Queue(
                 directory,
                 plan,
@@ -120,7 +120,8 @@ def run_grid(
         total = max(0, queue.total - elsewhere)
         if (total or elsewhere) and time.monotonic() < until:
             print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
-            ask(stop, prepare_data, program, plan.data)
+            if plan is not fresh:
+                ask(stop, prepare_data, program, plan.data)
             Supervisor(
                 directory,
                 queue,
@@ -135,10 +136,6 @@ def run_grid(
                 prune=grid.pruner is not None,
             ).run(grid.name, total)
         return plan, queue.elsewhere()
-
-
-def _known(plan: Plan) -> Plan:
-    return plan
 
 
 def _job(directory: Path, grid: Grid, program: str, claim: Claim, attempt: int, slot: Slot) -> Job:

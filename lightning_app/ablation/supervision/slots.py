@@ -48,6 +48,11 @@ class Slots:
         """Threads for each process of a cell."""
         return (*self._free, *self._taken)[0].threads
 
+    @property
+    def are_full(self) -> bool:
+        """Whether there is no slot to take now."""
+        return all(slot.group in self._exclusive for slot in self._free)
+
     def take(self, alone: bool = False) -> Slot | None:
         """Take the slot whose devices have the fewest cells; `alone`: with no other cell on them.
 

@@ -154,11 +154,7 @@ class Supervisor:
         while not self._over():
             claim, self._pending = self._pending, None
             if claim is None:
-                slot = self._slots.take()
-                if slot is None:
-                    return
-                self._slots.give_back(slot)
-                if not self._may_ask():
+                if self._slots.are_full or not self._may_ask():
                     return
                 claim = self._queue.pop()
                 if claim is None:
