@@ -136,7 +136,7 @@ class Queue:
     def done(self, claim: Claim, result: Mapping[str, Any]) -> None:
         """Enter a result: COMPLETE with a finite value, also where the run diverged."""
         value = self._study.value(result)
-        if self.patiently(self._is_complete, claim.cell):  # another trial of the cell entered it
+        if self.patiently(self._is_anothers, claim):
             self.failed(claim, "the cell has its result already")
         else:
             self._end(claim, TrialState.COMPLETE, attributes(result), value)
@@ -322,9 +322,18 @@ class Queue:
         else:
             self.failed(claim, run.error or "no message")
 
-    def _is_complete(self, cell: Cell) -> bool:
-        complete = self._study.trials(TrialState.COMPLETE)
-        return any(trial.user_attrs.get("cell") == cell.id for trial in complete)
+    def _is_anothers(self, claim: Claim) -> bool:
+        """Whether another trial of the cell has entered its result, or is the one that will.
+
+        Of several that are under way the first does: all who ask at once agree on it. Should it
+        be lost, whoever puts it back finds the result on disk.
+        """
+        under_way = self._study.trials(TrialState.COMPLETE, TrialState.RUNNING)
+        return any(
+            trial.state == TrialState.COMPLETE or trial._trial_id < claim.trial
+            for trial in under_way
+            if trial.user_attrs.get("cell") == claim.cell.id and trial._trial_id != claim.trial
+        )
 
     def _end(
         self, claim: Claim, state: TrialState, marks: Mapping[str, Any], value: float | None = None
