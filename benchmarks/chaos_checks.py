@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-_TIMES = "train/tokens_per_second"  # the only metric that two equal runs do not share
+_RATE = "train/tokens_per_second"
+_TIMES = (_RATE, "train/data_wait_share")  # all that two equal runs do not share
 _FINISHED = re.compile(r": (?:ok|diverged), ")  # a cell's last words in its log
 _COMPARED = ("id", "name", "status", "diverged", "tokens", "steps", "parameters")
 
@@ -75,7 +76,7 @@ def run_problems(whole: Path, broken: Path) -> Iterator[str]:
             if not same(first[part], second[part]):
                 yield f"{broken}: {name}.ckpt: another {part}"
     results = [json.loads((run / "result.json").read_text()) for run in (whole, broken)]
-    metrics = [{**result["metrics"], _TIMES: None} for result in results]
+    metrics = [{**result["metrics"], _RATE: None} for result in results]
     if metrics[0] != metrics[1]:
         yield f"{broken}: metrics {metrics[1]}, undisturbed {metrics[0]}"
     for field in _COMPARED:
@@ -88,7 +89,7 @@ def run_problems(whole: Path, broken: Path) -> Iterator[str]:
 def curve(run: Path) -> list[dict[str, str]]:
     """The rows of a run's `metrics.csv` without times."""
     with (run / "metrics.csv").open(newline="") as file:
-        return [{k: v for k, v in row.items() if k != _TIMES} for row in csv.DictReader(file)]
+        return [{k: v for k, v in row.items() if k not in _TIMES} for row in csv.DictReader(file)]
 
 
 def same(left: Any, right: Any) -> bool:

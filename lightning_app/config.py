@@ -67,6 +67,7 @@ IRRELEVANT = (
     "trainer.enable_autolog_hparams",
     "trainer.default_root_dir",
     "trainer.model_registry",
+    "model.compile",
     "data.root",
     "data.cache",
     "data.num_workers",

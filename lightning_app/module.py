@@ -1,7 +1,8 @@
 """The one LightningModule: a thin system around a plain model and its objective."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torchmetrics import SumMetric
 
 from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block import DecoderBlock, EncoderBlock
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.objectives import build_objective
@@ -20,6 +22,31 @@ from lightning_app.steps import is_logged
 def mix(*numbers: int) -> int:
     """Return a seed of 64 bits in which every bit of `numbers` counts."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def seed_draws(device: torch.device, seed: int) -> None:
+    """Seed the generators of the CPU and of `device` alone.
+
+    `torch.manual_seed` visits every kind of accelerator, and where there is none keeps a formatted
+    stack of the call each time: half a millisecond.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
+def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
+    """Compile the forward pass of every block in place, so that names of parameters stay.
+
+    Lengths are symbols from the first batch on: a batch of other lengths compiles nothing anew.
+
+    Args:
+        model: Whose blocks are compiled.
+        how: Further arguments of `torch.compile`.
+    """
+    for block in model.modules():
+        if isinstance(block, EncoderBlock | DecoderBlock):
+            block.compile(dynamic=True, **how)
 
 
 class TransformerModule(pl.LightningModule):
@@ -36,6 +63,8 @@ class TransformerModule(pl.LightningModule):
         objective: Translation or masked language modelling, and how it is evaluated.
         optimizer: The optimizer.
         schedule: The learning-rate schedule.
+        compile: `blocks` trains with every block compiled by `torch.compile`, which pays on a GPU;
+            evaluation, decoding and probes stay as they are. No part of a run's identity.
     """
 
     def __init__(
@@ -45,6 +74,7 @@ class TransformerModule(pl.LightningModule):
         objective: ObjectiveConfig = ObjectiveConfig(),
         optimizer: OptimizerConfig = OptimizerConfig(),
         schedule: ScheduleConfig = ScheduleConfig(),
+        compile: Literal["none", "blocks"] = "none",
     ) -> None:
         super().__init__()
         parts = {
@@ -63,6 +93,7 @@ class TransformerModule(pl.LightningModule):
         self.architecture = architecture
         self.schedule = schedule
         self.optimizer = optimizer
+        self.compilation = compile
         self.objective = build_objective(objective)
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
@@ -75,6 +106,9 @@ class TransformerModule(pl.LightningModule):
     def setup(self, stage: str) -> None:
         if self.model is None:
             self.build(self.trainer.datamodule.vocab_size)  # pyright: ignore[reportAttributeAccessIssue]
+        if stage == "fit" and self.compilation == "blocks":
+            assert self.model is not None
+            compile_blocks(self.model)
 
     def build(self, vocab_size: int) -> None:
         """Build the model for `vocab_size` tokens, with its initial values."""
@@ -94,7 +128,7 @@ class TransformerModule(pl.LightningModule):
         checkpoint draws what it would have drawn without the break.
         """
         assert self.model is not None
-        torch.manual_seed(mix(self._seed, self.global_step, batch_idx, self.global_rank))
+        seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
         if not self.profiled and needs_profiling(self.model):
             strategy = self.trainer.strategy
             profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
@@ -129,8 +163,9 @@ class TransformerModule(pl.LightningModule):
         self.objective.start_decoding()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._add(self.objective.sums(self.model, batch))
-        self.objective.decode(self.model, batch, "val")
+        with self._eager():
+            self._add(self.objective.sums(self.model, batch))
+            self.objective.decode(self.model, batch, "val")
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -139,14 +174,22 @@ class TransformerModule(pl.LightningModule):
         self.objective.start_decoding()
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._add(self.objective.sums(self.model, batch))
-        self.objective.decode(self.model, batch, "test")
+        with self._eager():
+            self._add(self.objective.sums(self.model, batch))
+            self.objective.decode(self.model, batch, "test")
 
     def on_test_epoch_end(self) -> None:
         self._log_evaluation("test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+        with self._eager():
+            return self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _eager(self) -> AbstractContextManager[Any]:
+        """Leave compiled blocks aside: a search has other shapes at each of its steps."""
+        if self.compilation == "none":
+            return nullcontext()
+        return torch.compiler.set_stance("force_eager")
 
     def _add(self, sums: Sums) -> None:
         self.total_nll.update(sums.nll)

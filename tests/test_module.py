@@ -1,14 +1,21 @@
 """The one module: checkpoints that load safely, and training that goes on from them."""
 
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.residual import Gain
+from lightning_app.callbacks.divergence import DivergenceMonitor
+from lightning_app.callbacks.interruption import SaveOnInterrupt
+from lightning_app.callbacks.probes import GainLogger
+from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.data.batching import TranslationBatch
 from lightning_app.module import TransformerModule
 from tests.runs import data, module, trainer
@@ -79,3 +86,62 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
     )
     sums = trained.objective.sums(trained.model, batch)
     torch.testing.assert_close(sums.loss / batch.normalizer, expected)
+
+
+class Waits(TorchDispatchMode):
+    """Notes the step of every operation that a host can only end once the device has."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+        self.seen: list[tuple[int, str]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        name = func.overloadpacket.__name__
+        # An index of truth values asks how many of them are true.
+        by_truth = name in ("index", "index_put_") and any(
+            part is not None and part.dtype == torch.bool for part in args[1]
+        )
+        if name in self.NAMES or by_truth:
+            self.seen.append((self.step, name))
+        return func(*args, **(kwargs or {}))
+
+
+class Steps(pl.Callback):
+    """Tells `waits` of the step that begins."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.waits = waits
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        self.waits.step = trainer.global_step + 1
+
+
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("preset", ["pre_ln", "realformer", "sas"])
+def test_a_step_that_is_not_logged_never_waits(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch, kind: str, preset: str
+) -> None:
+    monkeypatch.setattr(Progress, "_due", lambda self: False)  # of which there is one a second
+    waits = Waits()
+    callbacks = [
+        Steps(waits),
+        DivergenceMonitor(),
+        Throughput(),
+        GainLogger(),
+        Progress(tmp_path / "progress.json"),
+        SaveOnInterrupt(tmp_path / "last.ckpt"),
+    ]
+    logger = CSVLogger(tmp_path, name="", version="")
+    fitter = trainer(tmp_path, max_steps=6, callbacks=callbacks, log_every_n_steps=4, logger=logger)
+    with waits:
+        fitter.fit(module(kind, dropout=0.1, preset=preset), datamodule=data(cache, kind))
+    assert {step for step, _ in waits.seen if step in (1, 4)} == {1, 4}  # they are seen at all
+    assert [each for each in waits.seen if each[0] in (2, 3, 5)] == []
+
+
+def test_tf32_is_off_unless_asked_for() -> None:
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32

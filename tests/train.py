@@ -34,15 +34,6 @@ class Losses(pl.Callback):
         self.losses.append(float(loss_of(outputs)))
 
 
-class Compile(pl.Callback):
-    """Compile the model in place, which keeps the names of its parameters."""
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        model: Any = pl_module.model
-        torch.compiler.reset()
-        model.compile()
-
-
 def train(
     folder: Path,
     cache: str,
@@ -56,10 +47,12 @@ def train(
 ) -> tuple[list[float], TransformerModule]:
     """Return the losses, all finite and after all steps lower than at first, and the module."""
     losses = Losses()
-    callbacks = [losses, Compile()] if compiled else [losses]
     pl.seed_everything(1, verbose=False)
     trained = module(task, preset=preset)
-    fitter = trainer(folder, max_steps=steps, precision=precision, callbacks=callbacks, **settings)
+    if compiled:
+        torch.compiler.reset()
+        trained.compilation = "blocks"
+    fitter = trainer(folder, max_steps=steps, precision=precision, callbacks=[losses], **settings)
     fitter.fit(trained, datamodule=data(cache, task))
     assert len(losses.losses) == steps
     assert all(math.isfinite(loss) for loss in losses.losses), losses.losses

@@ -3,13 +3,16 @@
 from typing import Any
 
 import torch
+import torch.utils.tensorboard  # the logger would import it in every cell
 
 from lightning_app.ablation import trial
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.ablation.supervision.ranks import join
-from lightning_app.config import cell_id, data_module, resolve
+from lightning_app.config import cell_id, config_parser, data_module, resolve
 
 __all__ = ["cell_id", "count_devices", "prepare", "resolve", "run_cell"]
+
+config_parser()  # every cell inherits it from the fork server
 
 
 def prepare(config: dict[str, Any]) -> None:

@@ -44,7 +44,15 @@ from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.config import RunCLI, cell_id, check, data_module, keep_numbers
+from lightning_app.callbacks.unprofiled import Unprofiled
+from lightning_app.config import (
+    RunCLI,
+    cell_id,
+    check,
+    config_parser,
+    data_module,
+    keep_numbers,
+)
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
 
@@ -148,6 +156,18 @@ class Run(RunCLI):
         self._attempt = attempt
         self._written: dict[str, Any] = args if isinstance(args, dict) else {}
         super().__init__(args, **kwargs)
+
+    def setup_parser(
+        self,
+        add_subcommands: bool,
+        main_kwargs: dict[str, Any],
+        subparser_kwargs: dict[str, Any],
+    ) -> None:
+        """Take the parser of a whole run, which a cell inherits, where there is no command."""
+        if add_subcommands:
+            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+        else:
+            self.parser = config_parser()
 
     def before_instantiate_classes(self) -> None:
         """Find every mistake that can be found, before a folder is made."""
@@ -255,6 +275,7 @@ class Run(RunCLI):
                 ]
         elif settings["logger"] is None:
             settings["logger"] = False
+        settings["profiler"] = settings["profiler"] or Unprofiled()
         settings["plugins"] = with_whole_checkpoints(settings["plugins"])
         settings |= {**kwargs, "default_root_dir": str(self.folder)}
         try:

@@ -42,6 +42,7 @@ ALWAYS = (LOSS, "val/perplexity", "val/accuracy")
 HEALTH = {
     "train/grad_norm": "gradient norm",
     "train/tokens_per_second": "tokens per second",
+    "train/data_wait_share": "share of the time spent waiting for data",
     "train/lr": "learning rate",
 }
 FIELDS = {"BOOL": "bool_value", "FLOAT64": "number_value", "STRING": "string_value"}

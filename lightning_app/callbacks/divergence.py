@@ -35,42 +35,46 @@ class DivergenceMonitor(pl.Callback):
 
     def __init__(self) -> None:
         self.divergence: Divergence | None = None
-        self._first_bad: Tensor | None = None
-        self._last_finite: Tensor | None = None
+        self._first_bad = 0
+        self._last_finite: float | None = None
+        # Losses not looked at yet, with their steps: on the device until then, unread.
+        self._unseen: list[tuple[int, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"first_bad": self._first_bad, "last_finite": self._last_finite}
-        return {name: None if value is None else value.cpu() for name, value in kept.items()}
+        self._read()
+        return {"first_bad": self._first_bad, "last_finite": self._last_finite}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._first_bad, self._last_finite = state_dict["first_bad"], state_dict["last_finite"]
+        self._unseen = []
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
-        loss = loss_of(outputs)
-        if self._first_bad is None or self._last_finite is None:
-            self._first_bad = torch.zeros((), dtype=torch.long)
-            self._last_finite = torch.tensor(torch.nan)
-        self._first_bad = self._first_bad.to(loss.device)
-        self._last_finite = self._last_finite.to(loss)
-        finite = loss.isfinite()
         step = trainer.global_step
-        self._first_bad = torch.where(~finite & (self._first_bad == 0), step, self._first_bad)
-        self._last_finite = torch.where(finite, loss, self._last_finite)
+        self._unseen.append((step, loss_of(outputs)))
         if is_logged(trainer, step) or step >= trainer.max_steps:
             self._look(trainer)
 
+    def _read(self) -> None:
+        """Bring the first bad step and the last finite loss up to date, in one transfer."""
+        if not self._unseen:
+            return
+        steps, losses = zip(*self._unseen, strict=True)
+        self._unseen = []
+        for step, loss in zip(steps, torch.stack(losses).tolist(), strict=True):
+            if math.isfinite(loss):
+                self._last_finite = loss
+            elif not self._first_bad:
+                self._first_bad = step
+
     def _look(self, trainer: pl.Trainer) -> None:
-        assert self._first_bad is not None
-        assert self._last_finite is not None
+        self._read()
         # Every rank must stop at the same step.
-        first_bad = trainer.strategy.reduce(self._first_bad, reduce_op="max")
-        step = int(first_bad)
+        first_bad = torch.tensor(self._first_bad, device=trainer.strategy.root_device)
+        step = int(trainer.strategy.reduce(first_bad, reduce_op="max"))
         if step and self.divergence is None:
-            last = float(self._last_finite)
-            last_finite = last if math.isfinite(last) else None
-            self.divergence = Divergence(step, "training loss is not finite", last_finite)
+            self.divergence = Divergence(step, "training loss is not finite", self._last_finite)
             trainer.should_stop = True
 
     def judge(self, nll: float | None, unigram_entropy: float, step: int) -> Divergence | None:
@@ -80,8 +84,8 @@ class DivergenceMonitor(pl.Callback):
         bar = unigram_entropy - STALL_MARGIN
         if nll is not None and nll < bar:
             return None
-        last = None if self._last_finite is None else float(self._last_finite)
+        self._read()
         rule = f"final val/nll is not under the unigram entropy less {STALL_MARGIN} ({bar:.4f})"
         if nll is not None and not math.isfinite(nll):
             rule = "final val/nll is not finite"
-        return Divergence(step, rule, last)
+        return Divergence(step, rule, self._last_finite)

@@ -13,10 +13,12 @@ from lightning_app.steps import is_logged, loss_of
 
 
 class Throughput(pl.Callback):
-    """Log ``train/tokens_per_second``: predicted tokens of all devices over wall-clock seconds.
+    """Log ``train/tokens_per_second`` and ``train/data_wait_share`` of the steps since the last.
 
-    Time spent in validation does not count. `tokens` and `seconds` are the sums so far; they are
-    brought up to date every `log_every_n_steps` steps and at the end.
+    Predicted tokens of all devices over wall-clock seconds; and the share of those seconds, from 0
+    to 1, that went by between the end of a step and the start of the next, until its batch was
+    there. Time spent in validation does not count. `tokens` and `seconds` are the sums so far;
+    they are brought up to date every `log_every_n_steps` steps and at the end.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,7 @@ class Throughput(pl.Callback):
         # Kept on the device: reading it each step would hold a GPU up.
         self._counted: Tensor | None = None
         self._elapsed = 0.0
+        self._waited = 0.0
 
     @property
     def rate(self) -> float:
@@ -48,6 +51,11 @@ class Throughput(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.perf_counter()
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
+    ) -> None:
+        self._waited += time.perf_counter() - self._since
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
@@ -57,20 +65,22 @@ class Throughput(pl.Callback):
         counted = batch.normalizer * trainer.world_size
         self._counted = counted if self._counted is None else self._counted + counted
         if is_logged(trainer, trainer.global_step):
-            rate = self._take()
+            rate, share = self._take()
+            logged = {"train/tokens_per_second": rate, "train/data_wait_share": share}
             for logger in trainer.loggers:
-                logger.log_metrics({"train/tokens_per_second": rate}, step=trainer.global_step)
+                logger.log_metrics(logged, step=trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take()
 
-    def _take(self) -> float:
+    def _take(self) -> tuple[float, float]:
+        """Add what was not counted yet to the sums; return its tokens a second and its share."""
         counted = 0 if self._counted is None else round(float(self._counted))
-        elapsed = self._elapsed
+        elapsed, waited = self._elapsed, self._waited
         self.tokens += counted
         self.seconds += elapsed
-        self._counted, self._elapsed = None, 0.0
-        return counted / elapsed if elapsed > 0 else 0.0
+        self._counted, self._elapsed, self._waited = None, 0.0, 0.0
+        return (counted / elapsed, waited / elapsed) if elapsed > 0 else (0.0, 0.0)
 
 
 class Progress(pl.Callback):

@@ -5,7 +5,10 @@ r, r + n, r + 2n, ... Every rank builds the same list of global batches from len
 alone, so all ranks take the same number of steps.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,6 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 Item = tuple[int, np.ndarray]  # (epoch, rows of a global batch)
+
+AHEAD = 2
+"""Batches that are made and pinned while a GPU is at work."""
 
 
 class TranslationBatch(NamedTuple):
@@ -49,10 +55,13 @@ class MaskedBatch(NamedTuple):
     normalizer: torch.Tensor
 
 
+Batch = TranslationBatch | MaskedBatch
+
+
 class Rows(Protocol):
     """A split that makes this rank's share of a global batch from (epoch, rows)."""
 
-    def __getitem__(self, item: Item, /) -> TranslationBatch | MaskedBatch: ...
+    def __getitem__(self, item: Item, /) -> Batch: ...
 
 
 def gather(
@@ -82,7 +91,8 @@ class EpochSampler:
     def __init__(self, batches: Callable[[int], list[np.ndarray]]) -> None:
         self.epoch = 0
         self._batches = batches
-        self._length = len(batches(0))
+        self._cut = (0, batches(0))
+        self._length = len(self._cut[1])
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""
@@ -92,8 +102,31 @@ class EpochSampler:
         return self._length
 
     def __iter__(self) -> Iterator[Item]:
-        for rows in self._batches(self.epoch):
-            yield self.epoch, rows
+        epoch = self.epoch
+        if self._cut[0] != epoch:
+            self._cut = (epoch, self._batches(epoch))
+        for rows in self._cut[1]:
+            yield epoch, rows
+
+
+def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Iterator[Batch]:
+    """Yield the batches of `items` in pinned memory, made by a thread that is `AHEAD` of them.
+
+    The copy of such a batch to `device`, a GPU, holds up neither it nor the host.
+    """
+
+    def make(item: Item) -> Batch:
+        batch = rows[item]
+        return batch._make(part.pin_memory() for part in batch)
+
+    # A thread of its own would use the first GPU, whichever is ours.
+    with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as maker:
+        todo = iter(items)
+        pending = deque(maker.submit(make, item) for item in islice(todo, AHEAD))
+        while pending:
+            batch = pending.popleft().result()
+            pending.extend(maker.submit(make, item) for item in islice(todo, 1))
+            yield batch
 
 
 class ResumableLoader:
@@ -101,15 +134,29 @@ class ResumableLoader:
 
     Lightning stores `state_dict` in a checkpoint, calls `load_state_dict` on resume, and calls
     `set_epoch` on `sampler`. It is no `torch.utils.data.DataLoader`, so that Lightning leaves the
-    sharding to us. With workers, batches fetched ahead are not counted, so none is skipped.
+    sharding to us. What workers, or a thread for a GPU, made ahead is not counted, so no batch is
+    skipped.
+
+    Args:
+        rows: makes a batch.
+        sampler: says of which rows.
+        num_workers: processes that make batches; 0 for this one.
+        gpu: whose copies the batches are pinned for; None where there is no GPU.
     """
 
     batch_sampler = None
 
-    def __init__(self, rows: Rows, sampler: EpochSampler, num_workers: int) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        sampler: EpochSampler,
+        num_workers: int,
+        gpu: torch.device | None = None,
+    ) -> None:
         self.sampler = sampler
         self._rows = rows
         self._num_workers = num_workers
+        self._gpu = gpu
         self._state = {"epoch": 0, "consumed": 0}
         self._resume = False
 
@@ -125,7 +172,7 @@ class ResumableLoader:
         self._state = dict(state)
         self._resume = True
 
-    def __iter__(self) -> Iterator[TranslationBatch | MaskedBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         # A generator runs from its first `next` on: Lightning makes the iterator before it says
         # which epoch it is for.
         items = list(self.sampler)
@@ -135,13 +182,20 @@ class ResumableLoader:
             begin = self._state["consumed"]
         self._resume = False
         self._state = {"epoch": epoch, "consumed": begin}
-        loader = DataLoader(
-            self._rows,  # pyright: ignore[reportArgumentType]
-            batch_size=None,
-            sampler=items[begin:],
-            num_workers=self._num_workers,
-            generator=torch.Generator(),  # the default would draw from the global generator
-        )
-        for consumed, batch in enumerate(loader, start=begin + 1):
+        for consumed, batch in enumerate(self._batches(items[begin:]), start=begin + 1):
             self._state["consumed"] = consumed
             yield batch
+
+    def _batches(self, items: list[Item]) -> Iterable[Batch]:
+        if self._num_workers:
+            return DataLoader(
+                self._rows,  # pyright: ignore[reportArgumentType]
+                batch_size=None,
+                sampler=items,
+                num_workers=self._num_workers,
+                pin_memory=self._gpu is not None,
+                generator=torch.Generator(),  # the default would draw from the global generator
+            )
+        if self._gpu is not None:
+            return pinned_ahead(self._rows, items, self._gpu)
+        return (self._rows[item] for item in items)

@@ -3,9 +3,10 @@
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+import torch
 
 from lightning_app.data import moses
-from lightning_app.data.batching import ResumableLoader
+from lightning_app.data.batching import Batch, ResumableLoader
 from lightning_app.data.config import (
     DEFAULT_SPLITS,
     CorpusName,
@@ -158,6 +159,13 @@ class TextDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> ResumableLoader:
         return self._loader("test", None)
 
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Move a batch; from pinned memory the copy to a GPU goes on while the host does."""
+        non_blocking = device.type == "cuda"
+        return batch._make(part.to(device, non_blocking=non_blocking) for part in batch)
+
     def _loader(self, split: Split, seed: int | None) -> ResumableLoader:
         config = self.config
         if config.task == "translation":
@@ -166,7 +174,11 @@ class TextDataModule(pl.LightningDataModule):
         else:
             rows = self._masked_rows(split)
             sampler = masked_sampler(rows, config.tokens_per_batch, config.window, seed)
-        return ResumableLoader(rows, sampler, config.num_workers)
+        return ResumableLoader(rows, sampler, config.num_workers, self._gpu())
+
+    def _gpu(self) -> torch.device | None:
+        device = None if self.trainer is None else self.trainer.strategy.root_device
+        return device if device is not None and device.type == "cuda" else None
 
     def _masked_rows(self, split: Split) -> MaskedRows:
         rank, world_size = self._ranks()

@@ -207,7 +207,8 @@ def test_each_variant_has_charts_that_match_its_curves_only(make_grid, outcome):
         assert all(f"-{variant.split('+')[0]}-" in run for run in runs)
     assert len(matched) == 8
     health_tags = [chart["multiline"]["tag"] for chart in health["chart"]]
-    assert health_tags == [["^train/grad_norm$"], ["^train/tokens_per_second$"], ["^train/lr$"]]
+    shown = ("grad_norm", "tokens_per_second", "data_wait_share", "lr")
+    assert health_tags == [[f"^train/{name}$"] for name in shown]
 
 
 def test_writing_again_changes_no_file(make_grid, outcome):

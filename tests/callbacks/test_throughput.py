@@ -1,11 +1,14 @@
 """Throughput counts the tokens that were predicted; progress tells how far a run is."""
 
+import csv
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.data.batching import TranslationBatch
@@ -22,6 +25,44 @@ def test_the_tokens_are_those_of_the_batches(tmp_path: Path, cache: str) -> None
         expected += int((batch.target[:, 1:] != 0).sum())
     assert throughput.tokens == expected
     assert throughput.rate == throughput.tokens / throughput.seconds
+
+
+class Waiting(pl.Callback):
+    """Takes a second clock along: each step waits as long as it works, a validation longer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.logged: list[tuple[int, float]] = []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        self.now += 3.0  # in the step, as this callback comes after the one that is tested
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        self.now += 1.0  # after the step: until the next begins
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        self.now += 100.0
+
+
+def test_the_share_that_waits_leaves_validation_out(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitter = trainer(
+        tmp_path,
+        max_steps=4,
+        callbacks=[Throughput(), Waiting(monkeypatch)],
+        log_every_n_steps=2,
+        limit_val_batches=1,
+        val_check_interval=3,
+        logger=CSVLogger(tmp_path, name="", version=""),
+    )
+    fitter.fit(module(), datamodule=data(cache))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    column = "train/data_wait_share"
+    shares = {int(row["step"]): float(row[column]) for row in rows if row.get(column)}
+    # What passes between the step before and a validation is neither.
+    assert shares == pytest.approx({1: 0.0, 2: 1 / 4, 4: 1 / 8})
 
 
 def test_progress_is_a_whole_file(tmp_path: Path, cache: str) -> None:

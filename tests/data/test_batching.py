@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_app.data.batching import EpochSampler, ResumableLoader, gather
+from lightning_app.data import batching
+from lightning_app.data.batching import EpochSampler, ResumableLoader, TranslationBatch, gather
 from lightning_app.data.cutting import equal_batches
 
 
@@ -27,7 +28,7 @@ class Numbers:
 
     def __getitem__(self, item):
         epoch, rows = item
-        return epoch, rows.tolist()
+        return [epoch, rows.tolist()]
 
 
 def loader(num_workers: int = 0) -> ResumableLoader:
@@ -66,3 +67,81 @@ def test_loader_leaves_the_global_generator_alone():
     state = torch.get_rng_state()
     list(loader())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Sentences:
+    """Batches of tensors; notes which were made, and fails at one of them."""
+
+    def __init__(self, wrong: int | None = None) -> None:
+        self.made: list[int] = []
+        self.wrong = wrong
+
+    def __getitem__(self, item) -> TranslationBatch:
+        number = int(item[1][0])
+        if number == self.wrong:
+            raise ValueError(number)
+        self.made.append(number)
+        return TranslationBatch(*(torch.full((2,), number) for _ in TranslationBatch._fields))
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Stand in for a GPU: what was pinned, each a copy."""
+    seen: list[torch.Tensor] = []
+
+    def pin(part: torch.Tensor) -> torch.Tensor:
+        seen.append(part.clone())
+        return seen[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    return seen
+
+
+def for_gpu(rows: Sentences) -> ResumableLoader:
+    sampler = EpochSampler(lambda epoch: equal_batches(9, 1, (1, epoch)))
+    return ResumableLoader(rows, sampler, 0, torch.device("cuda", 1))
+
+
+def test_batches_for_a_gpu_are_pinned_and_few_ahead(pinned: list[torch.Tensor]):
+    rows = Sentences()
+    gpu, plain = for_gpu(rows), ResumableLoader(Sentences(), for_gpu(rows).sampler, 0)
+    handed = iter(gpu)
+    first = next(handed)
+    assert len(rows.made) <= 1 + batching.AHEAD
+    ours, theirs = [first, *handed], list(plain)
+    assert all(any(part is copy for copy in pinned) for batch in ours for part in batch)
+    assert len(ours) == len(theirs) == 9
+    for batch, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+
+
+@pytest.mark.parametrize("consumed", [0, 1, 5, 9])
+def test_what_a_gpu_has_not_seen_comes_after_a_break(pinned: list[torch.Tensor], consumed: int):
+    whole = [int(batch.index[0]) for batch in for_gpu(Sentences())]
+    first, second = for_gpu(Sentences()), for_gpu(Sentences())
+    handed = iter(first)
+    begun = [int(next(handed).index[0]) for _ in range(consumed)]
+    second.load_state_dict(first.state_dict())
+    assert begun + [int(batch.index[0]) for batch in second] == whole
+    del handed  # ends its thread
+
+
+def test_an_error_in_the_thread_is_raised(pinned: list[torch.Tensor]):
+    with pytest.raises(ValueError, match="4"):
+        list(for_gpu(Sentences(wrong=4)))
+
+
+def test_an_epoch_is_cut_once():
+    cut: list[int] = []
+
+    def batches(epoch: int) -> list[np.ndarray]:
+        cut.append(epoch)
+        return equal_batches(11, 2, (1, epoch))
+
+    sampler = EpochSampler(batches)
+    for epoch in (0, 0, 1, 1):
+        sampler.set_epoch(epoch)
+        expected = [rows.tolist() for rows in equal_batches(11, 2, (1, epoch))]
+        assert [rows.tolist() for _, rows in sampler] == expected
+    assert cut == [0, 1]

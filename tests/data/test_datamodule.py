@@ -141,7 +141,8 @@ def test_resume_after_validation_in_mid_epoch(make, tmp_path: Path):
 
 
 def ready(data: TextDataModule, rank: int = 0, world_size: int = 1) -> Any:
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)  # pyright: ignore
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, strategy=strategy)  # pyright: ignore
     data.prepare_data()
     data.setup()
     return data

@@ -1,6 +1,7 @@
 """What runs in the children of the fork server: a rank of a cell, or a supervisor's question."""
 
 import faulthandler
+import gc
 import importlib
 import io
 import os
@@ -78,6 +79,7 @@ def run_rank(job: Job, rank: int) -> None:
     """
     os.setsid()
     bind_to_supervisor()
+    gc.freeze()  # what the fork server imported is never garbage: not to be walked, nor copied
     try:
         job.record.mkdir(parents=True, exist_ok=True)
         _redirect_output(job.log(rank))
