@@ -1,4 +1,4 @@
-"""The options of the commands on grids. Light: `ablate --help` imports nothing else for them."""
+"""The options of the longer commands. Light: `ablate --help` imports nothing else for them."""
 
 import argparse
 from pathlib import Path
@@ -107,3 +107,36 @@ def add_storage_commands(command: argparse.ArgumentParser) -> None:
     proxy.add_argument("--port", type=int, default=13000, help="default: 13000; 0: any free one")
     text = "as the supervisors have it (default: 120)"
     proxy.add_argument("--lost-after", type=float, default=120.0, metavar="SECONDS", help=text)
+
+
+def add_bench(command: argparse.ArgumentParser) -> None:
+    """Add what `ablate bench` measures, on what, and where the numbers go."""
+    add = command.add_argument
+    add(
+        "--presets",
+        nargs="*",
+        metavar="NAME",
+        help="compare these presets, or all, with pre_ln; a training step, then its passes alone",
+    )
+    add("--attention", action="store_true", help="compare the forms of attention by themselves")
+    add("--peers", action="store_true", help="compare with the same models as others build them")
+    add("--growth", action="store_true", help="also against length, depth and width, as a figure")
+    add("--explain", action="store_true", help="only say which form of attention is taken, and why")
+    add("--quick", action="store_true", help="tiny sizes: seconds, to see that it works")
+    add("--rounds", type=int, metavar="N", help="interleaved rounds (default: 5)")
+    add("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")
+    add("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    add("--precision", choices=["32", "bf16"], default="32", help="bf16: autocast (default: 32)")
+    add("--length", type=int, metavar="N", help="tokens of a row (default: 128)")
+    add("--tokens", type=int, metavar="N", help="tokens of a batch (default: 1024, GPU: 4096)")
+    add("--depth", type=int, metavar="N", help="blocks of a stack (default: 6)")
+    add("--width", type=int, metavar="N", help="of the stream (default: 256, GPU: 512)")
+    add("--resident", action="store_true", help="also the peak memory of a process for each")
+    add("--json", type=Path, metavar="FILE", help="write the numbers")
+    add(
+        "--figure",
+        type=Path,
+        default=Path("bench-growth.svg"),
+        metavar="FILE",
+        help="where --growth draws (default: bench-growth.svg)",
+    )

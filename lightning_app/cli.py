@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightning_app import __version__
 from lightning_app.arguments import (
+    add_bench,
     add_grid,
     add_run,
     add_storage,
@@ -169,6 +170,13 @@ def probe(args: argparse.Namespace) -> int:
     )
 
 
+def bench(args: argparse.Namespace) -> int:
+    from lightning_app.bench.command import Options, bench_command
+
+    given = vars(args)
+    return bench_command(Options(**{name: given[name] for name in Options.__dataclass_fields__}))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `ablate`, commands in the order of the documentation."""
     parser = Parser(
@@ -258,6 +266,8 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="default: a folder in experiments/probe"
     )
+    command = add("bench", bench, "speed and memory of presets, attention forms and peers, here")
+    add_bench(command)
     return parser
 
 
@@ -265,7 +275,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unread in `rest`."""
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "submit", "doctor", "storage"]
-    known = ["blocks", *LIGHTNING, "translate", "prepare", *grids, "probe"]
+    known = ["blocks", *LIGHTNING, "translate", "prepare", *grids, "probe", "bench"]
     first = arguments[0] if arguments else ""
     if first in LIGHTNING:
         return argparse.Namespace(command=first, call=lightning, rest=list(arguments[1:]))

@@ -13,7 +13,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
 MODEL = {"blocks", "models", "objectives", "optim"}
 RUN = {*MODEL, "data", "probes", "callbacks", "module"}
-COMMANDS = {"theory", "catalogue", "preparation", "translate", "probing"}
+COMMANDS = {"theory", "catalogue", "preparation", "translate", "probing", "bench"}
 # What each part may import besides itself; all but the blocks may import `errors`.
 ALLOWED: dict[str, set[str]] = {
     "": set(),
@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {"files"},
     "ablation": {*RUN, "config", "files", "memory", "shipped", "analysis"},
     "probing": {*RUN, "config", "files", "ablation"},
+    "bench": {*MODEL, "data", "probes", "files", "analysis", "ablation"},
     "cli": {*RUN, *COMMANDS, "arguments", "config", "shipped", "analysis", "ablation"},
     "__main__": {"cli"},
 }

@@ -1,0 +1,88 @@
+"""The goals for speed and memory that a CPU can measure: what is reached, met or missed.
+
+    python benchmarks/speed_goals.py
+    python benchmarks/speed_goals.py --rows calls masked_lm --repeat 3 --json goals.json
+
+A comparison runs in interleaved rounds on one thread, in seconds of the processor; its figure is
+the median of the ratios within the rounds. Each row has a process of its own: what an allocator was
+asked for before changes what large blocks cost. Peers hold the values of our model, take the same
+batch and optimizer, and have flash attention or SDPA on; `pip install -e '.[bench]'` brings them.
+`--repeat` prints every repetition. IWSLT14 is looked for where `ablate prepare` looks.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed_rows import ROWS, Figure, titles
+
+from lightning_app.bench.compare import Missing
+from lightning_app.bench.tables import machine
+
+
+def line(figure: Figure) -> str:
+    """Return goal and figure as one line of the table."""
+    sign = "at least" if figure.least else "at most"
+    low, high = figure.reached.low, figure.reached.high
+    spread = f"{low:.3g} to {high:.3g}" if low != high else ""
+    verdict = "met" if figure.met else "missed"
+    reached = f"{figure.reached.median:.4g}"
+    return f"  {figure.name:<40} {sign:>8} {figure.goal:<6g} {reached:>8}  {spread:<18} {verdict}"
+
+
+def measure(name: str) -> list[dict[str, Any]]:
+    """Print one row, and return its figures."""
+    found = []
+    try:
+        for figure in ROWS[name]():
+            print(line(figure), flush=True)
+            goal = {"goal": figure.goal, "least": figure.least, "met": figure.met}
+            reached = figure.reached._asdict()
+            found.append({"row": name, "figure": figure.name, **goal, "reached": reached})
+    except Missing as why:
+        print(f"  not measured: {why}", flush=True)
+    return found
+
+
+def measure_apart(name: str) -> list[dict[str, Any]]:
+    """Measure one row in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "row.json"
+        command = [sys.executable, __file__, "--only", name, "--json", str(path)]
+        subprocess.run(command, check=True)
+        return json.loads(path.read_text(encoding="utf-8"))["figures"]
+
+
+def main() -> None:
+    """Print the rows as they are measured, and write them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME")
+    parser.add_argument("--only", choices=ROWS, metavar="NAME", help="one row, in this process")
+    parser.add_argument("--repeat", type=int, default=1, help="times each row (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    if args.only is not None:
+        found = measure(args.only)
+    else:
+        for name, title in titles(args.rows).items():
+            print(f"{name}: {title}", flush=True)
+            for number in range(1, args.repeat + 1):
+                found += [{"repetition": number, **row} for row in measure_apart(name)]
+        missed = sorted({f"{row['row']}: {row['figure']}" for row in found if not row["met"]})
+        print(f"{sum(row['met'] for row in found)} of {len(found)} figures meet their goal")
+        for what in missed:
+            print(f"missed at least once: {what}")
+    if args.json is not None:
+        content = {"machine": machine("cpu"), "figures": found}
+        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Contenders beside a first one: time, memory and calls, as ratios to it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lightning_app.bench.measure import (
+    Clock,
+    Spread,
+    Work,
+    count_calls,
+    peak_memory,
+    ratios,
+    rounds,
+)
+from lightning_app.bench.resident import resident
+
+
+class Missing(Exception):
+    """What a contender needs is not there; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A name, and what makes the work; `build` can be pickled where resident memory is asked for.
+
+    A build may raise `Missing`: the contender is then left out, and the table says why.
+    """
+
+    name: str
+    build: Callable[[], Work]
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How much is measured; with `resident` also the memory of a process that does nothing else."""
+
+    rounds: int = 5
+    warm: int = 1
+    device: str = "cpu"
+    resident: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one contender took; `time` and `memory` are ratios to the first contender's.
+
+    `peak_bytes` is what it holds at once beyond its model: see `measure.peak_memory`.
+    """
+
+    name: str
+    seconds: Spread | None = None
+    time: Spread | None = None
+    peak_bytes: int | None = None
+    memory: float | None = None
+    resident_bytes: int | None = None
+    calls: int | None = None
+    parameters: int = 0
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Contenders that did the same work; seconds by the clock of that name."""
+
+    title: str
+    clock: str
+    results: tuple[Result, ...]
+
+
+def compare(title: str, contenders: Sequence[Contender], how: How) -> Comparison:
+    """Measure each contender in rounds that it shares with the first one, two models at a time."""
+    device = torch.device(how.device)
+    clock = Clock(device)
+    first, *others = contenders
+    base = first.build()
+    alone = rounds([base.run], how.rounds, clock, how.warm)[0]
+    results = [_result(first, base, alone, alone, how)]
+    for contender in others:
+        try:
+            work = contender.build()
+        except Missing as why:
+            results.append(Result(name=contender.name, missing=str(why)))
+            continue
+        against, seconds = rounds([base.run, work.run], how.rounds, clock, how.warm)
+        results.append(_result(contender, work, seconds, against, how))
+        del work  # before the next is built
+    peak = results[0].peak_bytes
+    assert peak is not None
+    results = [
+        result if result.peak_bytes is None else replace(result, memory=result.peak_bytes / peak)
+        for result in results
+    ]
+    return Comparison(title, clock.kind, tuple(results))
+
+
+def _result(
+    contender: Contender, work: Work, seconds: list[float], against: list[float], how: How
+) -> Result:
+    """Return all but the ratio of memory."""
+    alone = resident(contender.build, torch.get_num_threads()) if how.resident else None
+    return Result(
+        name=contender.name,
+        seconds=Spread.of(seconds),
+        time=ratios(seconds, against),
+        peak_bytes=peak_memory(work.run, torch.device(how.device)),
+        resident_bytes=alone,
+        calls=count_calls(work.run).total,
+        parameters=work.parameters,
+    )

@@ -1,0 +1,177 @@
+"""Time, memory and calls of pieces of work, measured so that a busy machine misleads little.
+
+Work that is compared runs in rounds: each round runs every piece once, every other round in
+reverse, so that a drift of the machine meets all alike. What counts is the ratio within a round.
+"""
+
+import gc
+import statistics
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Run = Callable[[], object]
+
+
+class Work(NamedTuple):
+    """One piece of work, and how many trained numbers stand behind it."""
+
+    run: Run
+    parameters: int = 0
+
+
+class Spread(NamedTuple):
+    """The median of a sample and its quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, sample: Sequence[float]) -> "Spread":
+        if len(sample) < 2:
+            return cls(sample[0], sample[0], sample[0])
+        low, median, high = statistics.quantiles(sample, n=4, method="inclusive")
+        return cls(median, low, high)
+
+
+class Clock:
+    """Seconds of one call on `device`.
+
+    On a CPU with one thread these are seconds of the processor, which work of others hardly
+    changes; otherwise seconds on the wall, on a GPU until it has finished.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        alone = not self.cuda and torch.get_num_threads() == 1
+        self.kind = "processor" if alone else "wall"
+        self._now = time.process_time if alone else time.perf_counter
+
+    def seconds(self, run: Run) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        start = self._now()
+        run()
+        if self.cuda:
+            torch.cuda.synchronize()
+        return self._now() - start
+
+
+def rounds(runs: Sequence[Run], count: int, clock: Clock, warm: int = 2) -> list[list[float]]:
+    """Return the seconds of each of `runs` in `count` interleaved rounds, after `warm` others."""
+    seconds: list[list[float]] = [[] for _ in runs]
+    gc.collect()
+    for number in range(-warm, count):
+        order = range(len(runs)) if number % 2 else reversed(range(len(runs)))
+        for place in order:
+            took = clock.seconds(runs[place])
+            if number >= 0:
+                seconds[place].append(took)
+    return seconds
+
+
+def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
+    """Return the ratio within each round."""
+    return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+MOVE_NOTHING = (torch.ops.aten._unsafe_view.default, torch.ops.aten.promote_types.default)
+
+
+class CallCounter(TorchDispatchMode):
+    """Counts calls of operators, those of the backward pass too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[Any] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.calls[func] += 1
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def total(self) -> int:
+        """Calls of ATen operators that compute something: views and the profiler's marks do not."""
+        return sum(
+            number
+            for func, number in self.calls.items()
+            if func.namespace == "aten" and not func.is_view and func not in MOVE_NOTHING
+        )
+
+
+def count_calls(run: Run) -> CallCounter:
+    """Return the calls of one `run`, which has been run before."""
+    with CallCounter() as counter:
+        run()
+    return counter
+
+
+class LiveMemory(TorchDispatchMode):
+    """Follows the bytes of storages made while it is entered, until each is freed.
+
+    `peak` is the largest sum. What an operator uses inside itself and frees before it returns is
+    not seen; `resident` sees that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        kwargs = kwargs or {}
+        before = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = func(*args, **kwargs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and _key(leaf) not in before:
+                self._follow(leaf.untyped_storage())
+        return result
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known or not storage.nbytes():
+            return
+        self._known[key] = weakref.ref(storage, partial(self._freed, key, storage.nbytes()))
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+
+    def _freed(self, key: int, size: int, _: object) -> None:
+        del self._known[key]
+        self.live -= size
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def peak_memory(run: Run, device: torch.device) -> int:
+    """Return the bytes that `run` holds at once beyond what was there before it.
+
+    On a GPU as the allocator counts them, on a CPU as live tensors.
+    """
+    run()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with LiveMemory() as memory:
+        run()
+    return memory.peak

@@ -1,0 +1,359 @@
+"""The same models as others build them, on the same numbers.
+
+Each peer takes the values of our model where the mathematics is the same, so that a comparison can
+assert equal outputs first, and runs with its fastest setting.
+"""
+
+import importlib
+import warnings
+from types import ModuleType
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_app.bench.compare import Missing
+from lightning_app.bench.learners import (
+    Learner,
+    Setting,
+    learner,
+    masked_batch,
+    translation_batch,
+    work,
+)
+from lightning_app.bench.measure import Work
+from lightning_app.blocks.attention import Attention
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.masks import full_mask
+from lightning_app.data.batching import MaskedBatch, TranslationBatch
+from lightning_app.data.tokenizer import PAD
+from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel
+from lightning_app.models.transformer import Encoder
+
+
+def needed(module: str, package: str) -> ModuleType:
+    """Import `module`, or say what brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise Missing(
+            f"{package} is not installed; pip install 'transformer-ablations[bench]' brings it"
+        ) from error
+
+
+class Projections(NamedTuple):
+    """Weights and biases of one of our attentions."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+
+    @classmethod
+    def of(cls, attention: Attention) -> "Projections":
+        parts = (attention.query, attention.key, attention.value, attention.output)
+        assert all(isinstance(part, nn.Linear) for part in parts)
+        return cls(*parts)  # pyright: ignore[reportArgumentType]
+
+
+def translation_loss(logits: Tensor, batch: TranslationBatch, label_smoothing: float) -> Tensor:
+    """Return the mean loss of the target tokens, padding left out."""
+    labels = batch.target[:, 1:].flatten()
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels, ignore_index=PAD, label_smoothing=label_smoothing
+    )
+
+
+@final
+class TorchTranslator(nn.Module):
+    """`torch.nn.Transformer` between embeddings as ours.
+
+    Post-norm, and without the norms that it puts after each stack, it is our `post_ln`. The causal
+    mask goes with its hint, so that attention needs no mask; targets need no padding mask then.
+    """
+
+    def __init__(self, ours: EncoderDecoder, setting: Setting) -> None:
+        super().__init__()
+        self.embedding = ours.embedding
+        with warnings.catch_warnings():
+            # An odd number of heads keeps it from nested tensors, which training never takes.
+            warnings.filterwarnings("ignore", message="enable_nested_tensor")
+            self.transformer = nn.Transformer(
+                setting.width,
+                setting.heads,
+                setting.depth,
+                setting.depth,
+                setting.ff_dim,
+                dropout=0.0,
+                activation="relu",
+                batch_first=True,
+            )
+        self.transformer.encoder.norm = None
+        self.transformer.decoder.norm = None
+        self._copy(ours)
+
+    @torch.no_grad()
+    def _copy(self, ours: EncoderDecoder) -> None:
+        for side in ("encoder", "decoder"):
+            blocks: Any = getattr(ours, side).blocks
+            layers: Any = getattr(self.transformer, side).layers
+            for block, layer in zip(blocks, layers, strict=True):
+                _copy_attention(block.self_attention, layer.self_attn)
+                norms = [layer.norm1, layer.norm2]
+                sources = [block.around_self, block.around_ff]
+                if side == "decoder":
+                    _copy_attention(block.cross_attention, layer.multihead_attn)
+                    norms.append(layer.norm3)
+                    sources.insert(1, block.around_cross)
+                first, second = _linears(block.feed_forward)
+                layer.linear1.load_state_dict(first.state_dict())
+                layer.linear2.load_state_dict(second.state_dict())
+                for norm, source in zip(norms, sources, strict=True):
+                    norm.load_state_dict(source.norm_sum.state_dict())
+
+    def forward(
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+    ) -> Float[Tensor, "batch target vocabulary"]:
+        padding = source == PAD
+        mask = nn.Transformer.generate_square_subsequent_mask(
+            target.shape[1], target.device, self.embedding.tokens.weight.dtype
+        )
+        states = self.transformer(
+            self.embedding(source),
+            self.embedding(target),
+            tgt_mask=mask,
+            tgt_is_causal=True,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        return self.embedding.logits(states)
+
+
+@final
+class XTranslator(nn.Module):
+    """x-transformers between embeddings as ours, flash attention on.
+
+    Post-norm it is our `post_ln` while the biases that it lacks are zero, as they are at the start.
+    """
+
+    def __init__(self, ours: EncoderDecoder, setting: Setting) -> None:
+        super().__init__()
+        package = needed("x_transformers", "x-transformers")
+        self.embedding = ours.embedding
+        common: dict[str, Any] = {
+            "dim": setting.width,
+            "depth": setting.depth,
+            "heads": setting.heads,
+            "attn_dim_head": setting.width // setting.heads,
+            "attn_flash": True,
+            "ff_mult": setting.ff_dim / setting.width,
+            "ff_custom_activation": nn.ReLU(),
+            "pre_norm": False,
+        }
+        self.encoder = package.Encoder(**common)
+        self.decoder = package.Decoder(cross_attend=True, **common)
+        _copy_layers(self.encoder, ours.encoder.blocks)
+        _copy_layers(self.decoder, ours.decoder.blocks)
+
+    def forward(
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+    ) -> Float[Tensor, "batch target vocabulary"]:
+        present = source != PAD
+        memory = self.encoder(self.embedding(source), mask=present)
+        states = self.decoder(self.embedding(target), context=memory, context_mask=present)
+        return self.embedding.logits(states)
+
+
+def x_encoder(ours: Encoder, setting: Setting) -> nn.Module:
+    """Return x-transformers' encoder with residual attention: our `realformer` alone."""
+    package = needed("x_transformers", "x-transformers")
+    encoder = package.Encoder(
+        dim=setting.width,
+        depth=setting.depth,
+        heads=setting.heads,
+        attn_dim_head=setting.width // setting.heads,
+        ff_mult=setting.ff_dim / setting.width,
+        ff_custom_activation=nn.GELU() if setting.kind == "encoder" else nn.ReLU(),
+        pre_norm=False,
+        residual_attn=True,
+    )
+    _copy_layers(encoder, ours.blocks)
+    return encoder
+
+
+@torch.no_grad()
+def _copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
+    parts = Projections.of(ours)
+    joined = parts[:3]
+    assert theirs.in_proj_weight is not None
+    theirs.in_proj_weight.copy_(torch.cat([part.weight for part in joined]))
+    theirs.in_proj_bias.copy_(torch.cat([part.bias for part in joined]))
+    theirs.out_proj.load_state_dict(parts.output.state_dict())
+
+
+@torch.no_grad()
+def _copy_layers(theirs: Any, ours: nn.ModuleList) -> None:
+    """Fill the layers of x-transformers, which come one a sub-layer."""
+    layers = iter(zip(theirs.layer_types, theirs.layers, strict=True))
+    for block in ours:
+        part: Any = block
+        kinds = [("a", "self_attention", "around_self"), ("f", None, "around_ff")]
+        if hasattr(part, "cross_attention"):
+            kinds.insert(1, ("c", "cross_attention", "around_cross"))
+        for kind, attention, around in kinds:
+            found, (norms, layer, _) = next(layers)
+            assert found == kind
+            if attention is None:
+                first, second = _linears(part.feed_forward)
+                linears = [m for m in layer.modules() if isinstance(m, nn.Linear)]
+                linears[0].load_state_dict(first.state_dict())
+                linears[1].load_state_dict(second.state_dict())
+            else:
+                parts = Projections.of(getattr(part, attention))
+                for name, source in zip(("q", "k", "v", "out"), parts, strict=True):
+                    getattr(layer, f"to_{name}").weight.copy_(source.weight)
+            norm = norms[2]  # after the sum
+            norm.gamma.copy_(getattr(part, around).norm_sum.weight - float(norm.unit_offset))
+
+
+def _linears(feed_forward: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+    first, second = (m for m in feed_forward.modules() if isinstance(m, nn.Linear))
+    return first, second
+
+
+def bert(
+    ours: MaskedLanguageModel, setting: Setting, batch: MaskedBatch, *, predicted_only: bool
+) -> Learner:
+    """Return Hugging Face's BERT of the same sizes, with SDPA.
+
+    Its own loss computes the logits of every place; with `predicted_only` its body and its head
+    are put together so that they do not. It is our `post_ln` but for the norm of its embedding,
+    which is put on ours for comparing: see `with_embedding_norm`.
+    """
+    package = needed("transformers", "Hugging Face transformers")
+    config = package.BertConfig(
+        vocab_size=setting.vocabulary,
+        hidden_size=setting.width,
+        num_hidden_layers=setting.depth,
+        num_attention_heads=setting.heads,
+        intermediate_size=setting.ff_dim,
+        hidden_act="gelu",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=setting.architecture().max_positions,
+        pad_token_id=PAD,
+        layer_norm_eps=1e-5,
+        attn_implementation="sdpa",
+    )
+    model = package.BertForMaskedLM(config).to(setting.device)
+    model.train()
+    _copy_bert(ours, model)
+    labels = torch.full_like(batch.tokens, -100)
+    labels.view(-1)[batch.positions] = batch.labels
+
+    def loss() -> Tensor:
+        if not predicted_only:
+            return model(input_ids=batch.tokens, labels=labels).loss
+        states = model.bert(input_ids=batch.tokens).last_hidden_state.flatten(0, 1)
+        logits = model.cls(states.index_select(0, batch.positions))
+        return F.cross_entropy(logits, batch.labels)
+
+    return Learner(model, loss)
+
+
+@torch.no_grad()
+def _copy_bert(ours: MaskedLanguageModel, theirs: Any) -> None:
+    """Copy our values: the norm of BERT's embedding undoes our factor sqrt(width)."""
+    embeddings, width = theirs.bert.embeddings, ours.embedding.model_dim
+    embeddings.word_embeddings.weight.copy_(ours.embedding.tokens.weight)
+    assert ours.embedding.position_table is not None
+    embeddings.position_embeddings.weight.copy_(ours.embedding.position_table.weight / width**0.5)
+    embeddings.token_type_embeddings.weight.zero_()
+    embeddings.LayerNorm.eps = embeddings.LayerNorm.eps / width
+    for block, layer in zip(ours.encoder.blocks, theirs.bert.encoder.layer, strict=True):
+        part: Any = block
+        parts = Projections.of(part.self_attention)
+        attention = layer.attention
+        targets = [getattr(attention.self, name) for name in ("query", "key", "value")]
+        for target, source in zip([*targets, attention.output.dense], parts, strict=True):
+            target.load_state_dict(source.state_dict())
+        attention.output.LayerNorm.load_state_dict(part.around_self.norm_sum.state_dict())
+        first, second = _linears(part.feed_forward)
+        layer.intermediate.dense.load_state_dict(first.state_dict())
+        layer.output.dense.load_state_dict(second.state_dict())
+        layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())
+    head = theirs.cls.predictions
+    head.transform.dense.load_state_dict(ours.transform.state_dict())
+    head.transform.LayerNorm.load_state_dict(ours.norm.state_dict())
+    head.bias.copy_(ours.output_bias)
+
+
+def with_embedding_norm(ours: MaskedLanguageModel) -> MaskedLanguageModel:
+    """Put BERT's norm of the embedding before our first block."""
+    weight = ours.embedding.tokens.weight
+    ours.encoder.input_norm = nn.LayerNorm(weight.shape[1]).to(weight.device, weight.dtype)
+    return ours
+
+
+def translation_learner(model: nn.Module, batch: TranslationBatch, setting: Setting) -> Learner:
+    """Return a peer with the loss that everybody would take."""
+    model = model.to(setting.device)
+
+    def loss() -> Tensor:
+        logits = model(batch.source, batch.target[:, :-1])
+        return translation_loss(logits, batch, setting.label_smoothing)
+
+    return Learner(model, loss)
+
+
+def same_loss(ours: Learner, theirs: Learner) -> None:
+    """Check that a peer computes what our model computes."""
+    with torch.no_grad():
+        pair = torch.stack([ours.loss(), theirs.loss()]).tolist()
+    assert abs(pair[0] - pair[1]) < 1e-3 * pair[0], f"losses {pair}: not the same model"
+
+
+def translation_peer(setting: Setting, peer: type[TorchTranslator] | type[XTranslator]) -> Work:
+    """Return the work of a peer that holds the values of our `post_ln`."""
+    torch.manual_seed(1)
+    batch = translation_batch(setting)
+    ours = learner(setting, BlockConfig(preset="post_ln"), batch)
+    assert isinstance(ours.model, EncoderDecoder)
+    theirs = translation_learner(peer(ours.model, setting), batch, setting)
+    same_loss(ours, theirs)
+    return work(theirs, setting)
+
+
+def bert_peer(setting: Setting, *, predicted_only: bool) -> Work:
+    """Return the work of BERT; with `predicted_only` its head sees what ours sees."""
+    torch.manual_seed(1)
+    batch = masked_batch(setting)
+    ours = learner(setting, BlockConfig(preset="post_ln"), batch)
+    assert isinstance(ours.model, MaskedLanguageModel)
+    with_embedding_norm(ours.model)
+    theirs = bert(ours.model, setting, batch, predicted_only=predicted_only)
+    same_loss(ours, theirs)
+    return work(theirs, setting)
+
+
+def residual_encoder(setting: Setting, *, ours: bool) -> Work:
+    """Return the work of an encoder with residual attention: our `realformer`, or x-transformers'.
+
+    Nothing is padded.
+    """
+    torch.manual_seed(1)
+    block = BlockConfig(preset="realformer")
+    model = learner(setting, block, masked_batch(setting)).model
+    assert isinstance(model, MaskedLanguageModel)
+    encoder = model.encoder
+    mask = full_mask(setting.length, torch.device(setting.device))
+    x = torch.randn(setting.rows, setting.length, setting.width, device=setting.device)
+    own = Learner(encoder, lambda: encoder(x, mask).pow(4).mean())
+    if ours:
+        return work(own, setting)
+    theirs = x_encoder(encoder, setting).to(setting.device)
+    peer = Learner(theirs, lambda: theirs(x).pow(4).mean())
+    same_loss(own, peer)
+    return work(peer, setting)

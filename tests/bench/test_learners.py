@@ -1,0 +1,78 @@
+"""Batches and the work of our models."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lightning_app.bench.learners import (
+    Setting,
+    learner,
+    masked_batch,
+    preset_work,
+    translation_batch,
+    work,
+)
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
+
+TINY = Setting(depth=1, width=16, ff_dim=24, heads=2, vocabulary=50, length=28, tokens=84)
+
+
+def test_a_translation_batch_is_as_the_data_module_makes_them() -> None:
+    batch = translation_batch(TINY)
+    assert batch.source.shape == (3, 28)
+    assert batch.target.shape == (3, 29)
+    assert (batch.target[:, 0] == BOS).all()
+    lengths = (28, 27, 26)
+    for row, length in enumerate(lengths):
+        for text, start in ((batch.source[row], 0), (batch.target[row], 1)):
+            assert (text[start : start + length - 1] >= SPECIALS).all()
+            assert text[start + length - 1] == EOS
+            assert (text[start + length :] == PAD).all()
+    assert batch.normalizer == sum(lengths)
+
+
+def test_a_masked_batch_predicts_what_it_hides() -> None:
+    batch = masked_batch(replace(TINY, kind="encoder"))
+    places = batch.tokens.flatten()
+    assert (places[batch.positions] == MASK).all()
+    assert int((places == MASK).sum()) == len(batch.positions) == round(0.15 * 84)
+    assert (batch.labels >= SPECIALS).all()
+    assert batch.normalizer == len(batch.labels)
+
+
+@pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
+def test_a_step_trains_and_passes_alone_do_not(kind) -> None:
+    setting = replace(TINY, kind=kind, label_smoothing=0.0)
+    batch = masked_batch(setting) if kind == "encoder" else translation_batch(setting)
+    ours = learner(setting, BlockConfig(preset="pre_ln"), batch)
+    start = float(ours.loss().detach())
+    assert start == pytest.approx(float(torch.tensor(50.0).log()), rel=0.5)
+    passes = work(ours, replace(setting, step=False))
+    passes.run()
+    assert float(ours.loss().detach()) == start
+    assert all(parameter.grad is None for parameter in ours.model.parameters())
+    step = work(ours, setting)
+    for _ in range(30):
+        step.run()
+    assert float(ours.loss().detach()) < start
+
+
+def test_a_form_is_forced_while_the_work_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_app.blocks import kernels
+
+    seen = []
+    choose = kernels.choose
+
+    def watched(*args):
+        seen.append(choose(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(kernels, "choose", watched)
+    setting = replace(TINY, kind="encoder", step=False)
+    preset_work(setting, "realformer").run()
+    assert {choice.reason for choice in seen} != {"asked for"}
+    seen.clear()
+    preset_work(setting, "realformer", "reversible").run()
+    assert {choice.form for choice in seen} == {"reversible"}
