@@ -10,23 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.kernels import (
-    Mask,
     QueryKeySums,
-    Rotation,
-    Scores,
+    ScoreCarry,
     attend,
     attend_with_carry,
     attend_with_sums,
-    rotate,
     shape_map,
 )
+from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.residual import Gain, build_gain
+from lightning_app.blocks.rotary import Rotation, rotate
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
 CarryKind = Literal["none", "scores", "qk_sum"]
-Carry = Scores | QueryKeySums
+Carry = ScoreCarry | QueryKeySums
 """What a chain of attentions hands from layer to layer."""
 
 
@@ -265,7 +264,7 @@ class Attention(nn.Module):
             case "none":
                 heads = attend(query, keys, values, mask, dropout)
             case "scores":
-                assert carry is None or isinstance(carry, Tensor)
+                assert not isinstance(carry, QueryKeySums)
                 heads, carry = attend_with_carry(query, keys, values, mask, dropout, carry, divisor)
             case "qk_sum":
                 assert carry is None or isinstance(carry, QueryKeySums)

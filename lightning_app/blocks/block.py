@@ -4,14 +4,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
-import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
 from lightning_app.blocks.feed_forward import Activation, FeedForward
-from lightning_app.blocks.kernels import Mask, Rotation
+from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import Residual, ResidualSpec, Stream
+from lightning_app.blocks.rotary import Rotation
 
 Layout = Literal["sequential", "parallel"]
 
@@ -190,12 +191,52 @@ class Sizes:
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one decoder block in cached decoding, ``(batch, head, key, dim)``."""
+    """Keys and values of one decoder block in cached decoding, ``(batch, head, slot, dim)``.
+
+    The first `filled` slots of the target's part are written; the rest is room for more.
+    """
 
     self_keys: Tensor
     self_values: Tensor
     cross_keys: Tensor
     cross_values: Tensor
+    filled: int = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> "LayerCache":
+        """Write `keys` and `values` into the next slots, in place."""
+        end = self.filled + keys.shape[2]
+        self.self_keys[:, :, self.filled : end] = keys
+        self.self_values[:, :, self.filled : end] = values
+        return self._replace(filled=end)
+
+    def written(self) -> tuple[Tensor, Tensor]:
+        """Return the target's keys and values, without the room behind them."""
+        return self.self_keys[:, :, : self.filled], self.self_values[:, :, : self.filled]
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "LayerCache":
+        """Return the cache of `rows` of the batch, which may repeat."""
+        return LayerCache(
+            self.self_keys.index_select(0, rows),
+            self.self_values.index_select(0, rows),
+            self.cross_keys.index_select(0, rows),
+            self.cross_values.index_select(0, rows),
+            self.filled,
+        )
+
+    def moved(self, slots: Int[Tensor, "batch kept"], room: int) -> "LayerCache":
+        """Return a cache of `room` slots for the target, of which the first hold `slots`."""
+        kept = slots.shape[1]
+
+        def move(part: Tensor) -> Tensor:
+            batch, heads, _, dim = part.shape
+            roomy = part.new_empty(batch, heads, room, dim)
+            index = slots[:, None, :, None].expand(-1, heads, -1, dim)
+            roomy[:, :, :kept] = part.gather(2, index)
+            return roomy
+
+        return self._replace(
+            self_keys=move(self.self_keys), self_values=move(self.self_values), filled=kept
+        )
 
 
 class Carries(NamedTuple):
@@ -274,14 +315,17 @@ class DecoderBlock(nn.Module):
     ) -> tuple[Stream, Carries, LayerCache]:
         """Run the block on the newest tokens of `stream`; `cache` holds what stands before them.
 
-        In training the cache holds no self keys and the stream is the whole target.
+        In training nothing stands before them and the stream is the whole target. Otherwise the
+        cache must have room for them.
         """
         start = stream
         u = self.around_self.enter(stream.x)
         keys, values = self.self_attention.keys_values(u, rotation)
-        if cache.self_keys.shape[2]:
-            keys = torch.cat([cache.self_keys, keys], dim=2)
-            values = torch.cat([cache.self_values, values], dim=2)
+        if cache.filled:
+            cache = cache.append(keys, values)
+            keys, values = cache.written()
+        else:
+            cache = cache._replace(self_keys=keys, self_values=values, filled=keys.shape[2])
         attended, self_carry = self.self_attention(
             u, keys, values, mask, carries.self_attention, rotation
         )
@@ -302,7 +346,6 @@ class DecoderBlock(nn.Module):
         if self.spec.layout == "sequential":
             fed = self.feed_forward(self.around_ff.enter(stream.x))
             stream = self.around_ff(with_bottom(self.spec, stream, start), fed)
-        cache = cache._replace(self_keys=keys, self_values=values)
         return stream, Carries(self_carry, cross_carry), cache
 
 

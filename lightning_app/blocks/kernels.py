@@ -1,137 +1,180 @@
-"""The forms in which one attention map is computed, and the mask that all of them read.
+"""The forms in which one attention map is computed, and which of them is taken when.
 
 Shapes: query ``(batch, head, query, head_dim)``, key and value ``(batch, head, key, head_dim)``,
-scores and maps ``(batch, head, query, key)``. A mask is True where attention is allowed.
+scores and maps ``(batch, head, query, key)``.
 """
 
-from typing import NamedTuple, final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple, final
 
+import psutil
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-Heads = Float[Tensor, "batch head query dim"]
-Scores = Float[Tensor, "batch head query key"]
+from lightning_app.blocks.blocked import BlockedScores, attend_in_blocks
+from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.reversible import ReversibleScores, attend_reversibly
+from lightning_app.blocks.shaped import Shape, centred, newest
+
+Queries = Float[Tensor, "batch head query dim"]
+Keys = Float[Tensor, "batch head key dim"]
+Values = Float[Tensor, "batch head key width"]
+Mixed = Float[Tensor, "batch head query width"]
+Form = Literal["plain", "reversible", "blocked"]
+"""Of residual attention. All are exact; they differ in what they keep for the backward pass."""
+
+SHORT = 256
+"""Queries under which maps are so small that keeping them costs nothing."""
+
+_forced: ContextVar[Form | None] = ContextVar("attention_form", default=None)
+
+
+class Choice(NamedTuple):
+    """The form that is taken, and why."""
+
+    form: Form
+    reason: str
+
+
+@contextmanager
+def attention_form(form: Form) -> Iterator[None]:
+    """Take `form` whatever the policy says. ``plain`` is made of PyTorch's own operations alone:
+    it can be differentiated twice and any part of its backward pass can be run again."""
+    token = _forced.set(form)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choose(shape: tuple[int, int, int, int], device: torch.device, itemsize: int) -> Choice:
+    """Return the form of residual attention over maps of ``(batch, head, query, key)``.
+
+    It goes by what does not change while a run is interrupted and goes on: shapes, and the memory
+    that the device has in all.
+    """
+    if torch.compiler.is_compiling():
+        return Choice("plain", "the compiler fuses it, and cannot follow scores that change")
+    forced = _forced.get()
+    if forced is not None:
+        return Choice(forced, "asked for")
+    batch, heads, queries, keys = shape
+    if queries < SHORT:
+        return Choice("plain", f"under {SHORT} queries the maps are small")
+    maps, memory = 2 * batch * heads * queries * keys * itemsize, _memory(device)
+    if maps > memory / 2:
+        return Choice("blocked", f"two maps ({maps:.2g} bytes) fill half of {memory:.2g} bytes")
+    return Choice("reversible", "one map of scores serves every layer of the chain")
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
 
 
 @final
-class Mask:
-    """Which keys each query may see, with the centre C that follows from it; made once a batch."""
+class PlainScores(NamedTuple):
+    """Z_n, which autograd keeps for every layer. Masked cells are far below zero."""
 
-    def __init__(self, allowed: Bool[Tensor, "#batch 1 #query key"]) -> None:
-        self.allowed = allowed
-        # No `cached_property`: its lock in Python 3.11 breaks a compiled graph in two.
-        self._centre: Tensor | None = None
-
-    @property
-    def centre(self) -> Float[Tensor, "#batch 1 #query key"]:
-        """C: the softmax of the mask alone, the uniform map over the keys a query may see.
-
-        He & Hofmann 2023 (2311.01906, footnote 3) define C as the map at ``Q K^T = 0``. Taking it
-        of the mask itself keeps that true for causal and for padded batches alike. A score term
-        that does not depend on the query would have to enter here too, or A = C no longer holds
-        at the start; rotary positions turn zero queries into zero scores, so they need not.
-        """
-        if self._centre is None:
-            allowed = self.allowed.to(torch.get_default_dtype())
-            self._centre = allowed / allowed.sum(dim=-1, keepdim=True).clamp(min=1.0)
-        return self._centre
+    scores: Float[Tensor, "batch head query key"]
 
 
-def padding_mask(present: Bool[Tensor, "batch key"]) -> Mask:
-    """Every query sees the keys that are present."""
-    return Mask(present[:, None, None, :])
+ScoreCarry = PlainScores | ReversibleScores | BlockedScores
+"""What a chain of residual attention hands from layer to layer."""
 
 
-def causal_mask(length: int, device: torch.device) -> Mask:
-    """Query i sees the keys 0..i. Padding on the right needs no more: no real token sees it."""
-    return Mask(torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril())
-
-
-def full_mask(length: int, device: torch.device) -> Mask:
-    """The newest query of cached decoding sees every key there is."""
-    return Mask(torch.ones(1, 1, 1, length, dtype=torch.bool, device=device))
-
-
-class Rotation(NamedTuple):
-    """Cosines and sines of the angles by which rotary positions turn the pairs of a head."""
-
-    cos: Float[Tensor, "token pair"]
-    sin: Float[Tensor, "token pair"]
-
-
-def rotation(start: int, length: int, dim: int, device: torch.device) -> Rotation:
-    """Return the angles ``i * 10000^(-2k/dim)`` of positions i = start .. start + length - 1."""
-    position = torch.arange(start, start + length, device=device, dtype=torch.float64)
-    rate = 10000.0 ** (torch.arange(0, dim, 2, device=device, dtype=torch.float64) / -dim)
-    angle = torch.outer(position, rate)
-    dtype = torch.get_default_dtype()
-    return Rotation(angle.cos().to(dtype), angle.sin().to(dtype))
-
-
-def rotate(x: Heads, by: Rotation) -> Heads:
-    """Turn the pairs (2k, 2k+1) of each head by the angle of its token (Su et al. 2021, RoPE,
-    2104.09864, equation 34), so that a query and a key meet at an angle of i - j alone."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    turned = torch.stack([even * by.cos - odd * by.sin, even * by.sin + odd * by.cos], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
-
-
-def attend(
-    query: Heads, key: Float[Tensor, "..."], value: Float[Tensor, "..."], mask: Mask, dropout: float
-) -> Heads:
+def attend(query: Queries, key: Keys, value: Values, mask: Mask, dropout: float) -> Mixed:
     """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1)."""
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask.allowed, dropout_p=dropout
-    )
+    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **mask.for_sdpa)
 
 
 def attend_with_carry(
-    query: Heads,
-    key: Float[Tensor, "..."],
-    value: Float[Tensor, "..."],
+    query: Queries,
+    key: Keys,
+    value: Values,
     mask: Mask,
     dropout: float,
-    previous: Scores | None,
+    previous: ScoreCarry | None,
     divisor: float,
-) -> tuple[Heads, Scores]:
+) -> tuple[Mixed, ScoreCarry]:
     """Residual attention (He et al. 2021, RealFormer, 2012.11747, section 3.2).
 
     ``Z_n = Q K^T / sqrt(d_k) + Z_{n-1}``; the map is ``softmax(Z_n / divisor + mask)``.
 
-    Returns the output and ``Z_n``: scaled, unmasked, a plain sum whatever the divisor. The sum is
-    out of place, so the carry of the layer below stays intact, and in float32 under autocast,
-    since it grows with depth.
+    Returns the output and what stands for ``Z_n``: scaled, a plain sum whatever the divisor, in
+    float32 at least, since it grows with depth. The first layer of a chain chooses the form.
     """
+    if previous is None:
+        kept = torch.promote_types(query.dtype, torch.float32)
+        batch, heads, queries, _ = query.shape
+        shape = (batch, heads, queries, key.shape[2])
+        attend_as = _FORMS[choose(shape, query.device, kept.itemsize).form]
+    else:
+        attend_as = _FORMS[_FORM_OF[type(previous)]]
+    return attend_as(query, key, value, mask, dropout, previous, divisor)
+
+
+def attend_plainly(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    previous: PlainScores | None,
+    divisor: float,
+) -> tuple[Mixed, PlainScores]:
+    """Residual attention as it is written; the mask enters the sum at its first layer."""
     kept = torch.promote_types(query.dtype, torch.float32)
+    shape = (*query.shape[:3], key.shape[2])
     with torch.autocast(query.device.type, enabled=False):
-        scores = query.to(kept) @ key.to(kept).transpose(-2, -1) * query.shape[-1] ** -0.5
-        if previous is not None:
-            scores = scores + previous
+        q = query.to(kept).flatten(0, 1) * query.shape[-1] ** -0.5
+        k = key.to(kept).flatten(0, 1).transpose(1, 2)
+        below = mask.bias(kept) if previous is None else previous.scores
+        if below is None:
+            scores = torch.bmm(q, k)
+        else:
+            scores = torch.baddbmm(below.expand(shape).flatten(0, 1), q, k)
         logits = scores / divisor if divisor != 1.0 else scores
-        # A finite fill keeps rows that see nothing (padding only) free of NaN.
-        logits = logits.masked_fill(~mask.allowed, torch.finfo(kept).min)
         weights = F.dropout(logits.softmax(dim=-1), dropout).to(value.dtype)
-    return weights @ value, scores
+        heads = torch.bmm(weights, value.flatten(0, 1)).unflatten(0, shape[:2])
+    if mask.blank is not None:
+        heads = heads.masked_fill(mask.blank, 0.0)
+    return heads, PlainScores(scores.unflatten(0, shape[:2]))
+
+
+_FORMS: dict[Form, Any] = {
+    "plain": attend_plainly,
+    "reversible": attend_reversibly,
+    "blocked": attend_in_blocks,
+}
+_FORM_OF: dict[type[ScoreCarry], Form] = {
+    PlainScores: "plain",
+    ReversibleScores: "reversible",
+    BlockedScores: "blocked",
+}
 
 
 class QueryKeySums(NamedTuple):
     """Queries and keys of a position, summed over the layers so far; float32 at least."""
 
-    query: Heads
-    key: Float[Tensor, "batch head key dim"]
+    query: Queries
+    key: Keys
 
 
 def attend_with_sums(
-    query: Heads,
-    key: Float[Tensor, "..."],
-    value: Float[Tensor, "..."],
+    query: Queries,
+    key: Keys,
+    value: Values,
     mask: Mask,
     dropout: float,
     previous: QueryKeySums | None,
     divisor: float,
-) -> tuple[Heads, QueryKeySums]:
+) -> tuple[Mixed, QueryKeySums]:
     """``softmax((sum_i Q_i)(sum_i K_i)^T / (divisor sqrt(d_k)) + mask) V`` over layers i = 1 .. n.
 
     Su Jianlin's reading of residual attention. It adds the cross terms Q_i K_j^T, i != j, to
@@ -146,13 +189,13 @@ def attend_with_sums(
 
 
 def shape_map(
-    attended: Heads,
-    value: Float[Tensor, "batch head key dim"],
+    attended: Mixed,
+    value: Values,
     mask: Mask,
     alpha: Float[Tensor, "#head 1 1"],
     beta: Float[Tensor, "#head 1 1"],
     gamma: Float[Tensor, "#head 1 1"] | None,
-) -> Heads:
+) -> Mixed:
     """``(alpha I + beta A - gamma C) V`` from ``A V``, without forming the shaped map.
 
     Without gamma there is no centre: ``(alpha I + beta A) V``, V-SkipInit (equation 4).
@@ -161,6 +204,9 @@ def shape_map(
     query i is key ``keys - queries + i``. Dropout acted on A alone; the authors' code drops
     entries of the whole map, which deletes tokens from the identity part.
     """
-    own = value[:, :, value.shape[2] - attended.shape[2] :]
-    shaped = alpha * own + beta * attended
-    return shaped if gamma is None else shaped - gamma * (mask.centre.to(value.dtype) @ value)
+    if gamma is None:
+        return alpha * newest(value, attended) + beta * attended
+    if torch.compiler.is_compiling() or _forced.get() == "plain":
+        own = newest(value, attended)
+        return alpha * own + beta * attended - gamma * centred(value, mask)
+    return Shape.apply(attended, value, alpha, beta, gamma, mask)  # pyright: ignore[reportReturnType]

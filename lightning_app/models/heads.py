@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import LayerCache, Sizes
 from lightning_app.blocks.feed_forward import Activation
-from lightning_app.blocks.kernels import Mask, causal_mask, full_mask, padding_mask
+from lightning_app.blocks.masks import causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.embedding import Embedding, EmbeddingSpec, Positions
@@ -89,31 +89,53 @@ class ArchitectureConfig:
         return stacks
 
 
-class DecodingState(NamedTuple):
-    """What cached decoding keeps between steps, one row a hypothesis."""
+FEWEST_STEPS = 8  # that a cache has room for once it had to be moved
 
-    source_allowed: Bool[Tensor, "batch 1 1 source"]
+
+class DecodingState(NamedTuple):
+    """What cached decoding keeps between steps, one row a sentence.
+
+    The beams of a sentence share its caches: a token's keys and values are written once, into a
+    slot of their own, and stay there whatever becomes of the beams. `lineage` says which slots
+    hold the prefix of which beam. Steps write into the caches, so a state is stepped once.
+    """
+
+    source_allowed: Bool[Tensor, "sentence 1 1 source"]
     caches: list[LayerCache]
+    lineage: Bool[Tensor, "sentence beam slot"]
     length: int
 
     def select(self, rows: Int[Tensor, " kept"]) -> "DecodingState":
-        """Return the state of `rows`, which may repeat."""
-        caches = [LayerCache(*(part.index_select(0, rows) for part in c)) for c in self.caches]
-        return DecodingState(self.source_allowed.index_select(0, rows), caches, self.length)
+        """Return the state of the sentences `rows`, which may repeat."""
+        return self._replace(
+            source_allowed=self.source_allowed.index_select(0, rows),
+            caches=[cache.select(rows) for cache in self.caches],
+            lineage=self.lineage.index_select(0, rows),
+        )
 
-    def reorder(self, rows: Int[Tensor, " batch"]) -> "DecodingState":
-        """Return the state of `rows`, each of the sentence that its place had before.
+    def reorder(self, beams: Int[Tensor, "sentence beam"]) -> "DecodingState":
+        """Return the state in which each beam goes on from the prefix of `beams`."""
+        every = beams[:, :, None].expand(-1, -1, self.lineage.shape[2])
+        return self._replace(lineage=self.lineage.gather(1, every))
 
-        What belongs to the source is equal then and need not be copied.
+    def with_room(self, tokens: int) -> "DecodingState":
+        """Return a state whose caches have room for `tokens` more a sentence.
+
+        Where there is none, slots that no beam's prefix holds are dropped, and the others move to
+        caches of twice their number. So as many slots are written between two moves as one of them
+        copies, and a search of n tokens reads little more than n slots a sentence, not beam * n.
         """
-        caches = [
-            cache._replace(
-                self_keys=cache.self_keys.index_select(0, rows),
-                self_values=cache.self_values.index_select(0, rows),
-            )
-            for cache in self.caches
-        ]
-        return self._replace(caches=caches)
+        filled = self.lineage.shape[2]
+        if not filled or filled + tokens <= self.caches[0].self_keys.shape[2]:
+            return self
+        held = self.lineage.any(dim=1)
+        kept = int(held.sum(dim=1).max())
+        slots = held.long().argsort(dim=1, descending=True, stable=True)[:, :kept]
+        room = max(2 * kept, kept + FEWEST_STEPS * tokens)
+        return self._replace(
+            caches=[cache.moved(slots, room) for cache in self.caches],
+            lineage=self.lineage.gather(2, slots[:, None].expand(-1, self.lineage.shape[1], -1)),
+        )
 
 
 @final
@@ -143,28 +165,41 @@ class EncoderDecoder(nn.Module):
         self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Return the logits of the token after each of `target` (teacher forcing)."""
+        return self.embedding.logits(self.states(source, target))
+
+    def states(
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+    ) -> Float[Tensor, "batch target model"]:
+        """Return what the output layer reads to predict the token after each of `target`."""
         source_mask = padding_mask(source != self.pad)
         memory = self.encoder(self.embedding(source), source_mask)
         mask = causal_mask(target.shape[1], target.device)
         caches = self.decoder.start(memory)
-        states, _ = self.decoder(self.embedding(target), mask, source_mask, caches)
-        return self.embedding.logits(states)
+        return self.decoder(self.embedding(target), mask, source_mask, caches)[0]
 
-    def start(self, source: Int[Tensor, "batch source"]) -> DecodingState:
-        """Encode `source` and return the state before the first target token."""
+    def start(self, source: Int[Tensor, "sentence source"], beams: int = 1) -> DecodingState:
+        """Encode `source`; return the state before the first token of `beams` targets of each."""
         mask = padding_mask(source != self.pad)
-        memory = self.encoder(self.embedding(source), mask)
-        return DecodingState(mask.allowed, self.decoder.start(memory), 0)
+        caches = self.decoder.start(self.encoder(self.embedding(source), mask))
+        lineage = torch.empty(len(source), beams, 0, dtype=torch.bool, device=source.device)
+        return DecodingState(mask.allowed, caches, lineage, 0)
 
     def step(
-        self, tokens: Int[Tensor, "batch 1"], state: DecodingState
-    ) -> tuple[Float[Tensor, "batch vocabulary"], DecodingState]:
-        """Append one token to each hypothesis and return the logits of the next."""
-        mask = full_mask(state.length + 1, tokens.device)
-        x = self.embedding(tokens, start=state.length)
-        states, caches = self.decoder(x, mask, Mask(state.source_allowed), state.caches)
-        grown = DecodingState(state.source_allowed, caches, state.length + 1)
-        return self.embedding.logits(states[:, 0]), grown
+        self, tokens: Int[Tensor, "sentence beam"], state: DecodingState
+    ) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
+        """Append one token to each beam and return the logits of the next, beam after beam."""
+        sentences, beams = tokens.shape
+        state = state.with_room(beams)
+        own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(sentences, -1, -1)
+        lineage = torch.cat([state.lineage, own], dim=2)
+        slots = lineage.shape[2]
+        mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(lineage[:, None])
+        # All the newest tokens stand at one position.
+        x = self.embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
+        source_mask = mask_of(state.source_allowed)
+        states, caches = self.decoder(x, mask, source_mask, state.caches, state.length)
+        grown = DecodingState(state.source_allowed, caches, lineage, state.length + 1)
+        return self.embedding.logits(states.flatten(0, 1)), grown
 
 
 @final
@@ -187,11 +222,16 @@ class MaskedLanguageModel(nn.Module):
         self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
     ) -> Float[Tensor, "predicted vocabulary"]:
         """Return logits at `positions`, flat indices into batch * token. Windows are full."""
-        mask = Mask(torch.ones(1, 1, 1, tokens.shape[1], dtype=torch.bool, device=tokens.device))
+        return self.embedding.logits(self.states(tokens, positions)) + self.output_bias
+
+    def states(
+        self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
+    ) -> Float[Tensor, "predicted model"]:
+        """Return what the output layer reads at `positions`."""
+        mask = full_mask(tokens.shape[1], tokens.device)
         states = self.encoder(self.embedding(tokens), mask)
         states = states.flatten(0, 1).index_select(0, positions)
-        states = self.norm(F.gelu(self.transform(states)))
-        return self.embedding.logits(states) + self.output_bias
+        return self.norm(F.gelu(self.transform(states)))
 
 
 def build_model(

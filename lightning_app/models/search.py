@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lightning_app.models.heads import DecodingState, EncoderDecoder
+from lightning_app.models.heads import EncoderDecoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,93 @@ class Hypothesis(NamedTuple):
     score: float
 
 
+class Beams(NamedTuple):
+    """What a search keeps of each of its sentences between steps, all of it on the device."""
+
+    sentence: Int[Tensor, " row"]
+    limit: Int[Tensor, " row"]
+    prefixes: Int[Tensor, "row beam longest"]
+    scores: Float[Tensor, "row beam"]
+    finished: Int[Tensor, " row"]
+    best: Int[Tensor, "row longest"]
+    best_length: Int[Tensor, " row"]
+    best_score: Float[Tensor, " row"]
+
+    @classmethod
+    def start(cls, limit: Int[Tensor, " row"], width: int, longest: int) -> "Beams":
+        """Return `width` empty prefixes of each sentence."""
+        rows = len(limit)
+        none = torch.zeros_like(limit)
+        scores = torch.full((rows, width), -torch.inf, dtype=torch.float32, device=limit.device)
+        scores[:, 0] = 0.0  # all beams start equal: let the first speak for all of them
+        return cls(
+            sentence=torch.arange(rows, device=limit.device),
+            limit=limit,
+            prefixes=limit.new_zeros(rows, width, longest),
+            scores=scores,
+            finished=none,
+            best=limit.new_zeros(rows, longest),
+            best_length=none,
+            best_score=torch.full_like(limit, -torch.inf, dtype=torch.float64),
+        )
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "Beams":
+        """Return the sentences in `rows`."""
+        return Beams(*(part.index_select(0, rows) for part in self))
+
+    def advance(
+        self,
+        top: Float[Tensor, "row candidate"],
+        origin: Int[Tensor, "row candidate"],
+        token: Int[Tensor, "row candidate"],
+        step: int,
+        eos: int,
+        length_penalty: float,
+    ) -> tuple["Beams", Int[Tensor, "row beam"], Bool[Tensor, " row"]]:
+        """Take the best candidates, best first: a score, the beam that it goes on from, a token.
+
+        Returns the beams after `step` tokens, which of those before each goes on from, and which
+        sentences are done.
+        """
+        width = self.scores.shape[1]
+        ends = token == eos
+        ending = ends[:, :width] & top[:, :width].isfinite()
+        # All that end now have one length, so the first of them is the best.
+        first = ending.long().argmax(dim=1, keepdim=True)
+        score = top.gather(1, first).squeeze(1).double() / step**length_penalty
+        better = ending.any(dim=1) & (score > self.best_score)
+        ended = self.prefixes.gather(1, over(origin.gather(1, first), self.prefixes)).squeeze(1)
+        finished = self.finished + ending.sum(dim=1)
+
+        # The best `beam` candidates that go on, in order: ended ones sort last, stably.
+        keep = ends.long().argsort(dim=1, stable=True)[:, :width]
+        origin = origin.gather(1, keep)
+        prefixes = self.prefixes.gather(1, over(origin, self.prefixes))
+        prefixes[:, :, step - 1] = token.gather(1, keep)
+        beams = self._replace(
+            prefixes=prefixes,
+            scores=top.gather(1, keep).masked_fill(ends.gather(1, keep), -torch.inf),
+            finished=finished,
+            best=torch.where(better[:, None], ended, self.best),
+            best_length=torch.where(better, step - 1, self.best_length),
+            best_score=torch.where(better, score, self.best_score),
+        )
+        return beams, origin, (finished >= width) | (self.limit <= step)
+
+    def hypotheses(self) -> dict[int, Hypothesis]:
+        """Return the best hypothesis of each sentence."""
+        parts = (self.sentence, self.best, self.best_length, self.best_score)
+        return {
+            sentence: Hypothesis(tokens[:length], score)
+            for sentence, tokens, length, score in zip(*(p.tolist() for p in parts), strict=True)
+        }
+
+
+def over(beams: Int[Tensor, "row beam"], parts: Tensor) -> Tensor:
+    """Return `beams` as an index that gathers whole beams of `parts`, (row, beam, length)."""
+    return beams[:, :, None].expand(-1, -1, parts.shape[2])
+
+
 @torch.no_grad()
 def search(
     model: EncoderDecoder, source: Int[Tensor, "batch source"], bos: int, eos: int, s: SearchConfig
@@ -47,70 +134,34 @@ def search(
     finished or its length limit is reached, where every prefix is made to end. Done sentences
     leave the batch at once. A beam of 1 is greedy search.
     """
-    device, pad = source.device, model.pad
-    width = s.beam
-    lengths = (source != pad).sum(dim=1)
-    limits = (lengths * s.length_ratio + s.length_extra).clamp(max=model.longest).long().tolist()
-    state = repeat(model.start(source), width)
-    finished: list[list[Hypothesis]] = [[] for _ in limits]
-    alive = list(range(len(limits)))  # the sentences still searched, in the order of the rows
-    prefixes = torch.full((len(alive), width, 1), bos, dtype=torch.long, device=device)
-    # All beams start equal: let the first speak for all of them.
-    scores = torch.full((len(alive), width), -torch.inf, device=device)
-    scores[:, 0] = 0.0
+    lengths = (source != model.pad).sum(dim=1)
+    limits = (lengths * s.length_ratio + s.length_extra).clamp(min=1, max=model.longest).long()
+    reached = set(limits.tolist())
+    state = model.start(source, s.beam)
+    beams = Beams.start(limits, s.beam, max(reached, default=0))
+    newest = torch.full_like(beams.scores, bos, dtype=torch.long)
+    found: dict[int, Hypothesis] = {}
 
-    step = 0
-    while alive:
-        step += 1
-        logits, state = model.step(prefixes[:, :, -1:].flatten(0, 1), state)
-        log_probs = logits.float().log_softmax(dim=-1)
-        log_probs[:, pad] = -torch.inf
-        log_probs[:, bos] = -torch.inf
-        vocabulary = log_probs.shape[-1]
-        must_end = torch.tensor([limits[i] <= step for i in alive], device=device)
-        not_end = torch.ones(vocabulary, dtype=torch.bool, device=device)
-        not_end[eos] = False
-        log_probs = log_probs.view(len(alive), width, vocabulary)
-        log_probs = log_probs.masked_fill(must_end[:, None, None] & not_end, -torch.inf)
-
+    for step in range(1, max(reached, default=0) + 1):
+        logits, state = model.step(newest, state)
+        candidates = logits.float().log_softmax(dim=-1).unflatten(0, newest.shape)
+        candidates[..., model.pad] = -torch.inf
+        candidates[..., bos] = -torch.inf
+        vocabulary = candidates.shape[2]
+        if step in reached:
+            goes_on = torch.arange(vocabulary, device=source.device) != eos
+            candidates.masked_fill_((beams.limit == step)[:, None, None] & goes_on, -torch.inf)
+        candidates += beams.scores[:, :, None]
         # Each prefix can end in one way only, so 2 * beam candidates hold `beam` that go on.
-        candidates = (scores[:, :, None] + log_probs).flatten(1)
-        top, flat = candidates.topk(min(2 * width, candidates.shape[1]), dim=1)
-        origin, token = flat // vocabulary, flat % vocabulary
-        ends = token == eos
-
-        done: set[int] = set()
-        ending = (ends[:, :width] & top[:, :width].isfinite()).nonzero().tolist()
-        for row, rank in ending:
-            sentence = alive[row]
-            if len(finished[sentence]) < width:
-                tokens = prefixes[row, int(origin[row, rank]), 1:].tolist()
-                score = float(top[row, rank]) / step**s.length_penalty
-                finished[sentence].append(Hypothesis(tokens, score))
-        for row, sentence in enumerate(alive):
-            if len(finished[sentence]) >= width or limits[sentence] <= step:
-                done.add(row)
-
-        # The best `beam` candidates that go on, in order: ended ones sort last, stably.
-        keep = ends.long().argsort(dim=1, stable=True)[:, :width]
-        scores = top.gather(1, keep).masked_fill(ends.gather(1, keep), -torch.inf)
-        beams = origin.gather(1, keep)
-        prefixes = torch.cat(
-            [
-                prefixes.gather(1, beams[:, :, None].expand(-1, -1, prefixes.shape[2])),
-                token.gather(1, keep)[:, :, None],
-            ],
-            dim=2,
+        top, flat = candidates.flatten(1).topk(min(2 * s.beam, s.beam * vocabulary), dim=1)
+        beams, origin, done = beams.advance(
+            top, flat // vocabulary, flat % vocabulary, step, eos, s.length_penalty
         )
-        kept = torch.tensor([r for r in range(len(alive)) if r not in done], device=device).long()
-        rows = (kept[:, None] * width + beams[kept]).flatten()
-        state = state.select(rows) if done else state.reorder(rows)
-        scores, prefixes = scores[kept], prefixes[kept]
-        alive = [alive[r] for r in kept.tolist()]
-    return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]
-
-
-def repeat(state: DecodingState, times: int) -> DecodingState:
-    """Return `state` with each row `times` times in succession."""
-    rows = torch.arange(state.source_allowed.shape[0], device=state.source_allowed.device)
-    return state.select(rows.repeat_interleave(times))
+        newest, state = beams.prefixes[:, :, step - 1], state.reorder(origin)
+        if done.any():
+            found |= beams.select(done.nonzero().squeeze(1)).hypotheses()
+            rows = (~done).nonzero().squeeze(1)
+            if not len(rows):
+                break
+            beams, newest, state = beams.select(rows), newest[rows], state.select(rows)
+    return [found[sentence] for sentence in range(len(source))]

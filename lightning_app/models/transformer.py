@@ -2,13 +2,15 @@
 
 from typing import final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lightning_app.blocks.block import Carries, DecoderBlock, EncoderBlock, LayerCache, Sizes
-from lightning_app.blocks.kernels import Mask, Rotation, rotation
+from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.rotary import Rotation, rotation
 from lightning_app.blocks.stack import StackSpec
 
 
@@ -24,9 +26,9 @@ def leaving(stream: Stream, final_norm: nn.Module) -> Tensor:
     return stream.x + final_norm(stream.total)
 
 
-def rotation_of(dim: int | None, start: int, x: Tensor) -> Rotation | None:
-    """Return the angles of rotary positions from `start` on, if the stack has such positions."""
-    return None if dim is None else rotation(start, x.shape[1], dim, x.device)
+def rotation_of(dim: int | None, start: int, length: int, device: torch.device) -> Rotation | None:
+    """Return the angles of `length` rotary positions from `start` on, if the stack has such."""
+    return None if dim is None else rotation(start, length, dim, device)
 
 
 @final
@@ -44,7 +46,7 @@ class Encoder(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch token model"], mask: Mask
     ) -> Float[Tensor, "batch token model"]:
-        angles = rotation_of(self.rotary_dim, 0, x)
+        angles = rotation_of(self.rotary_dim, 0, x.shape[1], x.device)
         stream, carry = entering(self.spec, self.input_norm(x)), None
         for block in self.blocks:
             stream, carry = block(stream, mask, carry, angles)
@@ -65,11 +67,12 @@ class Decoder(nn.Module):
 
     def start(self, memory: Float[Tensor, "batch source model"]) -> list[LayerCache]:
         """Return one cache a block: keys and values of the source, none of the target yet."""
-        caches = []
+        caches, nothing = [], memory.new_empty(len(memory), 0, 0, 0)
         for block in self.blocks:
             assert isinstance(block, DecoderBlock)
-            keys, values = block.cross_attention.keys_values(memory, None)
-            caches.append(LayerCache(keys[:, :, :0], values[:, :, :0], keys, values))
+            caches.append(
+                LayerCache(nothing, nothing, *block.cross_attention.keys_values(memory, None))
+            )
         return caches
 
     def forward(
@@ -78,9 +81,15 @@ class Decoder(nn.Module):
         mask: Mask,
         source_mask: Mask,
         caches: list[LayerCache],
+        position: int | None = None,
     ) -> tuple[Float[Tensor, "batch query model"], list[LayerCache]]:
-        """Return the states of the newest tokens `x` and the caches with them added."""
-        angles = rotation_of(self.rotary_dim, caches[0].self_keys.shape[2], x)
+        """Return the states of the newest tokens `x` and the caches with them added.
+
+        `x` is a target from its first token on, or, where `position` is given, one token of each
+        of several targets, all of which stand there.
+        """
+        span = (0, x.shape[1]) if position is None else (position, 1)
+        angles = rotation_of(self.rotary_dim, *span, x.device)
         stream, carries, grown = entering(self.spec, self.input_norm(x)), Carries(), []
         for block, cache in zip(self.blocks, caches, strict=True):
             stream, carries, cache = block(stream, mask, source_mask, carries, cache, angles)

@@ -71,11 +71,11 @@ class Objective(ABC):
 
     @abstractmethod
     def logits(self, model: Any, batch: Any) -> Tensor:
-        """Return the logits of every predicted token."""
+        """Return the logits of every predicted token, whole, for whoever looks at them."""
 
     @abstractmethod
     def sums(self, model: Any, batch: Any) -> Sums:
-        """Return the sums over the predicted tokens of `batch`."""
+        """Return the sums over the predicted tokens of `batch`, differentiable once."""
 
     @abstractmethod
     def start_decoding(self) -> None:
@@ -103,7 +103,8 @@ def token_sums(
     """Sum the losses of tokens whose `counted` is 1.
 
     ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
-    2016, 1512.00567).
+    2016, 1512.00567). The plain form, differentiable any number of times; training takes the same
+    sums from `output_sums`, which never holds the logits of a whole batch.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_probs = logits.log_softmax(dim=-1)

@@ -2,12 +2,14 @@
 
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from lightning_app.data.batching import MaskedBatch
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import MaskedLanguageModel
-from lightning_app.objectives.base import Objective, Sums, token_sums
+from lightning_app.objectives.base import Objective, Sums
+from lightning_app.objectives.output import output_sums
 
 
 @final
@@ -22,9 +24,15 @@ class MaskedLanguageModelling(Objective):
 
     def sums(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Sums:
         """Return the sums over the predicted tokens of `batch`."""
-        logits = self.logits(model, batch)
-        counted = logits.new_ones(batch.labels.shape)
-        return token_sums(logits, batch.labels, counted, self.config.label_smoothing)
+        states = model.states(batch.tokens, batch.positions)
+        return output_sums(
+            states,
+            model.embedding.tokens.weight,
+            batch.labels,
+            torch.ones(len(batch.labels), device=states.device),
+            self.config.label_smoothing,
+            bias=model.output_bias,
+        )
 
     def start_decoding(self) -> None:
         """Nothing is decoded."""

@@ -10,7 +10,8 @@ from lightning_app.data.batching import TranslationBatch
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
-from lightning_app.objectives.base import Objective, ObjectiveConfig, Sums, token_sums
+from lightning_app.objectives.base import Objective, ObjectiveConfig, Sums
+from lightning_app.objectives.output import output_sums
 
 GREEDY = SearchConfig(beam=1)
 
@@ -41,9 +42,10 @@ class Translation(Objective):
     def sums(self, model: EncoderDecoder, batch: TranslationBatch) -> Sums:
         """Return the sums over the target tokens of `batch`, the begin mark left out."""
         labels = batch.target[:, 1:].flatten()
-        logits = self.logits(model, batch).flatten(0, 1)
         counted = (labels != PAD).to(torch.get_default_dtype())
-        return token_sums(logits, labels, counted, self.config.label_smoothing)
+        states = model.states(batch.source, batch.target[:, :-1]).flatten(0, 1)
+        table = model.embedding.tokens.weight
+        return output_sums(states, table, labels, counted, self.config.label_smoothing)
 
     def start_decoding(self) -> None:
         """Forget the hypotheses of the evaluation before."""

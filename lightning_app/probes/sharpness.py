@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lightning_app.blocks.kernels import attention_form
 from lightning_app.objectives.base import Objective
 from lightning_app.probes.probe import Batch, predict, untouched
 
@@ -45,7 +46,12 @@ def preconditioned_sharpness(
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     # The fused kernels of attention have no second derivative.
-    with untouched(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with (
+        untouched(model),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        attention_form("plain"),
+    ):
         loss = predict(objective, model, batch).loss(objective)
         found = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
         used = [i for i, g in enumerate(found) if g is not None and g.requires_grad]

@@ -11,7 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import Attention, Carry
 from lightning_app.blocks.block import DecoderBlock, EncoderBlock
-from lightning_app.blocks.kernels import Mask, QueryKeySums
+from lightning_app.blocks.kernels import QueryKeySums
+from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.probes import measures
 from lightning_app.probes.gains import stacks
@@ -223,7 +224,8 @@ def last_norm(block: EncoderBlock | DecoderBlock) -> nn.Module | None:
 def scores(query: Tensor, keys: Tensor, carry: Carry | None) -> tuple[Tensor, Tensor]:
     """Return a layer's own scores S_n and what its softmax is taken of, Z_n, both unmasked.
 
-    `carry` is what the attention handed on: None, Z_n itself, or the sums of queries and keys.
+    `carry` is what the attention handed on, None where it carries nothing. Z_n is read at once,
+    since it may change in place with the next layer. Only cells that a query may see are right.
     """
     kept = torch.promote_types(query.dtype, torch.float32)
     new = scaled_products(query.to(kept), keys.to(kept))
@@ -231,7 +233,7 @@ def scores(query: Tensor, keys: Tensor, carry: Carry | None) -> tuple[Tensor, Te
         return new, new
     if isinstance(carry, QueryKeySums):
         return new, scaled_products(carry.query, carry.key)
-    return new, carry
+    return new, carry.scores
 
 
 def scaled_products(query: Tensor, keys: Tensor) -> Tensor:

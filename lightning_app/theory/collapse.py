@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import EncoderBlock, Sizes
-from lightning_app.blocks.kernels import full_mask
+from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.stack import Stack
 from lightning_app.models.initialization import initialize

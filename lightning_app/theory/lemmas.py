@@ -18,7 +18,7 @@ from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import EncoderBlock, Sizes
 from lightning_app.blocks.feed_forward import FeedForward
-from lightning_app.blocks.kernels import full_mask
+from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON, build_norm
 from lightning_app.blocks.stack import Stack
 from lightning_app.models.transformer import Encoder

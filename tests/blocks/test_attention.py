@@ -13,15 +13,10 @@ from lightning_app.blocks.attention import (
     Shaping,
     ShapingSpec,
 )
-from lightning_app.blocks.kernels import (
-    Mask,
-    QueryKeySums,
-    causal_mask,
-    padding_mask,
-    rotate,
-    rotation,
-)
+from lightning_app.blocks.kernels import PlainScores, QueryKeySums
+from lightning_app.blocks.masks import Mask, causal_mask, padding_mask
 from lightning_app.blocks.residual import Gain
+from lightning_app.blocks.rotary import rotate, rotation
 from tests import reference, tiny
 
 BATCH, LENGTH, HEADS, DIM = 3, 7, 2, 5
@@ -172,9 +167,11 @@ def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
                 assert first is None
                 assert second is None
             case "scores":
-                scores = query @ keys.mT / DIM**0.5
-                torch.testing.assert_close(first, scores)
-                torch.testing.assert_close(second, 2 * scores)
+                scores, allowed = query @ keys.mT / DIM**0.5, MASKS["causal"].allowed
+                for n, carried in enumerate((first, second), start=1):
+                    assert isinstance(carried, PlainScores)
+                    ours = carried.scores.masked_fill(~allowed, 0.0)
+                    torch.testing.assert_close(ours, n * scores.masked_fill(~allowed, 0.0))
             case _:
                 assert isinstance(first, QueryKeySums)
                 torch.testing.assert_close(first, QueryKeySums(query, keys))

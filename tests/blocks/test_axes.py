@@ -10,7 +10,7 @@ import torch
 
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.kernels import padding_mask
+from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec

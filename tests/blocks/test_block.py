@@ -16,7 +16,7 @@ from lightning_app.blocks.block import (
     Sizes,
 )
 from lightning_app.blocks.feed_forward import Activation
-from lightning_app.blocks.kernels import causal_mask, padding_mask
+from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import ABSENT, PRESETS
 from lightning_app.blocks.residual import Gain, ResidualSpec, Stream
 from lightning_app.blocks.stack import Stack

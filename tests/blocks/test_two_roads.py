@@ -13,17 +13,12 @@ from torch import Tensor, nn
 from lightning_app.blocks.attention import Attention, AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import BlockSpec, DecoderBlock, EncoderBlock
-from lightning_app.blocks.kernels import (
-    Mask,
-    QueryKeySums,
-    causal_mask,
-    full_mask,
-    padding_mask,
-    rotation,
-)
+from lightning_app.blocks.kernels import PlainScores, QueryKeySums
+from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain, LearnedGain, ResidualSpec, Stream
+from lightning_app.blocks.rotary import rotation
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.profiling import profile
 from lightning_app.models.transformer import Encoder
@@ -309,13 +304,19 @@ class Chain:
         self.carry.append(out[1])
 
 
+def seen(carry: Any, mask: Mask | None = None) -> Tensor:
+    """Return the scores of `carry`, and zeros where nothing is seen: they have no meaning there."""
+    allowed = (mask or source_mask()).allowed
+    return carry.scores.masked_fill(~allowed, 0.0)
+
+
 def test_running_sum_is_one_product_of_concatenated_queries_and_keys() -> None:
     """``[Q_1 .. Q_n] [K_1 .. K_n]^T = sum_i Q_i K_i^T``, in every layer of a stack."""
     module = tiny.randomise(tiny.encoder(BlockConfig(preset="post_ln", residual_attention="sum")))
     chain = Chain(module, torch.randn(BATCH, SOURCE, MODEL))
     for n in (1, 2, 3):
         queries, keys = torch.cat(chain.query[:n], dim=-1), torch.cat(chain.key[:n], dim=-1)
-        same(chain.carry[n - 1], queries @ keys.mT / DIM**0.5)
+        same(seen(chain.carry[n - 1]), queries @ keys.mT / DIM**0.5 * source_mask().allowed)
 
 
 def test_product_of_sums_is_qk_sum_and_no_running_sum() -> None:
@@ -367,12 +368,14 @@ def test_mean_in_layer_n_is_the_sum_at_temperature_n(layer: int) -> None:
     ours, theirs = (Attention(spec, MODEL, HEADS, 0.0) for spec in specs)
     share(theirs, tiny.randomise(ours))
     u, below = torch.randn(BATCH, SOURCE, MODEL), torch.randn(BATCH, HEADS, SOURCE, SOURCE)
+    below = below.masked_fill(~source_mask().allowed, -1e300)
     keys, values = ours.keys_values(u, None)
     (a, carried), (b, also) = (
-        module(u, keys, values, source_mask(), below, None) for module in (ours, theirs)
+        module(u, keys, values, source_mask(), PlainScores(below), None)
+        for module in (ours, theirs)
     )
     same(a, b)
-    same(carried, also)
+    same(carried.scores, also.scores)
 
 
 @pytest.mark.parametrize("carry", ["scores", "qk_sum"])
@@ -389,7 +392,7 @@ def test_layer_without_queries_repeats_the_map_below(carry: str) -> None:
     nn.init.zeros_(attention.query.bias)
     again, above = attention(u, keys, values, source_mask(), below, None)
     if carry == "scores":
-        assert torch.equal(below, above)
+        assert torch.equal(below.scores, above.scores)
         same(first, again)
     else:
         assert torch.equal(below.query, above.query)
@@ -401,15 +404,20 @@ def test_mask_does_not_change_what_is_carried(carry: str) -> None:
     attention = tiny.randomise(Attention(AttentionSpec(carry=carry), MODEL, HEADS, 0.0))  # pyright: ignore[reportArgumentType]
     u = torch.randn(BATCH, SOURCE, MODEL)
     keys, values = attention.keys_values(u, None)
-    _, below = attention(u, keys, values, source_mask(), None, None)
     device = torch.device("cpu")
-    nothing = Mask(torch.zeros(1, 1, 1, SOURCE, dtype=torch.bool))
+    nothing = mask_of(torch.zeros(1, 1, 1, SOURCE, dtype=torch.bool))
     masks = (full_mask(SOURCE, device), source_mask(), causal_mask(SOURCE, device), nothing)
-    outputs, carried = zip(
-        *(attention(u, keys, values, mask, below, None) for mask in masks), strict=True
-    )
-    for other in carried[1:]:
-        torch.testing.assert_close(other, carried[0], rtol=0.0, atol=0.0)
+    outputs, carried = [], []
+    for mask in masks:
+        _, below = attention(u, keys, values, mask, None, None)
+        heads, above = attention(u, keys, values, mask, below, None)
+        outputs.append(heads)
+        carried.append(above)
+    for mask, other in zip(masks, carried, strict=True):
+        pairs = [(other, carried[0])]
+        if carry == "scores":
+            pairs = [(seen(other, mask), seen(carried[0], mask))]
+        torch.testing.assert_close(*pairs[0], rtol=0.0, atol=0.0)
     assert all(not torch.equal(outputs[0], other) for other in outputs[1:])
 
 
@@ -668,6 +676,6 @@ def test_carry_stays_float32_under_autocast(kind: Any) -> None:
     module = tiny.encoder(BlockConfig(preset="pre_ln", residual_attention=kind))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         chain = Chain(module, torch.randn(BATCH, SOURCE, MODEL))
-    types = {part.dtype for carry in chain.carry for part in (carry if kind != "sum" else [carry])}
+    types = {part.dtype for carry in chain.carry for part in carry}
     assert types == {torch.float32}
     assert {query.dtype for query in chain.query} == {torch.bfloat16}

@@ -1,5 +1,7 @@
 """The architecture's numbers, and what only one kind of model does."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from lightning_app.blocks.attention import Carry
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Carries
+from lightning_app.blocks.kernels import QueryKeySums
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Stream
 from lightning_app.models.heads import ArchitectureConfig
@@ -86,9 +89,76 @@ def test_masked_model_predicts_only_where_asked(float64: None, preset: str) -> N
     assert model(tokens, positions[:0]).shape == (0, tiny.VOCABULARY)
 
 
+every_carry = pytest.mark.parametrize(
+    ("preset", "carry"),
+    [
+        *((preset, None) for preset in PRESETS),
+        ("sas", "sum"),
+        ("pre_ln", "mean"),
+        ("qk_norm", "qk_sum"),
+    ],
+)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
+@every_carry
+@torch.no_grad()
+def test_beams_that_share_a_cache_go_on_from_their_own_prefixes(
+    float64: None, preset: str, carry: Any, positions: Any
+) -> None:
+    """30 steps, at each of which beams end and others split: the logits of a full pass at each.
+
+    Sentences leave and are repeated on the way. The caches are much smaller than all the tokens
+    that were written: slots of beams that ended are used again.
+    """
+    block = BlockConfig(preset=preset, residual_attention=carry)
+    model = tiny.randomise(tiny.translator(block, positions=positions, model_dim=12)).eval()
+    source, beams, steps = tiny.sentences()[0], 3, 30
+    prefixes = tiny.words(len(source), beams, 1)
+    state = model.start(source, beams)
+    for step in range(steps):
+        logits, state = model.step(prefixes[:, :, -1], state)
+        whole = model(source.repeat_interleave(beams, 0), prefixes.flatten(0, 1))[:, -1]
+        torch.testing.assert_close(logits, whole, rtol=1e-10, atol=1e-10)
+        origin = torch.randint(beams, (len(source), beams))
+        state = state.reorder(origin)
+        prefixes = prefixes.gather(1, origin[:, :, None].expand_as(prefixes))
+        prefixes = torch.cat([prefixes, tiny.words(len(source), beams, 1)], dim=2)
+        if step in (0, 11):
+            rows = torch.tensor([2, 0, 0])
+            source, prefixes, state = source[rows], prefixes[rows], state.select(rows)
+    for cache in state.caches:
+        assert cache.filled < 0.7 * beams * steps
+
+
+@torch.no_grad()
+def test_a_step_copies_no_cache_but_to_make_room() -> None:
+    """60 greedy steps: each token has its slot once, and the caches move at few of the steps."""
+    model = tiny.translator("pre_ln").eval()
+    state = model.start(tiny.sentences()[0])
+    moved, storage = 0, None
+    for step in range(60):
+        _, state = model.step(tiny.words(3, 1), state)
+        keys = state.caches[0].self_keys
+        moved += keys.data_ptr() != storage
+        storage = keys.data_ptr()
+        assert state.caches[0].filled == step + 1
+    assert moved <= 6
+
+
+def test_a_state_may_lose_sentences_before_the_first_step(float64: None) -> None:
+    model = tiny.randomise(tiny.translator("pre_ln")).eval()
+    source, target = tiny.sentences()
+    rows = torch.tensor([2, 0])
+    logits, _ = model.step(target[rows, :1], model.start(source).select(rows))
+    torch.testing.assert_close(logits, model(source, target)[rows, 0])
+
+
 def carried_types(carry: Carry | None) -> list[torch.dtype]:
-    parts = carry if isinstance(carry, tuple) else (carry,)
-    return [part.dtype for part in parts if part is not None]
+    if carry is None:
+        return []
+    parts = carry if isinstance(carry, QueryKeySums) else [carry.scores]
+    return [part.dtype for part in parts]
 
 
 @pytest.mark.parametrize("rotary", [False, True])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks.kernels import Mask, causal_mask, padding_mask
+from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.transformer import Decoder, Encoder
 from tests import tiny
@@ -83,6 +83,28 @@ def test_cache_grows_by_the_newest_tokens(preset: str) -> None:
     x = torch.randn(BATCH, TARGET, MODEL)
     _, grown = module(x, causal_mask(TARGET, x.device), source_mask(), caches)
     for before, after in zip(caches, grown, strict=True):
-        assert before.self_keys.shape[2] == before.self_values.shape[2] == 0
+        assert (before.filled, after.filled) == (0, TARGET)
         assert after.self_keys.shape[2] == after.self_values.shape[2] == TARGET
         assert after.cross_keys is before.cross_keys
+
+
+@torch.no_grad()
+def test_a_cache_with_room_is_written_and_not_copied() -> None:
+    """Four tokens, then the last on its own, as in one pass; what lies in the room is not read."""
+    module = tiny.randomise(tiny.decoder("realformer"))
+    memory, x = torch.randn(BATCH, SOURCE, MODEL), torch.randn(BATCH, TARGET, MODEL)
+    whole = tiny.decode(module, x, memory, source_mask())
+    before = TARGET - 1
+    first, mask = x[:, :before], causal_mask(before, x.device)
+    _, caches = module(first, mask, source_mask(), module.start(memory))
+    slots = torch.arange(before).expand(BATCH, -1)
+    caches = [cache.moved(slots, TARGET + 2) for cache in caches]
+    for cache in caches:
+        cache.self_keys[:, :, before:] = cache.self_values[:, :, before:] = torch.nan
+    mask = full_mask(TARGET, x.device)
+    last, grown = module(x[:, before:], mask, source_mask(), caches, before)
+    torch.testing.assert_close(last[:, 0], whole[:, before], rtol=1e-12, atol=1e-12)
+    for old, new in zip(caches, grown, strict=True):
+        assert new.filled == TARGET
+        assert new.self_keys is old.self_keys
+        assert new.self_values is old.self_values

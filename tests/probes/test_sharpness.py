@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lightning_app.blocks.kernels import attention_form
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.probes.sharpness import preconditioned_sharpness, top_eigenvalue
 from tests.probes.test_probe import losses, objective, pairs
@@ -32,7 +33,7 @@ def dense(model: nn.Module, batch, scales: Tensor | None, eps: float) -> Tensor:
         return losses(call, batch).mean()  # pyright: ignore[reportArgumentType]
 
     backend = torch.nn.attention.SDPBackend.MATH
-    with torch.nn.attention.sdpa_kernel(backend):
+    with torch.nn.attention.sdpa_kernel(backend), attention_form("plain"):
         hessian = torch.autograd.functional.hessian(loss, flat)
         assert isinstance(hessian, Tensor)
         if scales is None:

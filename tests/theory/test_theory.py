@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import EncoderBlock
-from lightning_app.blocks.kernels import full_mask
+from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON
 from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model

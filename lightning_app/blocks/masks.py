@@ -1,0 +1,116 @@
+"""Which keys each query may see, and what follows from it."""
+
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@final
+class Mask:
+    """Which keys each query may see; made once a batch, and never larger than it must be.
+
+    Args:
+        keys: How many keys there are.
+        device: Where they are.
+        seen: True where attention is allowed; None where it is everywhere.
+        causal: Whether query i sees the keys 0..i alone, of those of `seen`, which is then one
+            row a sentence.
+    """
+
+    def __init__(
+        self,
+        keys: int,
+        device: torch.device,
+        *,
+        seen: Bool[Tensor, "batch 1 #query key"] | None = None,
+        causal: bool = False,
+    ) -> None:
+        self.keys = keys
+        self.device = device
+        self.seen = seen
+        self.causal = causal
+        # No `cached_property`: its lock in Python 3.11 breaks a compiled graph in two.
+        self._allowed: Tensor | None = None
+        self._bias: Tensor | None = None
+        self._count: Tensor | None = None
+        self._blank: Tensor | None = None
+
+    @property
+    def allowed(self) -> Bool[Tensor, "#batch 1 #query key"]:
+        """True where attention is allowed."""
+        if self._allowed is None:
+            rows = self.keys if self.causal else 1
+            every = torch.ones(1, 1, rows, self.keys, dtype=torch.bool, device=self.device)
+            every = every.tril() if self.causal else every
+            self._allowed = every if self.seen is None else every & self.seen
+        return self._allowed
+
+    @property
+    def blank(self) -> Bool[Tensor, "batch 1 #query 1"] | None:
+        """The queries that see no key at all; None where every query sees one."""
+        if self._blank is None and self.seen is not None:
+            self._blank = ~self.allowed.any(dim=-1, keepdim=True)
+        return self._blank
+
+    def bias(self, dtype: torch.dtype) -> Float[Tensor, "#batch 1 #query key"] | None:
+        """0 where attention is allowed and -finfo.max/4 elsewhere; None where it is everywhere.
+
+        Finite, so that a row that sees nothing has no NaN and a sum of scores can be undone.
+        """
+        if self.seen is None and not self.causal:
+            return None
+        if self._bias is None or self._bias.dtype != dtype:
+            zeros = torch.zeros(self.allowed.shape, dtype=dtype, device=self.device)
+            self._bias = zeros.masked_fill(~self.allowed, -torch.finfo(dtype).max / 4)
+        return self._bias
+
+    @property
+    def for_sdpa(self) -> dict[str, Any]:
+        """Arguments of `scaled_dot_product_attention`; a mask costs it time, so none where none."""
+        if self.seen is None:
+            return {"is_causal": self.causal}
+        return {"attn_mask": self.allowed}
+
+    @property
+    def count(self) -> Float[Tensor, "#batch 1 #query 1"]:
+        """How many keys a query sees, at least 1."""
+        if self._count is None:
+            if self.seen is None and self.causal:
+                count = torch.arange(1, self.keys + 1, device=self.device)[None, None, :, None]
+            else:
+                count = self.allowed.sum(dim=-1, keepdim=True).clamp(min=1)
+            self._count = count.to(torch.get_default_dtype())
+        return self._count
+
+    @property
+    def centre(self) -> Float[Tensor, "#batch 1 #query key"]:
+        """C: the softmax of the mask alone, the uniform map over the keys a query may see.
+
+        He & Hofmann 2023 (2311.01906, footnote 3) define C as the map at ``Q K^T = 0``. Taking it
+        of the mask itself keeps that true for causal and for padded batches alike. A score term
+        that does not depend on the query would have to enter here too, or A = C no longer holds
+        at the start; rotary positions turn zero queries into zero scores, so they need not.
+        """
+        return self.allowed.to(self.count.dtype) / self.count
+
+
+def mask_of(seen: Bool[Tensor, "batch 1 #query key"]) -> Mask:
+    """Queries see the keys where `seen` is True."""
+    return Mask(seen.shape[-1], seen.device, seen=seen)
+
+
+def padding_mask(present: Bool[Tensor, "batch key"]) -> Mask:
+    """Every query sees the keys that are present."""
+    return mask_of(present[:, None, None, :])
+
+
+def causal_mask(length: int, device: torch.device) -> Mask:
+    """Query i sees the keys 0..i. Padding on the right needs no more: no real token sees it."""
+    return Mask(length, device, causal=True)
+
+
+def full_mask(length: int, device: torch.device) -> Mask:
+    """Every query sees every key: packed windows, and the newest query of cached decoding."""
+    return Mask(length, device)

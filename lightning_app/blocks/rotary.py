@@ -1,0 +1,33 @@
+"""Rotary positions: queries and keys are turned, so that they meet at the angle between them."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the angles by which rotary positions turn the pairs of a head."""
+
+    cos: Float[Tensor, "token pair"]
+    sin: Float[Tensor, "token pair"]
+
+
+def rotation(start: int, length: int, dim: int, device: torch.device) -> Rotation:
+    """Return the angles ``i * 10000^(-2k/dim)`` of positions i = start .. start + length - 1."""
+    position = torch.arange(start, start + length, device=device, dtype=torch.float64)
+    rate = 10000.0 ** (torch.arange(0, dim, 2, device=device, dtype=torch.float64) / -dim)
+    angle = torch.outer(position, rate)
+    dtype = torch.get_default_dtype()
+    return Rotation(angle.cos().to(dtype), angle.sin().to(dtype))
+
+
+def rotate(
+    x: Float[Tensor, "batch head token dim"], by: Rotation
+) -> Float[Tensor, "batch head token dim"]:
+    """Turn the pairs (2k, 2k+1) of each head by the angle of its token (Su et al. 2021, RoPE,
+    2104.09864, equation 34), so that a query and a key meet at an angle of i - j alone."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = torch.stack([even * by.cos - odd * by.sin, even * by.sin + odd * by.cos], dim=-1)
+    return turned.flatten(-2).to(x.dtype)

@@ -1,0 +1,106 @@
+"""The shaped map without any map: ``(alpha I + beta A - gamma C) V`` from ``A V`` and V.
+
+He & Hofmann 2023 (2311.01906, equation 6). ``C V`` is a mean of V, so that time and memory are
+linear in the length.
+"""
+
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.once import differentiated_once
+
+
+def centred(
+    value: Float[Tensor, "batch head key dim"], mask: Mask
+) -> Float[Tensor, "batch head #query dim"]:
+    """Return ``C V``, the mean of V over the keys that a query may see; zero where it sees none.
+
+    A running mean for causal masks, else one row where every query sees the same keys; summed in
+    float32 at least.
+    """
+    kept = torch.promote_types(value.dtype, torch.float32)
+    with torch.autocast(value.device.type, enabled=False):
+        values = value.to(kept)
+        if mask.causal:
+            if mask.seen is not None:
+                values = values * mask.seen.transpose(-2, -1)
+            total = values.cumsum(dim=2)
+        elif mask.seen is None:
+            total = values.sum(dim=2, keepdim=True)
+        else:
+            total = mask.seen.to(kept) @ values
+        return (total / mask.count).to(value.dtype)
+
+
+def spread(
+    grad: Float[Tensor, "batch head query dim"], mask: Mask
+) -> Float[Tensor, "batch head #key dim"]:
+    """Return ``C^T grad``, what a gradient of ``C V`` is to V; one row where all are alike."""
+    kept = torch.promote_types(grad.dtype, torch.float32)
+    with torch.autocast(grad.device.type, enabled=False):
+        share = grad.to(kept)
+        if mask.causal:
+            share = share / mask.count
+            # Key j was seen by the queries i >= j.
+            later = share.sum(dim=2, keepdim=True) - share.cumsum(dim=2) + share
+            return later if mask.seen is None else later * mask.seen.transpose(-2, -1)
+        if mask.seen is None:
+            return share.sum(dim=2, keepdim=True) / mask.count
+        if mask.seen.shape[2] == 1:
+            share = share.sum(dim=2, keepdim=True)
+        return mask.seen.to(kept).transpose(-2, -1) @ (share / mask.count)
+
+
+@final
+class Shape(torch.autograd.Function):
+    """``alpha V_own + beta (A V) - gamma (C V)`` with a backward pass of few passes over memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        attended: Tensor,
+        value: Tensor,
+        alpha: Tensor,
+        beta: Tensor,
+        gamma: Tensor,
+        mask: Mask,
+    ) -> Tensor:
+        own = newest(value, attended)
+        mean = centred(value, mask)
+        shaped = torch.mul(own, alpha).addcmul_(attended, beta).addcmul_(mean, gamma, value=-1.0)
+        ctx.save_for_backward(attended, value, alpha, beta, gamma, mean)
+        ctx.mask = mask
+        return shaped
+
+    @staticmethod
+    @differentiated_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        attended, value, alpha, beta, gamma, mean = ctx.saved_tensors
+        own = newest(value, attended)
+        # One row of means stands for all queries.
+        all_queries = grad if mean.shape[2] > 1 else grad.sum(dim=2, keepdim=True)
+        grad_value = spread(grad, ctx.mask).mul_(-gamma).expand(value.shape)
+        if own.shape[2] == value.shape[2]:
+            grad_value = torch.addcmul(grad_value, grad, alpha)
+        else:
+            grad_value = grad_value.clone()
+            newest(grad_value, attended).addcmul_(grad, alpha)
+        return (
+            (grad * beta).to(attended.dtype),
+            grad_value.to(value.dtype),
+            (grad * own).sum_to_size(alpha.shape),
+            (grad * attended).sum_to_size(beta.shape),
+            -(all_queries * mean).sum_to_size(gamma.shape),
+            None,
+        )
+
+
+def newest(
+    value: Float[Tensor, "batch head key dim"], like: Float[Tensor, "batch head query dim"]
+) -> Float[Tensor, "batch head query dim"]:
+    """Return the values of the queries themselves: in cached decoding they are the last keys."""
+    return value[:, :, value.shape[2] - like.shape[2] :]

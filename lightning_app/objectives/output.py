@@ -1,0 +1,160 @@
+"""The output layer and its loss in one, without the logits of a whole batch."""
+
+import math
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_app.objectives.base import Sums, token_sums
+
+# Tokens whose logits exist at one time. On a CPU few enough for the cache, yet enough for the pass
+# over the table's gradient that each chunk takes (benchmarks/output_loss.py measures it);
+# elsewhere few launches count for more.
+CPU_TOKENS = 256
+DEVICE_TOKENS = 4096
+
+
+def output_sums(
+    states: Float[Tensor, "token model"],
+    table: Float[Tensor, "vocabulary model"],
+    labels: Int[Tensor, " token"],
+    counted: Float[Tensor, " token"],
+    label_smoothing: float,
+    bias: Float[Tensor, " vocabulary"] | None = None,
+    chunk: int | None = None,
+) -> Sums:
+    """Return `token_sums` of the logits ``states table^T + bias``, made `chunk` tokens at a time.
+
+    With gradients enabled it is differentiable once: whoever needs a second derivative takes the
+    logits as a whole and `token_sums`.
+    """
+    longest = chunk or (CPU_TOKENS if states.device.type == "cpu" else DEVICE_TOKENS)
+    chunks = max(1, math.ceil(len(states) / longest))
+    size = max(1, math.ceil(len(states) / chunks))  # about the same for all
+    if torch.is_grad_enabled():
+        loss, nll = OutputLoss.apply(states, table, bias, labels, counted, label_smoothing, size)
+        return Sums(loss=loss, nll=nll, correct=None, tokens=counted.sum())
+    parts = []
+    for x, y, c in zip(states.split(size), labels.split(size), counted.split(size), strict=True):
+        logits = F.linear(x, table)
+        parts.append(token_sums(logits if bias is None else logits + bias, y, c, label_smoothing))
+    return Sums(*(torch.stack(column).sum() for column in zip(*parts, strict=True)))
+
+
+@final
+class OutputLoss(torch.autograd.Function):
+    """Cross-entropy of the output layer, which takes its gradients on the way forward.
+
+    With states x_t, table E of V rows, bias b and labels y_t: ``z_t = E x_t + b`` and
+    ``p_t = softmax(z_t)``. Summed over tokens t, each counted c_t times,
+
+        nll  = sum_t c_t (-log p_t[y_t])
+        loss = (1 - e) nll + e sum_t c_t mean_v(-log p_t[v])
+             = nll + e sum_t c_t (z_t[y_t] - mean_v z_t[v])
+
+    with e the label smoothing (Szegedy et al. 2016, 1512.00567). The gradient by z_t is
+    ``c_t (g_t - e / V)`` with ``g_t = p_t - (1 - e) onehot(y_t)``, so that
+
+        dx_t = c_t (E^T g_t - e mean_v E[v])
+        dE   = sum_t c_t g_t x_t^T - (e / V) 1 (sum_t c_t x_t)^T
+        db   = sum_t c_t g_t - (e / V) sum_t c_t
+
+    Each chunk of tokens makes its g and drops it; the backward pass only scales dx, dE and db by
+    the gradient that comes in. Smoothing needs no pass over entries (token, vocabulary): the mean
+    of z_t is the mean row of E times x_t. Under autocast the products are taken in its type, and
+    all else, also the sums over chunks, in float32 at least.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Float[Tensor, "token model"],
+        table: Float[Tensor, "vocabulary model"],
+        bias: Float[Tensor, " vocabulary"] | None,
+        labels: Int[Tensor, " token"],
+        counted: Float[Tensor, " token"],
+        label_smoothing: float,
+        chunk: int,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Return (loss, nll), in nats; nll has no gradient."""
+        device, e = states.device.type, label_smoothing
+        product = torch.promote_types(states.dtype, table.dtype)
+        if torch.is_autocast_enabled(device):
+            product = torch.get_autocast_dtype(device)
+        exact = torch.promote_types(table.dtype, torch.float32)
+        with torch.autocast(device, enabled=False):
+            counted = counted.to(exact)
+            matrix, inputs = table.to(product), states.to(product)
+            seen = inputs * counted[:, None].to(product)
+            mean, total = table.mean(dim=0, dtype=exact), counted @ states.to(exact)
+            # What smoothing adds to a row is there from the start.
+            d_table = (-e / len(table) * total).expand(table.shape).contiguous()
+            d_bias = None
+            if bias is not None:
+                d_bias = (-e / len(table) * counted.sum()).expand(bias.shape).contiguous()
+            d_states = torch.empty(states.shape, dtype=exact, device=states.device)
+            losses, own_logits = [], []
+            for x, cx, c, y, dx in zip(
+                inputs.split(chunk),
+                seen.split(chunk),
+                counted.split(chunk),
+                labels[:, None].split(chunk),
+                d_states.split(chunk),
+                strict=True,
+            ):
+                logits = (x @ matrix.t()).to(exact)
+                if bias is not None:
+                    logits += bias
+                g = logits.softmax(dim=-1)
+                own = logits.gather(1, y)
+                # log-sum-exp from the largest entry: its probability is at least 1 / V, that of
+                # the label may be zero in floating point.
+                peak = logits.amax(dim=-1, keepdim=True)
+                losses.append(peak - g.amax(dim=-1, keepdim=True).log_() - own)
+                own_logits.append(own)
+                g.scatter_(1, y, e - 1.0, reduce="add")
+                if d_bias is not None:
+                    d_bias.addmv_(g.t(), c)
+                g = g.to(product)
+                dx.copy_(g @ matrix)
+                add_product(d_table, g.t(), cx)
+                del logits, g  # the next chunk takes their place
+            d_states = d_states.sub_(e * mean).mul_(counted[:, None])
+            nll = counted @ torch.cat(losses).squeeze(1)
+            all_logits = total @ mean
+            if bias is not None:
+                all_logits += counted.sum() * bias.mean(dtype=exact)
+            loss = nll + e * (counted @ torch.cat(own_logits).squeeze(1) - all_logits)
+        d_bias = None if bias is None or d_bias is None else d_bias.to(bias.dtype)
+        ctx.save_for_backward(d_states.to(states.dtype), d_table.to(table.dtype), d_bias)
+        ctx.mark_non_differentiable(nll)
+        ctx.set_materialize_grads(False)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor, d_nll: None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Scale what the forward pass has found.
+
+        Raises:
+            RuntimeError: where a graph of this pass is asked for. What was found is a constant to
+                autograd: a second derivative would be without that of the loss, and say nothing.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError("OutputLoss is differentiable once; token_sums more often")
+        d_states, d_table, d_bias = (
+            None if found is None else d_loss * found for found in ctx.saved_tensors
+        )
+        return d_states, d_table, d_bias, None, None, None, None
+
+
+def add_product(
+    total: Float[Tensor, "row column"], a: Float[Tensor, "row k"], b: Float[Tensor, "k column"]
+) -> None:
+    """``total += a b``, the sum in the type of `total`."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b

@@ -1,0 +1,343 @@
+"""Every form of residual and of shaped attention against the equations, written out in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_app.blocks import tiles
+from lightning_app.blocks.kernels import (
+    SHORT,
+    Form,
+    PlainScores,
+    attend,
+    attend_with_carry,
+    attention_form,
+    choose,
+    shape_map,
+)
+from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
+from lightning_app.blocks.reversible import ReversibleScores
+
+CPU = torch.device("cpu")
+FAST: tuple[Form, ...] = ("reversible", "blocked")
+FORMS: tuple[Form, ...] = ("plain", *FAST)
+KINDS = ("full", "padding", "causal", "causal and padding", "any")
+
+EXAMPLES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+Layers = list[tuple[Tensor, Tensor, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles a map, and several heads a tile."""
+    monkeypatch.setattr(tiles, "TILE", 40)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    kind = draw(st.sampled_from(KINDS))
+    queries = draw(st.integers(1, 9))
+    keys = queries if "causal" in kind else draw(st.integers(1, 9))
+    return {
+        "kind": kind,
+        "batch": draw(st.integers(1, 3)),
+        "heads": draw(st.integers(1, 3)),
+        "queries": queries,
+        "keys": keys,
+        "dim": draw(st.integers(1, 5)),
+        "value_dim": draw(st.integers(1, 5)),
+        "depth": draw(st.integers(1, 4)),
+        "mean": draw(st.booleans()),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+def mask_for(case: dict[str, Any]) -> Mask:
+    """Return a mask of the kind asked for; padding may leave a sentence without any key."""
+    batch, queries, keys = case["batch"], case["queries"], case["keys"]
+    present = torch.arange(keys) < torch.randint(0, keys + 1, (batch, 1))
+    match case["kind"]:
+        case "full":
+            return full_mask(keys, CPU)
+        case "padding":
+            return padding_mask(present)
+        case "causal":
+            return causal_mask(keys, CPU)
+        case "causal and padding":
+            return Mask(keys, CPU, seen=present[:, None, None, :], causal=True)
+        case _:
+            return mask_of(torch.rand(batch, 1, queries, keys) < 0.6)
+
+
+def layers_for(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> Layers:
+    def heads(tokens: int, dim: int) -> Tensor:
+        # As a projection leaves them: the heads of a token are beside each other.
+        x = torch.randn(case["batch"], tokens, case["heads"], dim, dtype=torch.float64)
+        return x.to(dtype).transpose(1, 2).requires_grad_()
+
+    sizes = (
+        (case["queries"], case["dim"]),
+        (case["keys"], case["dim"]),
+        (case["keys"], case["value_dim"]),
+    )
+    return [tuple(heads(*size) for size in sizes) for _ in range(case["depth"])]  # pyright: ignore[reportReturnType]
+
+
+def divisors(case: dict[str, Any]) -> list[float]:
+    return [float(n) if case["mean"] else 1.0 for n in range(1, case["depth"] + 1)]
+
+
+def run(
+    form: Form, layers: Layers, mask: Mask, divisors: list[float], dropout: float = 0.0
+) -> list[Tensor]:
+    carry, found = None, []
+    with attention_form(form):
+        for (query, key, value), divisor in zip(layers, divisors, strict=True):
+            heads, carry = attend_with_carry(query, key, value, mask, dropout, carry, divisor)
+            found.append(heads)
+    return found
+
+
+def literal(
+    layers: Layers,
+    allowed: Tensor,
+    divisors: list[float],
+    kept: list[Tensor] | None = None,
+    sums: torch.dtype = torch.float64,
+) -> list[Tensor]:
+    """``dropout(softmax(Z_n / c_n + mask)) V_n`` with ``Z_n = Z_{n-1} + Q_n K_n^T / sqrt(d)``.
+
+    `kept`: what each entry of a map is multiplied with; `sums`: the type of Z. A row that sees
+    nothing has the map zero.
+    """
+    z, found = torch.zeros((), dtype=sums), []
+    for n, (query, key, value) in enumerate(layers):
+        z = z + (query.to(sums) @ key.to(sums).mT) / query.shape[-1] ** 0.5
+        grown = torch.where(allowed, (z / divisors[n]).exp(), torch.zeros((), dtype=sums))
+        total = grown.sum(-1, keepdim=True)
+        weights = grown / torch.where(total > 0, total, torch.ones((), dtype=sums))
+        if kept is not None:
+            weights = weights * kept[n]
+        found.append(weights.to(value.dtype) @ value)
+    return found
+
+
+def gradients(found: list[Tensor], layers: Layers, weights: list[Tensor]) -> list[Tensor]:
+    loss = sum(((x * w).sum() for x, w in zip(found, weights, strict=True)), torch.zeros(()))
+    return list(torch.autograd.grad(loss, [x for layer in layers for x in layer]))
+
+
+def worst(ours: list[Tensor], exact: list[Tensor]) -> float:
+    """Return the largest error over the largest entry of its tensor."""
+    pairs = zip(ours, exact, strict=True)
+    return max(
+        float((a.double() - b).abs().max().detach() / b.abs().max().clamp(min=1.0))
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(EXAMPLES, max_examples=60)
+@given(case=cases())
+def test_residual_attention_is_the_equation(form: Form, case: dict[str, Any]) -> None:
+    torch.manual_seed(case["seed"])
+    mask, layers = mask_for(case), layers_for(case)
+    expected = literal(layers, mask.allowed, divisors(case))
+    weights = [torch.randn_like(x) for x in expected]
+    ours = run(form, layers, mask, divisors(case))
+    exact = [*expected, *gradients(expected, layers, weights)]
+    assert worst([*ours, *gradients(ours, layers, weights)], exact) < 1e-10
+    # In float32, of the same inputs.
+    single = [tuple(x.detach().float().requires_grad_() for x in layer) for layer in layers]
+    found = run(form, single, mask, divisors(case))  # pyright: ignore[reportArgumentType]
+    narrow = [weight.float() for weight in weights]
+    assert worst([*found, *gradients(found, single, narrow)], exact) < 1e-5  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("form", FAST)
+@settings(EXAMPLES, max_examples=40)
+@given(case=cases(), dropout=st.sampled_from([0.1, 0.5]))
+def test_dropout_is_the_same_in_both_passes(
+    form: Form, case: dict[str, Any], dropout: float
+) -> None:
+    """What was dropped is read off by V = I, with the same seed; the equation is then given it."""
+    torch.manual_seed(case["seed"])
+    mask, layers = mask_for(case), layers_for(case)
+    shape = (case["batch"], case["heads"], case["keys"], case["keys"])
+    seen_through = [
+        (query, key, torch.eye(case["keys"], dtype=torch.float64).expand(shape))
+        for query, key, _ in layers
+    ]
+    torch.manual_seed(case["seed"])
+    maps = run(form, seen_through, mask, divisors(case), dropout)
+    kept = [(one != 0.0).double() / (1.0 - dropout) for one in maps]
+    torch.manual_seed(case["seed"])
+    ours = run(form, layers, mask, divisors(case), dropout)
+    expected = literal(layers, mask.allowed, divisors(case), kept)
+    weights = [torch.randn_like(x) for x in expected]
+    exact = [*expected, *gradients(expected, layers, weights)]
+    assert worst([*ours, *gradients(ours, layers, weights)], exact) < 1e-10
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_dropout_drops_its_share_and_differs_by_layer(form: Form) -> None:
+    torch.manual_seed(1)
+    case = {"batch": 2, "heads": 2, "queries": 30, "keys": 30, "dim": 3, "value_dim": 30}
+    layers = layers_for({**case, "depth": 2})
+    eye = torch.eye(30, dtype=torch.float64).expand(2, 2, 30, 30)
+    first, second = run(
+        form, [(q, k, eye) for q, k, _ in layers], full_mask(30, CPU), [1.0, 1.0], 0.3
+    )
+    for one in (first, second):
+        assert 0.25 < (one == 0.0).double().mean() < 0.35
+    assert 0.3 < ((first == 0.0) != (second == 0.0)).double().mean() < 0.54
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bfloat16_is_nearer_than_a_running_sum_in_bfloat16(form: Form) -> None:
+    """12 layers. Scores in float32 lose nothing that their queries and keys have not lost."""
+    torch.manual_seed(3)
+    case = {"batch": 2, "heads": 2, "queries": 24, "keys": 24, "dim": 16, "value_dim": 16}
+    layers = layers_for({**case, "depth": 12}, torch.bfloat16)
+    mask, ones = causal_mask(24, CPU), [1.0] * 12
+    wide = [tuple(x.detach().double().requires_grad_() for x in layer) for layer in layers]
+    expected = literal(wide, mask.allowed, ones)  # pyright: ignore[reportArgumentType]
+    weights = [torch.randn_like(x) for x in expected]
+    exact = gradients(expected, wide, weights)  # pyright: ignore[reportArgumentType]
+    narrow = [weight.bfloat16() for weight in weights]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = run(form, layers, mask, ones)
+    naive = literal(layers, mask.allowed, ones, sums=torch.bfloat16)
+    assert {x.dtype for x in ours} == {torch.bfloat16}
+    error = worst(gradients(ours, layers, narrow), exact)
+    assert error < 0.5 * worst(gradients(naive, layers, narrow), exact)
+
+
+def test_policy_goes_by_shape_and_by_memory() -> None:
+    short = choose((8, 4, SHORT - 1, 512), CPU, 4)
+    long = choose((8, 4, SHORT, 512), CPU, 4)
+    huge = choose((8, 4, 2**20, 2**20), CPU, 4)
+    assert [choice.form for choice in (short, long, huge)] == ["plain", "reversible", "blocked"]
+    assert all(choice.reason for choice in (short, long, huge))
+    with attention_form("plain"):
+        assert choose((8, 4, SHORT, 512), CPU, 4).form == "plain"
+    assert choose((8, 4, SHORT, 512), CPU, 4).form == "reversible"
+
+
+def test_a_long_chain_takes_the_reversible_form_and_a_compiled_one_the_plain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = torch.randn(1, 1, SHORT, 2)
+    mask = full_mask(SHORT, CPU)
+    _, carry = attend_with_carry(query, query, query, mask, 0.0, None, 1.0)
+    assert isinstance(carry, ReversibleScores)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    _, carry = attend_with_carry(query, query, query, mask, 0.0, None, 1.0)
+    assert isinstance(carry, PlainScores)
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_no_map_is_kept_for_the_backward_pass(form: Form) -> None:
+    """Whatever the depth: what autograd saves is queries, keys and values alone."""
+    case = {"batch": 1, "heads": 2, "queries": 50, "keys": 50, "dim": 3, "value_dim": 3}
+    layers = layers_for({**case, "depth": 3})
+    saved: list[int] = []
+
+    def keep(x: Tensor) -> Tensor:
+        saved.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        run(form, layers, causal_mask(50, CPU), [1.0] * 3)
+    assert saved
+    assert max(saved) == 2 * 50 * 3
+
+
+def test_a_second_backward_pass_is_refused_not_wrong() -> None:
+    case = {"batch": 1, "heads": 1, "queries": 5, "keys": 5, "dim": 2, "value_dim": 2}
+    layers = layers_for({**case, "depth": 3})
+    leaves = [x for layer in layers for x in layer]
+    mask = full_mask(5, CPU)
+    loss = torch.stack(run("reversible", layers, mask, [1.0] * 3)).sum()
+    torch.autograd.grad(loss, leaves, retain_graph=True)
+    with pytest.raises(RuntimeError, match="no second backward pass"):
+        torch.autograd.grad(loss, leaves)
+    # A part of one, up to the second layer: the next finds the scores elsewhere.
+    loss = torch.stack(run("reversible", layers, mask, [1.0] * 3)).sum()
+    torch.autograd.grad(loss, layers[2], retain_graph=True)
+    with pytest.raises(RuntimeError, match="no part of one"):
+        torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_a_second_derivative_is_refused_not_wrong(form: Form) -> None:
+    """Also where the incoming gradient is a constant, and only what was saved would need one."""
+    case = {"batch": 1, "heads": 1, "queries": 5, "keys": 5, "dim": 2, "value_dim": 2}
+    layers = layers_for({**case, "depth": 2})
+    loss = torch.stack(run(form, layers, full_mask(5, CPU), [1.0] * 2)).sum()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, [x for layer in layers for x in layer], create_graph=True)
+
+
+def test_a_second_derivative_of_shaped_attention_is_refused_or_right() -> None:
+    query, key, value = layers_for(
+        {"batch": 2, "heads": 2, "queries": 5, "keys": 5, "dim": 2, "value_dim": 2, "depth": 1}
+    )[0]
+    mask, gain = causal_mask(5, CPU), torch.full((2, 1, 1), 0.7, dtype=torch.float64)
+    gain.requires_grad_()
+
+    def slope(create_graph: bool) -> Tensor:
+        heads = literal([(query, key, value)], mask.allowed, [1.0])[0]
+        shaped = shape_map(heads, value, mask, gain, gain, gain)
+        return torch.autograd.grad(shaped.pow(3).sum(), gain, create_graph=create_graph)[0].sum()
+
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        slope(create_graph=True)
+    with attention_form("plain"):
+        second = torch.autograd.grad(slope(create_graph=True), gain)[0].sum()
+        gain.data += 1e-5
+        above = slope(create_graph=False)
+        gain.data -= 2e-5
+        below = slope(create_graph=False)
+    torch.testing.assert_close(second, (above - below) / 2e-5, rtol=1e-6, atol=1e-6)
+
+
+@settings(EXAMPLES, max_examples=80)
+@given(case=cases(), shared=st.booleans())
+def test_shaped_attention_is_the_equation(case: dict[str, Any], shared: bool) -> None:
+    """``(alpha I + beta A - gamma C) V`` and all six gradients, in float64 and float32."""
+    torch.manual_seed(case["seed"])
+    queries, keys = sorted((case["queries"], case["keys"]))  # the queries are the newest keys
+    case |= {"queries": queries, "keys": keys, "depth": 1}
+    mask, layers = mask_for(case), layers_for(case)
+    gain_shape = (1 if shared else case["heads"], 1, 1)
+    gains = [torch.randn(gain_shape, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    query, key, value = layers[0]
+    allowed = mask.allowed.double()
+    centre = allowed / allowed.sum(-1, keepdim=True).clamp(min=1.0)
+    own = torch.eye(keys, dtype=torch.float64)[keys - queries :]
+    identity = [(query, key, torch.eye(keys, dtype=torch.float64).expand(*key.shape[:2], -1, -1))]
+    (attention,) = literal(identity, mask.allowed, [1.0])
+    alpha, beta, gamma = gains
+    expected = (alpha * own + beta * attention - gamma * centre) @ value
+    weight = torch.randn_like(expected)
+    exact = [expected, *torch.autograd.grad((expected * weight).sum(), [*layers[0], *gains])]
+    for dtype, limit in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (*layers[0], *gains)]
+        heads = attend(leaves[0], leaves[1], leaves[2], mask, 0.0)
+        found = shape_map(heads, leaves[2], mask, leaves[3], leaves[4], leaves[5])
+        ours = torch.autograd.grad((found * weight.to(dtype)).sum(), leaves)
+        assert worst([found, *ours], exact) < limit
+
+
+def test_running_mean_in_bfloat16_is_summed_in_float32() -> None:
+    value = torch.ones(1, 1, 3000, 1, dtype=torch.bfloat16)
+    zero, one = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    mask = causal_mask(3000, CPU)
+    mean = -shape_map(torch.zeros_like(value), value, mask, zero, zero, one)
+    # A sum in bfloat16 would end at 256.
+    torch.testing.assert_close(mean.float(), torch.ones(1, 1, 3000, 1))
