@@ -125,7 +125,7 @@ def residual_plain() -> Iterator[Figure]:
     for length, speed, memory in goals:
         maps = Maps(length=length, tokens=2048, depth=12, causal=False)
         chosen = partial(attention.work, maps, attention.residual)
-        plain = partial(attention.work, maps, attention.in_form("plain"))
+        plain = partial(attention.work, maps, attention.residual_literally)
         ours, theirs = against(chosen, plain)
         assert theirs.time is not None
         yield at_least(f"T={length}, speed", speed, theirs.time)

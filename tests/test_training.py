@@ -37,11 +37,13 @@ def test_fifty_steps_in_the_other_precision(
     train(tmp_path, cache, preset, task, precision)
 
 
-def run_program(how: str, folder: Path, cache: str, task: str, processes: int = 1) -> list[Any]:
-    """Run `tests.train` over all presets and return what each rank found."""
+def run_program(
+    how: str, folder: Path, cache: str, task: str, processes: int = 1, runs: Any = PRESETS
+) -> list[Any]:
+    """Run `tests.train` over `runs`, else all presets, and return what each rank found."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command = [sys.executable, *(launch if processes > 1 else []), "-m", "tests.train"]
-    command += [how, str(folder), cache, task, *PRESETS]
+    command += [how, str(folder), cache, task, *runs]
     root = Path(__file__).parents[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -55,7 +57,7 @@ def run_program(how: str, folder: Path, cache: str, task: str, processes: int = 
     )
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((folder / f"rank{n}.json").read_text()) for n in range(processes)]
-    assert all(set(rank) == set(PRESETS) for rank in ranks)
+    assert all(set(rank) == set(runs) for rank in ranks)
     return ranks
 
 
@@ -87,3 +89,13 @@ def test_fifty_steps_on_two_processes(tmp_path: Path, cache: str, task: str) -> 
 def test_none_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="explodes at initialisation: norm_placement none"):
         ArchitectureConfig().stacks(BlockConfig(preset="pre_ln", norm_placement="none"))
+
+
+@pytest.mark.slow
+@every_task
+def test_fast_forms_train_as_their_oracles_do(tmp_path: Path, cache: str, task: str) -> None:
+    """200 steps: residual scores summed and averaged, shaped maps; eager and compiled."""
+    (found,) = run_program("forms", tmp_path, cache, task, runs=("sum", "mean", "sas"))
+    for carry, losses in found.items():
+        for form in ("fast", "compiled"):
+            assert losses[form] == pytest.approx(losses["plain"], rel=1e-4), (carry, form)

@@ -8,13 +8,19 @@ import json
 import math
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning.pytorch as pl
 import torch
 
+import lightning_app.objectives.masked_lm
+import lightning_app.objectives.translation
+from lightning_app.blocks.kernels import Form, attention_form
 from lightning_app.module import TransformerModule
+from lightning_app.objectives.base import Sums
 from lightning_app.steps import loss_of
 from tests import tiny
 from tests.runs import data, module, trainer
@@ -43,12 +49,13 @@ def train(
     *,
     steps: int = STEPS,
     compiled: bool = False,
+    block: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[list[float], TransformerModule]:
     """Return the losses, all finite and after all steps lower than at first, and the module."""
     losses = Losses()
     pl.seed_everything(1, verbose=False)
-    trained = module(task, preset=preset)
+    trained = module(task, preset=preset, **(block or {}))
     if compiled:
         torch.compiler.reset()
         trained.compilation = "blocks"
@@ -83,8 +90,43 @@ def graph(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
     return {"equal": torch.equal(model(*inputs), expected)}
 
 
+def naive_sums(states, table, labels, counted, label_smoothing, bias=None, chunk=None) -> Sums:
+    """The loss from all logits at once, in the place of `output_sums`."""
+    logits = states @ table.T if bias is None else states @ table.T + bias
+    log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
+    nll = -log_probs[torch.arange(len(labels)), labels]
+    loss = (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
+    correct = ((logits.argmax(dim=-1) == labels) * counted).sum()
+    return Sums((loss * counted).sum(), (nll.detach() * counted).sum(), correct, counted.sum())
+
+
+def forms(folder: Path, cache: str, task: str, carry: str) -> dict[str, Any]:
+    """200 steps as the package takes them, as the oracles do, and compiled."""
+    block = {"residual_attention": carry} if carry in ("sum", "mean") else {}
+    preset, found = ("post_ln" if block else carry), {}
+    for form in ("fast", "plain", "compiled"):
+        oracle = form == "plain"
+        attention: Form = "plain" if oracle else "reversible"
+        objectives = (lightning_app.objectives.masked_lm, lightning_app.objectives.translation)
+        with ExitStack() as held:
+            held.enter_context(attention_form(attention))
+            for objective in objectives if oracle else ():
+                held.enter_context(mock.patch.object(objective, "output_sums", naive_sums))
+            found[form], _ = train(
+                folder / form,
+                cache,
+                preset,
+                task,
+                "32-true",
+                steps=200,
+                compiled=form == "compiled",
+                block=block,
+            )
+    return found
+
+
 def main(how: str, folder: Path, cache: str, task: str, presets: list[str]) -> None:
-    run = {"ddp": on_two_processes, "compiled": compiled, "graph": graph}[how]
+    run = {"ddp": on_two_processes, "compiled": compiled, "graph": graph, "forms": forms}[how]
     found = {preset: run(folder, cache, task, preset) for preset in presets}
     rank = os.environ.get("RANK", "0")
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -89,7 +89,8 @@ def heads(layer: Layer, maps: Maps) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gains(maps: Maps, value: Tensor) -> list[Tensor]:
-    return [torch.ones(maps.heads, 1, 1, device=value.device, dtype=value.dtype)] * 3
+    shape, how = (maps.heads, 1, 1), {"device": value.device, "dtype": value.dtype}
+    return [torch.ones(shape, **how, requires_grad=True) for _ in range(3)]
 
 
 def plain(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
@@ -132,6 +133,18 @@ def residual(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
     return outputs
 
 
+def residual_literally(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+    """The same as it is written down: every map is kept, by autograd."""
+    outputs, total = [], None
+    for layer in layers:
+        query, key, value = heads(layer, maps)
+        scores = (query @ key.transpose(-2, -1)).float() * maps.head_dim**-0.5
+        total = scores if total is None else total + scores
+        logits = total.masked_fill(~mask.allowed, torch.finfo(total.dtype).min)
+        outputs.append(logits.softmax(-1).to(value.dtype) @ value)
+    return outputs
+
+
 def residual_sums(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
     """Residual attention by sums of queries and of keys."""
     outputs, carry = [], None
@@ -168,6 +181,7 @@ def chain_forms(maps: Maps) -> list[Contender]:
     """Return the chains of `maps.depth` layers, SDPA without a chain first."""
     return [
         contender("plain (SDPA)", maps, plain),
+        contender("residual scores, literal", maps, residual_literally),
         contender("residual scores, as chosen", maps, residual),
         *(contender(f"residual scores, {form}", maps, in_form(form)) for form in FORMS),
         contender("residual, sums of Q and K", maps, residual_sums),

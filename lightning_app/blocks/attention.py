@@ -119,6 +119,22 @@ class AttentionSpec:
             )
 
 
+def project(
+    u: Float[Tensor, "*shape model"], *projections: nn.Module
+) -> list[Float[Tensor, "*shape _"]]:
+    """Return what each projection makes of `u`; those that are linear are one product.
+
+    Their parameters stay apart, as checkpoints and initialisation know them: putting the weights
+    side by side costs little beside the product.
+    """
+    linear = [each for each in projections if isinstance(each, nn.Linear)]
+    weight = torch.cat([each.weight for each in linear])
+    bias = torch.cat([each.bias for each in linear])
+    widths = [each.out_features for each in linear]
+    parts = iter(F.linear(u, weight, bias).split(widths, dim=-1))
+    return [next(parts) if isinstance(each, nn.Linear) else each(u) for each in projections]
+
+
 @final
 class AnchoredProjection(nn.Module):
     """``u (a W_0 + b dW)``: W_0 stays, dW is trained from zero, a and b are gains.
@@ -195,11 +211,11 @@ class HeadGain(nn.Module):
 
 @final
 class Attention(nn.Module):
-    """Multi-head attention of queries from `u` over keys and values from the same or another text.
+    """Multi-head attention of queries over keys and values from the same or another text.
 
     ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map. Queries and keys pass, in this
     order, noise (training alone), the norm over each head, and rotary positions. The caller makes
-    keys and values (`keys_values`), so that cached decoding appends to them.
+    all three first, so that cached decoding appends to keys and values.
     """
 
     def __init__(self, spec: AttentionSpec, model_dim: int, num_heads: int, dropout: float) -> None:
@@ -240,24 +256,37 @@ class Attention(nn.Module):
         """Return the queries of `u` as the scores take them, split into heads."""
         return self._placed(self.query(u), self.query_norm, rotation)
 
+    def queries_keys_values(
+        self, u: Float[Tensor, "batch token model"], rotation: Rotation | None
+    ) -> tuple[
+        Float[Tensor, "batch head token dim"],
+        Float[Tensor, "batch head token dim"],
+        Float[Tensor, "batch head token dim"],
+    ]:
+        """Return queries, keys and values of one text, by one product where all are full."""
+        query, key, value = project(u, self.query, self.key, self.value)
+        return (
+            self._placed(query, self.query_norm, rotation),
+            self._placed(key, self.key_norm, rotation),
+            self.value_norm(self._split(value)),
+        )
+
     def keys_values(
         self, memory: Float[Tensor, "batch key model"], rotation: Rotation | None
     ) -> tuple[Float[Tensor, "batch head key dim"], Float[Tensor, "batch head key dim"]]:
         """Return keys, as the scores take them, and values of `memory`, split into heads."""
-        keys = self._placed(self.key(memory), self.key_norm, rotation)
-        return keys, self.value_norm(self._split(self.value(memory)))
+        key, value = project(memory, self.key, self.value)
+        return self._placed(key, self.key_norm, rotation), self.value_norm(self._split(value))
 
     def forward(
         self,
-        u: Float[Tensor, "batch query model"],
+        query: Float[Tensor, "batch head query dim"],
         keys: Float[Tensor, "batch head key dim"],
         values: Float[Tensor, "batch head key dim"],
         mask: Mask,
         carry: Carry | None,
-        rotation: Rotation | None,
     ) -> tuple[Float[Tensor, "batch query model"], Carry | None]:
         """Return the sub-layer's output and what the chain hands to the layer above."""
-        query = self.queries(u, rotation)
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor
         match self.spec.carry:

@@ -273,8 +273,8 @@ class EncoderBlock(nn.Module):
     ) -> tuple[Stream, Carry | None]:
         start = stream
         u = self.around_self.enter(stream.x)
-        keys, values = self.self_attention.keys_values(u, rotation)
-        attended, carry = self.self_attention(u, keys, values, mask, carry, rotation)
+        query, keys, values = self.self_attention.queries_keys_values(u, rotation)
+        attended, carry = self.self_attention(query, keys, values, mask, carry)
         stream = self.around_self(stream, attended)
         if self.spec.layout == "parallel":
             stream = Stream(self.around_ff(start, self.feed_forward(u)).x + stream.x)
@@ -320,26 +320,25 @@ class DecoderBlock(nn.Module):
         """
         start = stream
         u = self.around_self.enter(stream.x)
-        keys, values = self.self_attention.keys_values(u, rotation)
+        query, keys, values = self.self_attention.queries_keys_values(u, rotation)
         if cache.filled:
             cache = cache.append(keys, values)
             keys, values = cache.written()
         else:
             cache = cache._replace(self_keys=keys, self_values=values, filled=keys.shape[2])
         attended, self_carry = self.self_attention(
-            u, keys, values, mask, carries.self_attention, rotation
+            query, keys, values, mask, carries.self_attention
         )
         stream = self.around_self(stream, attended)
         if self.spec.layout == "parallel":
             stream = Stream(self.around_ff(start, self.feed_forward(u)).x + stream.x)
 
         crossed, cross_carry = self.cross_attention(
-            self.around_cross.enter(stream.x),
+            self.cross_attention.queries(self.around_cross.enter(stream.x), None),
             cache.cross_keys,
             cache.cross_values,
             source_mask,
             carries.cross_attention,
-            None,
         )
         stream = self.around_cross(stream, crossed)
 

@@ -27,7 +27,7 @@ Mixed = Float[Tensor, "batch head query width"]
 Form = Literal["plain", "reversible", "blocked"]
 """Of residual attention. All are exact; they differ in what they keep for the backward pass."""
 
-SHORT = 256
+SHORT = 128
 """Queries under which maps are so small that keeping them costs nothing."""
 
 _forced: ContextVar[Form | None] = ContextVar("attention_form", default=None)
@@ -90,7 +90,8 @@ ScoreCarry = PlainScores | ReversibleScores | BlockedScores
 
 def attend(query: Queries, key: Keys, value: Values, mask: Mask, dropout: float) -> Mixed:
     """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1)."""
-    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **mask.for_sdpa)
+    how = mask.for_sdpa(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
 
 
 def attend_with_carry(

@@ -36,6 +36,7 @@ class Mask:
         self._bias: Tensor | None = None
         self._count: Tensor | None = None
         self._blank: Tensor | None = None
+        self._added: Tensor | None = None
 
     @property
     def allowed(self) -> Bool[Tensor, "#batch 1 #query key"]:
@@ -66,12 +67,19 @@ class Mask:
             self._bias = zeros.masked_fill(~self.allowed, -torch.finfo(dtype).max / 4)
         return self._bias
 
-    @property
-    def for_sdpa(self) -> dict[str, Any]:
-        """Arguments of `scaled_dot_product_attention`; a mask costs it time, so none where none."""
+    def for_sdpa(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Return arguments of `scaled_dot_product_attention` of queries of `dtype`.
+
+        A mask costs it time, so none where none is needed. It would turn a boolean one into this
+        one in every layer. -inf, so that rows that see nothing give zeros. Another type than that
+        of the queries is read wrongly on a CPU (torch 2.13, float64 queries and a float32 mask).
+        """
         if self.seen is None:
             return {"is_causal": self.causal}
-        return {"attn_mask": self.allowed}
+        if self._added is None or self._added.dtype != dtype:
+            zeros = torch.zeros(self.allowed.shape, dtype=dtype, device=self.device)
+            self._added = zeros.masked_fill(~self.allowed, -torch.inf)
+        return {"attn_mask": self._added}
 
     @property
     def count(self) -> Float[Tensor, "#batch 1 #query 1"]:

@@ -89,12 +89,13 @@ class Shape(torch.autograd.Function):
         else:
             grad_value = grad_value.clone()
             newest(grad_value, attended).addcmul_(grad, alpha)
+        learned = ctx.needs_input_grad[2:5]
         return (
             (grad * beta).to(attended.dtype),
             grad_value.to(value.dtype),
-            (grad * own).sum_to_size(alpha.shape),
-            (grad * attended).sum_to_size(beta.shape),
-            -(all_queries * mean).sum_to_size(gamma.shape),
+            (grad * own).sum_to_size(alpha.shape) if learned[0] else None,
+            (grad * attended).sum_to_size(beta.shape) if learned[1] else None,
+            -(all_queries * mean).sum_to_size(gamma.shape) if learned[2] else None,
             None,
         )
 

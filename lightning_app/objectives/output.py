@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_app.blocks.once import differentiated_once
 from lightning_app.objectives.base import Sums, token_sums
 
 # Tokens whose logits exist at one time. On a CPU few enough for the cache, yet enough for the pass
@@ -135,15 +136,9 @@ class OutputLoss(torch.autograd.Function):
         return loss, nll
 
     @staticmethod
+    @differentiated_once
     def backward(ctx: Any, d_loss: Tensor, d_nll: None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Scale what the forward pass has found.
-
-        Raises:
-            RuntimeError: where a graph of this pass is asked for. What was found is a constant to
-                autograd: a second derivative would be without that of the loss, and say nothing.
-        """
-        if torch.is_grad_enabled():
-            raise RuntimeError("OutputLoss is differentiable once; token_sums more often")
+        """Scale what the forward pass has found."""
         d_states, d_table, d_bias = (
             None if found is None else d_loss * found for found in ctx.saved_tensors
         )

@@ -12,7 +12,6 @@ from torch.utils.hooks import RemovableHandle
 from lightning_app.blocks.attention import Attention, Carry
 from lightning_app.blocks.block import DecoderBlock, EncoderBlock
 from lightning_app.blocks.kernels import QueryKeySums
-from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.probes import measures
 from lightning_app.probes.gains import stacks
@@ -169,11 +168,9 @@ class Taps:
         def hook(
             module: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
         ) -> None:
-            names = ("u", "keys", "values", "mask", "carry", "rotation")
-            inputs = {name: given(name, i, args, kwargs) for i, name in enumerate(names)}
-            mask: Mask = inputs["mask"]
-            query = module.queries(inputs["u"], inputs["rotation"])
-            new, total = scores(query, inputs["keys"], output[1])
+            names = ("query", "keys", "values", "mask")
+            query, keys, _, mask = (given(name, i, args, kwargs) for i, name in enumerate(names))
+            new, total = scores(query, keys, output[1])
             allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
             rows = self._real[stack] & (allowed.sum(dim=-1) > 1)
             # (batch, head, query, key) -> (row, head, key)

@@ -64,7 +64,7 @@ def skipless_cosines(spec: AttentionSpec, setting: Skipless) -> list[float]:
     for _ in range(setting.depth):
         attention = skipless_attention(spec, setting)
         u = norm(x)
-        x, _ = attention(u, *attention.keys_values(u, None), mask, None, None)
+        x, _ = attention(*attention.queries_keys_values(u, None), mask, None)
         cosines.append(token_cosines(x, real).item())
     return cosines
 

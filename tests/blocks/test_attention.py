@@ -34,7 +34,7 @@ def build(dropout: float = 0.0, **spec: Any) -> Attention:
 
 
 def run(attention: Attention, u: Tensor, mask: Mask) -> Tensor:
-    return attention(u, *attention.keys_values(u, None), mask, None, None)[0]
+    return attention(*attention.queries_keys_values(u, None), mask, None)[0]
 
 
 @masks
@@ -72,8 +72,8 @@ def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) ->
         attention = tiny.randomise(build(shaping=ShapingSpec(gamma=gamma), output="identity"))
         assert attention.shaping is not None
         u = torch.randn(BATCH, LENGTH, MODEL)
-        keys, values = attention.keys_values(u, None)
-        sums, _ = attention(u, keys, torch.ones_like(values), mask, None, None)
+        query, keys, values = attention.queries_keys_values(u, None)
+        sums, _ = attention(query, keys, torch.ones_like(values), mask, None)
         alpha, beta, *rest = attention.shaping.parameters()
         weights = alpha + beta - sum(rest)
         expected = weights.expand(HEADS, 1, DIM).flatten().expand_as(sums)
@@ -158,10 +158,9 @@ def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
         attention = tiny.randomise(
             build(carry=carry, score_divisor=1.0 if carry == "none" else 3.0)
         )
-        keys, values = attention.keys_values(u, None)
-        query = attention.queries(u, None)
-        _, first = attention(u, keys, values, MASKS["causal"], None, None)
-        _, second = attention(u, keys, values, MASKS["causal"], first, None)
+        query, keys, values = attention.queries_keys_values(u, None)
+        _, first = attention(query, keys, values, MASKS["causal"], None)
+        _, second = attention(query, keys, values, MASKS["causal"], first)
         match carry:
             case "none":
                 assert first is None

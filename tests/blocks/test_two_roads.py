@@ -299,7 +299,7 @@ class Chain:
 
     def _keep(self, attention: nn.Module, args: tuple[Any, ...], out: tuple[Any, ...]) -> None:
         assert isinstance(attention, Attention)
-        self.query.append(attention.queries(args[0], args[5]))
+        self.query.append(args[0])
         self.key.append(args[1])
         self.carry.append(out[1])
 
@@ -369,10 +369,9 @@ def test_mean_in_layer_n_is_the_sum_at_temperature_n(layer: int) -> None:
     share(theirs, tiny.randomise(ours))
     u, below = torch.randn(BATCH, SOURCE, MODEL), torch.randn(BATCH, HEADS, SOURCE, SOURCE)
     below = below.masked_fill(~source_mask().allowed, -1e300)
-    keys, values = ours.keys_values(u, None)
+    parts = ours.queries_keys_values(u, None)
     (a, carried), (b, also) = (
-        module(u, keys, values, source_mask(), PlainScores(below), None)
-        for module in (ours, theirs)
+        module(*parts, source_mask(), PlainScores(below)) for module in (ours, theirs)
     )
     same(a, b)
     same(carried.scores, also.scores)
@@ -386,11 +385,10 @@ def test_layer_without_queries_repeats_the_map_below(carry: str) -> None:
     """
     attention = tiny.randomise(Attention(AttentionSpec(carry=carry), MODEL, HEADS, 0.0))  # pyright: ignore[reportArgumentType]
     u = torch.randn(BATCH, SOURCE, MODEL)
-    keys, values = attention.keys_values(u, None)
-    first, below = attention(u, keys, values, source_mask(), None, None)
+    first, below = attention(*attention.queries_keys_values(u, None), source_mask(), None)
     nn.init.zeros_(attention.query.weight)
     nn.init.zeros_(attention.query.bias)
-    again, above = attention(u, keys, values, source_mask(), below, None)
+    again, above = attention(*attention.queries_keys_values(u, None), source_mask(), below)
     if carry == "scores":
         assert torch.equal(below.scores, above.scores)
         same(first, again)
@@ -403,14 +401,14 @@ def test_layer_without_queries_repeats_the_map_below(carry: str) -> None:
 def test_mask_does_not_change_what_is_carried(carry: str) -> None:
     attention = tiny.randomise(Attention(AttentionSpec(carry=carry), MODEL, HEADS, 0.0))  # pyright: ignore[reportArgumentType]
     u = torch.randn(BATCH, SOURCE, MODEL)
-    keys, values = attention.keys_values(u, None)
+    parts = attention.queries_keys_values(u, None)
     device = torch.device("cpu")
     nothing = mask_of(torch.zeros(1, 1, 1, SOURCE, dtype=torch.bool))
     masks = (full_mask(SOURCE, device), source_mask(), causal_mask(SOURCE, device), nothing)
     outputs, carried = [], []
     for mask in masks:
-        _, below = attention(u, keys, values, mask, None, None)
-        heads, above = attention(u, keys, values, mask, below, None)
+        _, below = attention(*parts, mask, None)
+        heads, above = attention(*parts, mask, below)
         outputs.append(heads)
         carried.append(above)
     for mask, other in zip(masks, carried, strict=True):
@@ -479,17 +477,20 @@ def test_a_text_of_one_token_has_no_distance() -> None:
 def test_simplified_self_attention_starts_as_the_norm(preset: str, mask: str) -> None:
     """Every self-attention gives what it reads, to the last digits, under either mask."""
     module = tiny.encoder(preset)
-    seen: list[tuple[Tensor, Tensor]] = []
+    read: list[Any] = []
+    given: list[Any] = []
     for block in module.blocks:
+        norm = block.get_submodule("around_self.norm_input")
+        norm.register_forward_hook(lambda _, args, out: read.append(out))
         attention = block.get_submodule("self_attention")
-        attention.register_forward_hook(lambda _, args, out: seen.append((args[0], out[0])))
+        attention.register_forward_hook(lambda _, args, out: given.append(out[0]))
     x = 3.0 * torch.randn(BATCH, SOURCE, MODEL)
     module(x, source_mask() if mask == "padding" else causal_mask(SOURCE, x.device))
-    assert len(seen) == len(module.blocks)
-    for u, attended in seen:
+    assert len(read) == len(given) == len(module.blocks)
+    for u, attended in zip(read, given, strict=True):
         same(attended, u, 1e-13)
     first = module.blocks[0].get_submodule("around_self.norm_input")
-    same(seen[0][1], first(x), 1e-13)
+    same(given[0], first(x), 1e-13)
 
 
 def test_sas_and_sas_p_start_as_one_function() -> None:
@@ -553,7 +554,7 @@ def test_identity_plus_of_the_difference_is_a_full_matrix() -> None:
         change = (theirs.value.weight - a * torch.eye(MODEL)) / b
         ours.value.get_parameter("change.weight").copy_(change)
     u = torch.randn(BATCH, SOURCE, MODEL)
-    x, y = (m(u, *m.keys_values(u, None), source_mask(), None, None)[0] for m in (ours, theirs))
+    x, y = (m(*m.queries_keys_values(u, None), source_mask(), None)[0] for m in (ours, theirs))
     same(x, y)
 
 

@@ -132,8 +132,8 @@ def test_theoretical_setting_is_that_of_the_paper(preset: str) -> None:
             assert (part.weight.abs() > 2 * dim**-0.5).float().mean() > 0.03
             assert part.bias.count_nonzero() == 0
         x = torch.randn(1, 5, dim)
-        keys, values = attention.keys_values(x, None)
-        found, _ = attention(x, keys, values, full_mask(5, x.device), None, None)
+        parts = attention.queries_keys_values(x, None)
+        found, _ = attention(*parts, full_mask(5, x.device), None)
         mean = (x @ attention.value.weight.T).mean(dim=1, keepdim=True)
         torch.testing.assert_close(found, mean.expand_as(found), atol=1e-5, rtol=1e-4)
 
