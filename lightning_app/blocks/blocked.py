@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.once import differentiated_once
+from lightning_app.blocks.once import no_second_derivative
 from lightning_app.blocks.tiles import (
     Softmax,
     Tile,
@@ -73,8 +73,9 @@ class _Layer(torch.autograd.Function):
         return out
 
     @staticmethod
-    @differentiated_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            raise no_second_derivative("residual attention in blocks")
         value, *inputs = ctx.saved_tensors
         layers = len(inputs) // 2
         queries, keys = tuple(inputs[:layers]), tuple(inputs[layers:])

@@ -1,29 +1,14 @@
-"""Backward passes that cannot be differentiated themselves say so."""
+"""Backward passes that cannot be differentiated themselves say so.
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
+PyTorch's `once_differentiable` refuses only where the incoming gradient asks for a derivative, and
+leaves terms out in silence where what was saved does. So ours ask `torch.is_grad_enabled()`, which
+holds in a backward pass with `create_graph=True` alone.
+"""
 
-import torch
 
-
-def differentiated_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `backward` of an autograd function refuse to be part of a graph.
-
-    PyTorch's `once_differentiable` refuses only where the incoming gradient asks for a derivative,
-    and leaves terms out in silence where what was saved does.
-
-    Raises:
-        RuntimeError: in a backward pass with `create_graph=True`.
-    """
-
-    @wraps(backward)
-    def refusing(ctx: Any, *grads: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{backward.__qualname__} has no second derivative; compute it with "
-                'attention_form("plain") and a loss of logits'
-            )
-        return backward(ctx, *grads)
-
-    return refusing
+def no_second_derivative(what: str) -> RuntimeError:
+    """Return what the backward pass of an autograd function raises where it is to have a graph."""
+    return RuntimeError(
+        f'{what} has no second derivative; take `attention_form("plain")` and `token_sums` of all '
+        "logits"
+    )

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.once import differentiated_once
+from lightning_app.blocks.once import no_second_derivative
 from lightning_app.blocks.tiles import (
     Softmax,
     accumulate,
@@ -106,10 +106,11 @@ class _Layer(torch.autograd.Function):
         return out, token.new_zeros(())
 
     @staticmethod
-    @differentiated_once
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad: Tensor, _token: Tensor
     ) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise no_second_derivative("reversible residual attention")
         query, key, value = ctx.saved_tensors
         chain, softmax = ctx.chain, ctx.softmax
         scores, grad_scores = chain.at(ctx.layers), chain.grad()

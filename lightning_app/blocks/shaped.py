@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.once import differentiated_once
+from lightning_app.blocks.once import no_second_derivative
 
 
 def centred(
@@ -77,8 +77,9 @@ class Shape(torch.autograd.Function):
         return shaped
 
     @staticmethod
-    @differentiated_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            raise no_second_derivative("shaped attention")
         attended, value, alpha, beta, gamma, mean = ctx.saved_tensors
         own = newest(value, attended)
         # One row of means stands for all queries.

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_app.blocks.once import differentiated_once
+from lightning_app.blocks.once import no_second_derivative
 from lightning_app.objectives.base import Sums, token_sums
 
 # Tokens whose logits exist at one time. On a CPU few enough for the cache, yet enough for the pass
@@ -136,9 +136,10 @@ class OutputLoss(torch.autograd.Function):
         return loss, nll
 
     @staticmethod
-    @differentiated_once
     def backward(ctx: Any, d_loss: Tensor, d_nll: None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scale what the forward pass has found."""
+        if torch.is_grad_enabled():
+            raise no_second_derivative("the loss in chunks")
         d_states, d_table, d_bias = (
             None if found is None else d_loss * found for found in ctx.saved_tensors
         )
