@@ -133,6 +133,19 @@ def residual_plain() -> Iterator[Figure]:
         yield at_most(f"T={length}, live memory", memory, exactly(share))
 
 
+def residual_depth() -> Iterator[Figure]:
+    """Peak memory of a residual chain at T=2048, 24 layers against 12, but for Q, K, V and O."""
+    peaks, own = [], []
+    for depth in (12, 24):
+        maps = Maps(length=2048, tokens=2048, depth=depth, causal=False)
+        chain = attention.contender("", maps, attention.residual)
+        peaks.append(memory_of(compare("", [chain], How(rounds=1)).results[0]))
+        # Float32; what each layer reads and gives cannot be less.
+        own.append(4 * depth * maps.tokens * maps.heads * maps.head_dim * 4)
+    grown = peaks[1] - peaks[0] - (own[1] - own[0])
+    yield at_most("growth over the peak of 12", 0.05, exactly(grown / peaks[0]))
+
+
 def residual_peer() -> Iterator[Figure]:
     """An encoder of 12 blocks, width 256, ff 1024, against x-transformers, 2048 tokens."""
     setting = Setting(kind="encoder", depth=12, width=256, tokens=2048, step=False)
@@ -348,6 +361,7 @@ ROWS: dict[str, Row] = {
     "shaped_literal": shaped_literal,
     "shaped_sdpa": shaped_sdpa,
     "residual_plain": residual_plain,
+    "residual_depth": residual_depth,
     "residual_peer": residual_peer,
     "bf16_error": bf16_error,
     "training_step": training_step,

@@ -7,7 +7,6 @@ from typing import Literal, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_app.blocks.kernels import (
     QueryKeySums,
@@ -17,6 +16,7 @@ from lightning_app.blocks.kernels import (
     attend_with_sums,
     shape_map,
 )
+from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.residual import Gain, build_gain
@@ -127,11 +127,11 @@ def project(
     Their parameters stay apart, as checkpoints and initialisation know them: putting the weights
     side by side costs little beside the product.
     """
-    linear = [each for each in projections if isinstance(each, nn.Linear)]
-    weight = torch.cat([each.weight for each in linear])
-    bias = torch.cat([each.bias for each in linear])
-    widths = [each.out_features for each in linear]
-    parts = iter(F.linear(u, weight, bias).split(widths, dim=-1))
+    full = [each for each in projections if isinstance(each, nn.Linear)]
+    weight = torch.cat([each.weight for each in full])
+    bias = torch.cat([each.bias for each in full])
+    widths = [each.out_features for each in full]
+    parts = iter(linear(u, weight, bias).split(widths, dim=-1))
     return [next(parts) if isinstance(each, nn.Linear) else each(u) for each in projections]
 
 
@@ -147,12 +147,12 @@ class AnchoredProjection(nn.Module):
     def __init__(self, dim: int, gains: ProjectionGains, *, orthogonal: bool) -> None:
         super().__init__()
         self.register_buffer("initial", torch.eye(dim) if orthogonal else None)
-        self.change = nn.Linear(dim, dim, bias=False)
+        self.change = Linear(dim, dim, bias=False)
         self.kept = build_gain(gains.kept, dim)
         self.departure = build_gain(gains.change, dim)
 
     def forward(self, u: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape model"]:
-        kept = u if self.initial is None else F.linear(u, self.initial)
+        kept = u if self.initial is None else linear(u, self.initial)
         return self.kept(kept) + self.departure(self.change(u))
 
 
@@ -160,7 +160,7 @@ def build_projection(kind: Projection, gains: ProjectionGains, dim: int) -> nn.M
     """Return the value or output projection `kind` from and to `dim`."""
     match kind:
         case "full" | "orthogonal":
-            return nn.Linear(dim, dim)
+            return Linear(dim, dim)
         case "identity":
             return nn.Identity()
         case "identity_plus" | "orthogonal_plus":
@@ -223,8 +223,8 @@ class Attention(nn.Module):
         self.spec = spec
         self.num_heads = num_heads
         self.dropout = dropout
-        self.query = nn.Linear(model_dim, model_dim)
-        self.key = nn.Linear(model_dim, model_dim)
+        self.query = Linear(model_dim, model_dim)
+        self.key = Linear(model_dim, model_dim)
         self.value = build_projection(spec.value, spec.value_gains, model_dim)
         self.output = build_projection(spec.output, spec.output_gains, model_dim)
         self.query_norm = build_norm(spec.qk_norm, model_dim // num_heads)

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.norm import Norm, build_norm
 
 Activation = Literal["relu", "gelu", "leaky_relu", "geglu"]
@@ -31,10 +32,10 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.slope = slope
-        self.inner = nn.Linear(model_dim, ff_dim)
-        self.gate = nn.Linear(model_dim, ff_dim) if activation == "geglu" else None
+        self.inner = Linear(model_dim, ff_dim)
+        self.gate = Linear(model_dim, ff_dim) if activation == "geglu" else None
         self.norm_inner = build_norm(norm, ff_dim)
-        self.outer = nn.Linear(ff_dim, model_dim)
+        self.outer = Linear(ff_dim, model_dim)
 
     def forward(self, x: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
         inner = self.inner(x)

@@ -7,8 +7,8 @@ from typing import Literal, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from lightning_app.blocks.linear import linear
 from lightning_app.errors import UserError
 
 Positions = Literal["sinusoidal", "learned", "rope"]
@@ -92,4 +92,4 @@ class Embedding(nn.Module):
 
     def logits(self, states: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape vocabulary"]:
         """Return ``states E^T``, the scores over the vocabulary."""
-        return F.linear(states, self.tokens.weight)
+        return linear(states, self.tokens.weight)

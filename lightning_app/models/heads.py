@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import LayerCache, Sizes
 from lightning_app.blocks.feed_forward import Activation
+from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.masks import causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.stack import Stack, StackSpec
@@ -213,7 +214,7 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.encoder = Encoder(encoder, sizes)
-        self.transform = nn.Linear(sizes.model_dim, sizes.model_dim)
+        self.transform = Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
         self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
         initialize(self)

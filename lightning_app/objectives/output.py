@@ -6,8 +6,8 @@ from typing import Any, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
+from lightning_app.blocks.linear import linear, product, takes_onednn
 from lightning_app.blocks.once import no_second_derivative
 from lightning_app.objectives.base import Sums, token_sums
 
@@ -40,7 +40,7 @@ def output_sums(
         return Sums(loss=loss, nll=nll, correct=None, tokens=counted.sum())
     parts = []
     for x, y, c in zip(states.split(size), labels.split(size), counted.split(size), strict=True):
-        logits = F.linear(x, table)
+        logits = linear(x, table)
         parts.append(token_sums(logits if bias is None else logits + bias, y, c, label_smoothing))
     return Sums(*(torch.stack(column).sum() for column in zip(*parts, strict=True)))
 
@@ -82,14 +82,15 @@ class OutputLoss(torch.autograd.Function):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return (loss, nll), in nats; nll has no gradient."""
         device, e = states.device.type, label_smoothing
-        product = torch.promote_types(states.dtype, table.dtype)
+        narrow = torch.promote_types(states.dtype, table.dtype)
         if torch.is_autocast_enabled(device):
-            product = torch.get_autocast_dtype(device)
+            narrow = torch.get_autocast_dtype(device)
         exact = torch.promote_types(table.dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             counted = counted.to(exact)
-            matrix, inputs = table.to(product), states.to(product)
-            seen = inputs * counted[:, None].to(product)
+            matrix, inputs = table.to(narrow), states.to(narrow)
+            turned = matrix.t().contiguous() if takes_onednn(inputs, matrix) else matrix.t()
+            seen = inputs * counted[:, None].to(narrow)
             mean, total = table.mean(dim=0, dtype=exact), counted @ states.to(exact)
             # What smoothing adds to a row is there from the start.
             d_table = (-e / len(table) * total).expand(table.shape).contiguous()
@@ -106,7 +107,7 @@ class OutputLoss(torch.autograd.Function):
                 d_states.split(chunk),
                 strict=True,
             ):
-                logits = (x @ matrix.t()).to(exact)
+                logits = linear(x, matrix).to(exact)
                 if bias is not None:
                     logits += bias
                 g = logits.softmax(dim=-1)
@@ -119,8 +120,8 @@ class OutputLoss(torch.autograd.Function):
                 g.scatter_(1, y, e - 1.0, reduce="add")
                 if d_bias is not None:
                     d_bias.addmv_(g.t(), c)
-                g = g.to(product)
-                dx.copy_(g @ matrix)
+                g = g.to(narrow)
+                dx.copy_(linear(g, turned))
                 add_product(d_table, g.t(), cx)
                 del logits, g  # the next chunk takes their place
             d_states = d_states.sub_(e * mean).mul_(counted[:, None])
@@ -150,7 +151,7 @@ def add_product(
     total: Float[Tensor, "row column"], a: Float[Tensor, "row k"], b: Float[Tensor, "k column"]
 ) -> None:
     """``total += a b``, the sum in the type of `total`."""
-    if a.dtype == total.dtype:
+    if a.dtype == total.dtype and not takes_onednn(a, b.t()):
         total.addmm_(a, b)
     else:
-        total += a @ b
+        total += product(a, b)

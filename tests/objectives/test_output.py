@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -298,8 +299,9 @@ def test_what_is_frozen_has_no_gradient(which: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does
-def test_compiled_as_a_part_of_something_larger() -> None:
+def test_compiled_as_a_part_of_something_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one graph, from which no code is generated."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks are not compiled
     some = case(50, 3, 11, bias=True)
 
     def loss() -> Tensor:

@@ -1,0 +1,83 @@
+"""Linear maps by oneDNN: the equation, its gradients, and when it is taken."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_app.blocks import linear as module
+from lightning_app.blocks.linear import Linear, linear, product, takes_onednn
+
+SHAPES = [(1, 1, 1), (5, 7, 3), (2, 3, 11, 4), (64, 32, 48)]
+
+
+@pytest.fixture(params=[False, True], ids=["mkl", "onednn"])
+def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Products of any size in float32 by the one library or the other, whatever the processor."""
+    if request.param and not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of PyTorch has no oneDNN")
+    monkeypatch.setattr(module, "prefers_onednn", lambda: request.param)
+    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(module, "SMALL_TURNED", 0)
+    return request.param
+
+
+def close(ours: Tensor, exact: Tensor) -> None:
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_it_is_the_equation_with_its_gradients(
+    onednn: bool, shape: tuple[int, ...], biased: bool
+) -> None:
+    *rows, inner, outer = shape
+    x, weight = torch.randn(*rows, inner), torch.randn(outer, inner)
+    bias, upstream = torch.randn(outer), torch.randn(*rows, outer)
+    leaves = [x, weight, bias] if biased else [x, weight]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    assert takes_onednn(x, weight) == onednn
+    ours = linear(x, weight, bias if biased else None)
+    exact = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
+    close(ours, exact)
+    found = torch.autograd.grad(ours, leaves, upstream)
+    for mine, right in zip(
+        found, torch.autograd.grad(exact, leaves, upstream.double()), strict=True
+    ):
+        close(mine, right.double())
+
+
+def test_the_second_derivative_is_that_of_the_equation(onednn: bool) -> None:
+    x, weight = torch.randn(6, 5).requires_grad_(), torch.randn(4, 5).requires_grad_()
+
+    def curvature(y: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(y.pow(3).sum(), weight, create_graph=True)
+        return torch.autograd.grad(slope.pow(2).sum(), x)[0]
+
+    exact = curvature(x.double() @ weight.double().T)
+    torch.testing.assert_close(curvature(linear(x, weight)), exact, rtol=1e-3, atol=1e-2)
+
+
+def test_a_product_takes_matrices_as_they_lie(onednn: bool) -> None:
+    a, b = torch.randn(9, 6).t(), torch.randn(7, 9).t()
+    close(product(a, b), a.double() @ b.double())
+
+
+def test_the_module_is_torchs_but_for_speed(onednn: bool) -> None:
+    ours, theirs = Linear(6, 4), nn.Linear(6, 4)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 2, 6)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
+
+
+def test_what_onednn_is_not_for_goes_the_usual_way(
+    onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    assert takes_onednn(x, weight) == onednn
+    assert not takes_onednn(x.double(), weight.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not takes_onednn(x, weight)
+        assert linear(x, weight).dtype == torch.bfloat16
+    monkeypatch.setattr(module, "SMALL", x.numel() * len(weight) + 1)
+    assert not takes_onednn(x, weight)
