@@ -1,10 +1,11 @@
-"""`ablate bench --explain`: which form of attention is taken, and why."""
+"""`ablate bench --explain`: which form is taken, and why."""
 
 import torch
 from rich import box
 from rich.table import Table
 
 from lightning_app.blocks.kernels import choose
+from lightning_app.blocks.linear import prefers_onednn
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 32768)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -26,8 +27,12 @@ def explained(devices: list[torch.device]) -> Table:
                 name, size = str(dtype).removeprefix("torch."), " x ".join(map(str, shape))
                 shown.add_row(device.type, name, size, form, reason)
     shown.caption_justify = "left"
+    products = (
+        "oneDNN, as MKL leaves AVX-512 of AMD unused" if prefers_onednn() else "PyTorch's own"
+    )
     shown.caption = (
         "Everything else: SDPA, which takes its fastest kernel; a shaped map adds the mean of the "
-        "values that a query sees; sums of Q and K go into SDPA as they are."
+        "values that a query sees; sums of Q and K go into SDPA as they are. Large products of "
+        f"float32 on this CPU: {products}."
     )
     return shown
