@@ -11,7 +11,8 @@ from lightning_app.analysis.facts import DASH, budget_of, counts, facts, in_shor
 from lightning_app.analysis.figures import Drawing, drawn_slices, slices_of
 from lightning_app.analysis.markup import Child, Markup, element, join
 from lightning_app.analysis.runs import Cell, Grid
-from lightning_app.analysis.sensitivity import LEARNED, LEVEL, Score, mean, t_interval
+from lightning_app.analysis.sensitivity import LEARNED, Score
+from lightning_app.analysis.statistics import LEVEL, POWER, ended_alike, mean, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,10 +161,13 @@ def _headline(grid: Grid, scores: Sequence[Score]) -> Markup:
         )
 
     few = any(len(score.each) > 1 for score in shown)
+    booted = any(score.bootstrap for score in shown)
     caption = (
         f"What each variant loses without warm-up. In brackets: {LEVEL:.0%} intervals (t over "
         "seeds for Δ and the interaction, Fieller for the ratio, Wilson for stalls). "
-        f"{'Below them: the values of the seeds. ' if few else ''}{in_short(grid)}"
+        f"{'Below them: the values of the seeds. ' if few else ''}"
+        f"{'Bootstrap-t intervals besides: sensitivity.csv. ' if booted else ''}"
+        f"{in_short(grid)}"
     )
     table = _table("Table 1.", caption, columns, _bodies(shown, row, len(columns)))
     return element(
@@ -171,16 +175,38 @@ def _headline(grid: Grid, scores: Sequence[Score]) -> Markup:
         element("h2", "Which variants need warm-up"),
         _scroll(table),
         _notes(shown, "A dash is an undefined score. Notes:"),
+        _power(scores),
         _formulas(grid),
     )
 
 
+def _power(scores: Sequence[Score]) -> Markup:
+    """What differences the grid could have found, for each group and rate."""
+    told = {}
+    for where, variants in _slices(scores).items():
+        for own in variants.values():
+            score = own.get("detectable")
+            if score is not None and not math.isnan(score.estimate):
+                at = f", {where}" if where else ""
+                found = f"{_nats(score.estimate)} nats with {score.seeds} seeds{at} ({score.note})"
+                told[found] = None
+    if not told:
+        return Markup("")
+    text = (
+        f"“{SAME[0].upper()}{SAME[1:]}” is not “no difference”. The smallest true interaction that "
+        f"one test at {1 - LEVEL:.0%} finds {POWER:.0%} of the time, at the spread between seeds "
+        "seen here:"
+    )
+    items = element("ul", *(element("li", found) for found in told))
+    return element("div", element("p", text), items, class_="notes")
+
+
 def _reading(own: dict[str, Score]) -> str:
     versus, score = own["interaction"], own["delta"]
-    if math.isnan(score.estimate):
-        return DASH
     if NEVER in score.note:
         return NEVER
+    if math.isnan(score.estimate):
+        return DASH
     if versus.note == "is the baseline":
         return "the baseline"
     if math.isnan(versus.p_holm):
@@ -300,7 +326,8 @@ def _by_warmup(grid: Grid, scores: Sequence[Score]) -> Markup:
 
     caption = (
         "Final loss by warm-up, mean over the finished seeds with its t interval, failures counted "
-        f"as the unigram entropy; and how flat it is over warm-ups. {in_short(grid)}"
+        "as the unigram entropy; no interval where some seeds failed and others did not; and how "
+        f"flat it is over warm-ups. {in_short(grid)}"
     )
     table = _table("Table 2.", caption, columns, _bodies(shown, row, len(columns)))
     heading = element("h2", "Loss by warm-up")
@@ -493,12 +520,13 @@ def _estimate(score: Score) -> Markup:
 
 
 def _mean(cells: Sequence[Cell]) -> Markup:
-    losses = [cell.loss for cell in cells if math.isfinite(cell.loss)]
+    cells = [cell for cell in cells if math.isfinite(cell.loss)]
+    losses = [cell.loss for cell in cells]
     if not losses:
         return element("td", DASH)
     low, high, _ = t_interval(losses)
     shown: list[Child] = [_nats(mean(losses))]
-    if not math.isnan(low):
+    if not math.isnan(low) and ended_alike([cell.state == "diverged" for cell in cells]):
         shown.append(element("span", f"[{_nats(low)}, {_nats(high)}]", class_="interval"))
     return element("td", *shown)
 

@@ -5,6 +5,11 @@ Symbols: `l(w, lr, s)` is the loss of one run in nats per token, a failure count
 the unigram entropy of the validation targets. A bar is the mean over seeds. Runs are compared seed
 by seed: a seed that has not finished every run that a score needs is left out of it, and the note
 says so. Intervals are two-sided at 95 %. What is not defined is NaN with the reason in the note.
+
+A failure lies nats away from the rest, so an interval is of seeds that end alike: there is none
+where some seeds of an arm failed and others did not, and from fewer than 5 seeds no p value where
+the arms that it compares differ in failures either. `stalls` has the intervals of that.
+`benchmarks/coverage.py` measures what these rules are worth.
 """
 
 import math
@@ -13,13 +18,24 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.statistics import (
+    FEW_SEEDS,
+    POWER,
+    bootstrap_interval,
+    detectable,
+    ended_alike,
+    fieller_interval,
+    holm_values,
+    mean,
+    t_interval,
+    t_quantile,
+    wilson_interval,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LEVEL = 0.95
 LEARNED = 0.1  # nats under `H_uni` that a mean loss must reach to count as having learned anything
-FEW_SEEDS = 5
 
 Key = tuple[int, float, int]  # warm-up, rate, seed
 
@@ -28,7 +44,9 @@ Key = tuple[int, float, int]  # warm-up, rate, seed
 class Score:
     """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
 
-    `each` holds seed and value where there are fewer than 5 seeds; the table has it in the note.
+    `each` holds seed and value where there are fewer than 5 seeds, or no interval as some seeds
+    failed; `bootstrap` the ends of the bootstrap-t interval, from 5 seeds. The table has both in
+    the note.
     """
 
     group: str
@@ -45,17 +63,22 @@ class Score:
     diverged: int = 0
     note: str = ""
     each: tuple[tuple[int, float], ...] = ()
+    bootstrap: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """The planned cells of one variant within one group of the other axes."""
+    """The planned cells of one variant within one group of the other axes.
+
+    `cells` are those with a loss; `lossless` have finished without a finite one.
+    """
 
     group: str
     variant: str
     baseline: str | None
     planned: frozenset[Key]
     cells: Mapping[Key, Cell] = field(repr=False)
+    lossless: frozenset[Key] = frozenset()
 
     @property
     def rates(self) -> list[float]:
@@ -74,7 +97,8 @@ class Arm:
         points = sorted(set(points))
         planned = [s for s in self.seeds if all((*point, s) in self.planned for point in points)]
         seeds = [s for s in planned if all((*point, s) in self.cells for point in points)]
-        return Paired(self.cells, points, seeds, len(planned))
+        lossless = [s for s in planned if any((*point, s) in self.lossless for point in points)]
+        return Paired(self.cells, points, seeds, len(planned), len(lossless))
 
 
 class Paired:
@@ -86,8 +110,9 @@ class Paired:
         points: Sequence[tuple[int, float]],
         seeds: Sequence[int],
         planned: int,
+        lossless: int,
     ) -> None:
-        self.points, self.seeds, self.planned = points, seeds, planned
+        self.points, self.seeds, self.planned, self.lossless = points, seeds, planned, lossless
         self.runs = {(point, s): cells[(*point, s)] for point in points for s in seeds}
 
     def losses(self, point: tuple[int, float]) -> list[float]:
@@ -107,19 +132,33 @@ class Paired:
 
     @property
     def missing(self) -> str:
-        absent = self.planned - len(self.seeds)
-        return f"{absent} of {self.planned} seeds not finished" if absent else ""
+        return _absent("seeds", self.planned, len(self.seeds), self.lossless)
+
+    def failed(self, point: tuple[int, float]) -> list[bool]:
+        return [self.runs[point, seed].state == "diverged" for seed in self.seeds]
+
+    @property
+    def mixed(self) -> str:
+        """Why there is no interval over these seeds, where some failed and others did not."""
+        counted = [
+            f"{sum(self.failed(point))} of {len(self.seeds)} at warm-up {point[0]}"
+            for point in self.points
+            if not ended_alike(self.failed(point))
+        ]
+        return f"stalled {' and '.join(counted)}, so no interval over seeds" if counted else ""
 
 
 def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [column.name for column in fields(Score) if column.name != "each"]
+    columns = [column.name for column in fields(Score)][:-2]
     table = []
     for row in rows:
         listed = ", ".join(f"{seed}: {value:.4f}" for seed, value in row.each)
-        table.append(asdict(row) | {"note": _notes(row.note, listed and f"per seed {listed}")})
+        ends = ", ".join(f"{end:.4f}" for end in row.bootstrap or ())
+        note = _notes(row.note, listed and f"per seed {listed}", ends and f"bootstrap-t [{ends}]")
+        table.append(asdict(row) | {"note": note})
     return pd.DataFrame(table, columns=columns)
 
 
@@ -139,6 +178,7 @@ def scores(grid: Grid) -> list[Score]:
             )
             for arm, versus in zip(present, compared, strict=True):
                 rows += [delta(arm, lr, grid), relative_delta(arm, lr, grid), versus]
+                rows += [smallest_found(arm, lr, versus, compared)]
                 rows += [stalls(arm, lr, warmup) for warmup in arm.warmups]
                 rows += [flatness(arm, lr), wortsman(arm, lr)]
         if several_rates:
@@ -159,27 +199,28 @@ def arms(grid: Grid) -> list[Arm]:
             variant=variant,
             baseline=next(iter(cells.values())).baseline,
             planned=frozenset(cells),
-            cells={key: cell for key, cell in cells.items() if math.isfinite(cell.loss)},
+            cells={key: cell for key, cell in cells.items() if _has_loss(cell)},
+            lossless=frozenset(k for k, c in cells.items() if c.finished and not _has_loss(c)),
         )
         for (group, variant), cells in planned.items()
     ]
 
 
 def delta(arm: Arm, lr: float, grid: Grid) -> Score:
-    """`Delta = mean_s [l(0, s) - l(ref, s)]`, nats per token; Student's t interval over seeds."""
+    """`Delta = mean_s [l(0, s) - l(ref, s)]`, nats per token; Student's t interval over seeds.
+
+    Undefined where the variant never learned, with the reference warm-up either.
+    """
     reason, pairs, ref = _against_reference(arm, lr, grid)
+    reason = reason or _never(pairs, (ref, lr))
     if reason:
         return _undefined(arm, lr, "delta", reason, pairs)
     differences = _differences(pairs, (0, lr), (ref, lr))
-    low, high, _ = t_interval(differences)
     return Score(
         **_who(arm, lr, "delta"),
         estimate=mean(differences),
-        low=low,
-        high=high,
         **pairs.counts,
-        note=_notes(_never(pairs, (ref, lr)), pairs.missing, _no_interval(differences, low)),
-        each=_each(pairs.seeds, differences),
+        **_over_seeds(pairs.seeds, differences, pairs.mixed, pairs.missing),
     )
 
 
@@ -197,7 +238,7 @@ def relative_delta(arm: Arm, lr: float, grid: Grid) -> Score:
     learned = [
         pairs.runs[(ref, lr), s].entropy - pairs.runs[(ref, lr), s].loss for s in pairs.seeds
     ]
-    low, high = fieller_interval(lost, learned)
+    low, high = (math.nan, math.nan) if pairs.mixed else fieller_interval(lost, learned)
     ratios = [a / b if b else math.nan for a, b in zip(lost, learned, strict=True)]
     return Score(
         **_who(arm, lr, "relative_delta"),
@@ -205,8 +246,8 @@ def relative_delta(arm: Arm, lr: float, grid: Grid) -> Score:
         low=low,
         high=high,
         **pairs.counts,
-        note=_notes(pairs.missing, _no_interval(ratios, low)),
-        each=_each(pairs.seeds, ratios),
+        note=_notes(pairs.missing, pairs.mixed or _no_interval(ratios, low)),
+        each=_each(pairs.seeds, ratios, pairs.mixed),
     )
 
 
@@ -217,6 +258,7 @@ def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: Grid) -> Score:
     and the p value of the two-sided t test of zero (`holm` corrects it over the variants).
     """
     reason, own, ref = _against_reference(arm, lr, grid)
+    reason = reason or _never(own, (ref, lr))
     if arm.baseline is None:
         reason = "the grid file names no baseline"
     elif arm.baseline == arm.variant:
@@ -226,37 +268,67 @@ def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: Grid) -> Score:
     if reason or baseline is None:
         return _undefined(arm, lr, "interaction", reason, own)
     reason, other, _ = _against_reference(baseline, lr, grid)
+    reason = reason or _never(other, (ref, lr))
     seeds = [seed for seed in own.seeds if seed in other.seeds]
     if reason or not seeds:
         reason = f"baseline: {reason}" if reason else "no seed finished here and in the baseline"
         return _undefined(arm, lr, "interaction", reason, own)
     points = [(0, lr), (ref, lr)]
-    own = Paired(arm.cells, points, seeds, own.planned)
-    other = Paired(baseline.cells, points, seeds, own.planned)
+    own = Paired(arm.cells, points, seeds, own.planned, own.lossless)
+    other = Paired(baseline.cells, points, seeds, own.planned, other.lossless)
     differences = [
         ours - theirs
         for ours, theirs in zip(
             _differences(own, *points), _differences(other, *points), strict=True
         )
     ]
-    low, high, p = t_interval(differences)
-    never = _never(own, (ref, lr)), _never(other, (ref, lr))
+    mixed = _notes(own.mixed, other.mixed and f"baseline {other.mixed}")
+    alike = all(ended_alike(own.failed(point) + other.failed(point)) for point in points)
+    counts = {name: own.counts[name] + other.counts[name] for name in ("cells", "diverged")}
+    rest = _over_seeds(seeds, differences, mixed, own.missing)
+    if alike or len(seeds) >= FEW_SEEDS:
+        rest["p"] = t_interval(differences)[2]
+    elif len(seeds) > 1:
+        chance = f"{len(seeds)} seeds are too few to tell stalls from chance, so no p value"
+        rest["note"] = _notes(rest["note"], chance)
     return Score(
         **_who(arm, lr, "interaction"),
         estimate=mean(differences),
-        low=low,
-        high=high,
-        p=p,
         seeds=len(seeds),
-        cells=own.counts["cells"] + other.counts["cells"],
-        diverged=own.counts["diverged"] + other.counts["diverged"],
+        **counts,
+        **rest,
+    )
+
+
+def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) -> Score:
+    """`detectable`: the smallest true interaction that its test finds with 80 % power, in nats.
+
+    Two-sided at 5 %, uncorrected; the note has Holm's strictest step. The standard deviation of
+    the interaction, seed by seed, is pooled over the variants of the `family` that have intervals:
+    `sqrt(sum_v (n_v - 1) sd_v^2 / sum_v (n_v - 1))`.
+    """
+    if math.isnan(versus.low) or math.isnan(versus.p):
+        reason = versus.note if math.isnan(versus.estimate) else "no interval or p value to find it"
+        return _undefined(arm, lr, "detectable", reason)
+    squares, freedom = 0.0, 0
+    for score in family:
+        if not math.isnan(score.low):
+            error = (score.high - score.low) / 2 / t_quantile(score.seeds)
+            squares += (score.seeds - 1) * score.seeds * error**2
+            freedom += score.seeds - 1
+    spread = math.sqrt(squares / freedom)
+    tested = sum(_compared(score) for score in family)
+    strict = detectable(spread, versus.seeds, tested) if tested > 1 else math.nan
+    return Score(
+        **_who(arm, lr, "detectable"),
+        estimate=detectable(spread, versus.seeds),
+        seeds=versus.seeds,
+        cells=versus.cells,
+        diverged=versus.diverged,
         note=_notes(
-            never[0],
-            never[1] and f"baseline {never[1]}",
-            own.missing,
-            _no_interval(differences, low),
+            f"{POWER:.0%} power, sd {spread:.4f} with {freedom} degrees of freedom",
+            "" if math.isnan(strict) else f"{strict:.4f} at Holm's strictest step of {tested}",
         ),
-        each=_each(seeds, differences),
     )
 
 
@@ -275,7 +347,7 @@ def stalls(arm: Arm, lr: float, warmup: int) -> Score:
         return _undefined(arm, lr, name, "no finished run")
     failed = sum(cell.state == "diverged" for cell in runs)
     low, high = wilson_interval(failed, len(runs))
-    absent = planned - len(runs)
+    lossless = sum(key[:2] == (warmup, lr) for key in arm.lossless)
     return Score(
         **_who(arm, lr, name),
         estimate=failed / len(runs),
@@ -284,7 +356,7 @@ def stalls(arm: Arm, lr: float, warmup: int) -> Score:
         seeds=len(runs),
         cells=len(runs),
         diverged=failed,
-        note=f"{absent} of {planned} runs not finished" if absent else "",
+        note=_absent("runs", planned, len(runs), lossless),
     )
 
 
@@ -332,12 +404,12 @@ def retuned(arm: Arm) -> Score:
     bare = [point for point in pairs.points if point[0] == 0]
     reason = "" if bare else "no arm without warm-up"
     reason = reason or _nothing(pairs)
+    best = pairs.points[0] if reason else min(pairs.points, key=pairs.mean)
+    reason = reason or _never(pairs, best)
     if reason:
         return _undefined(arm, math.nan, "D", reason, pairs)
-    best = min(pairs.points, key=pairs.mean)
     cost = min(pairs.mean(point) for point in bare) - pairs.mean(best)
-    note = _notes(_never(pairs, best), pairs.missing)
-    return Score(**_who(arm, math.nan, "D"), estimate=cost, **pairs.counts, note=note)
+    return Score(**_who(arm, math.nan, "D"), estimate=cost, **pairs.counts, note=pairs.missing)
 
 
 def largest_rate(arm: Arm, warmup: int) -> Score:
@@ -360,93 +432,27 @@ def largest_rate(arm: Arm, warmup: int) -> Score:
         reason = "stalled at every rate" if runs else "no finished run"
         return Score(**_who(arm, math.nan, name), **counts, note=reason)
     best = max(sound)
-    absent = planned - len(finished)
+    lossless = sum(key[0] == warmup for key in arm.lossless)
     note = _notes(
         "the largest rate of the grid: a lower bound" if best == max(arm.rates) else "",
         "a smaller rate stalled" if any(failed[lr] for lr in failed if lr < best) else "",
-        f"{absent} of {planned} runs not finished" if absent else "",
+        _absent("runs", planned, len(finished), lossless),
     )
     return Score(**_who(arm, math.nan, name), estimate=best, **counts, note=note)
 
 
 def holm(rows: Sequence[Score]) -> list[Score]:
-    """Holm's step-down correction of the p values of `rows` (NaN takes no part).
+    """The rows with their p values corrected (`holm_values`); they are the family.
 
-    With `p_(1) <= ... <= p_(m)`: `p_holm_(i) = max_{j <= i} min(1, (m - j + 1) * p_(j))`.
+    A comparison whose p value is withheld stays in the family, as if it were 1.
     """
-    tested = sorted(
-        (i for i, row in enumerate(rows) if not math.isnan(row.p)), key=lambda i: rows[i].p
-    )
-    corrected, largest = list(rows), 0.0
-    for rank, index in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - rank) * rows[index].p))
-        corrected[index] = replace(rows[index], p_holm=largest)
-    return corrected
+    values = [1.0 if _compared(row) and math.isnan(row.p) else row.p for row in rows]
+    corrected = zip(rows, holm_values(values), strict=True)
+    return [row if math.isnan(row.p) else replace(row, p_holm=float(p)) for row, p in corrected]
 
 
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Student's t interval of the mean, and the two-sided p value of mean zero.
-
-    `mean +- t_{n-1} * sd / sqrt(n)`. NaN for one value, and where the values do not differ.
-    """
-    import numpy as np
-    from scipy import special  # scipy.stats would take 80 MB and a second more
-
-    count, centre = len(values), mean(values)
-    if count < 2 or not _spread(values):
-        return math.nan, math.nan, math.nan
-    error = float(np.std(values, ddof=1)) / math.sqrt(count)
-    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
-    p = 2 * float(special.stdtr(count - 1, -abs(centre) / error))
-    return centre - half, centre + half, p
-
-
-def fieller_interval(
-    numerators: Sequence[float], denominators: Sequence[float]
-) -> tuple[float, float]:
-    """Fieller's interval of `mean(a) / mean(b)` for paired values `a`, `b`.
-
-    The ratios `r` with `(a_bar - r b_bar)^2 <= t^2 var(a - r b) / n`. NaN for one pair, without
-    spread, and where the denominator's own interval holds zero (the set is then not an interval).
-    """
-    import numpy as np
-    from scipy import special
-
-    count, ratio = len(numerators), mean(numerators) / mean(denominators)
-    residuals = [top - ratio * low for top, low in zip(numerators, denominators, strict=True)]
-    if count < 2 or not _spread(residuals):
-        return math.nan, math.nan
-    square = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) ** 2 / count
-    covariance = np.cov(numerators, denominators, ddof=1)
-    top, bottom = mean(numerators), mean(denominators)
-    a = bottom**2 - square * covariance[1, 1]
-    b = top * bottom - square * covariance[0, 1]
-    c = top**2 - square * covariance[0, 0]
-    if a <= 0:
-        return math.nan, math.nan
-    root = math.sqrt(max(b * b - a * c, 0.0))
-    return float((b - root) / a), float((b + root) / a)
-
-
-def wilson_interval(failed: int, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a proportion."""
-    from scipy import special
-
-    share, z = failed / count, float(special.ndtri((1 + LEVEL) / 2))
-    scale = 1 + z**2 / count
-    centre = (share + z**2 / (2 * count)) / scale
-    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / scale
-    low = centre - half if failed else 0.0
-    return low, centre + half if failed < count else 1.0
-
-
-def _spread(values: Sequence[float]) -> bool:
-    """False where values differ by no more than rounding."""
-    return max(values) - min(values) > 1e-12 * max(1.0, *(abs(value) for value in values))
+def _compared(row: Score) -> bool:
+    return not math.isnan(row.estimate) and row.seeds > 1
 
 
 def _against_reference(arm: Arm, lr: float, grid: Grid) -> tuple[str, Paired, int]:
@@ -471,8 +477,24 @@ def _over_warmups(arm: Arm, lr: float) -> tuple[str, Paired]:
     return ("one warm-up only" if len(points) < 2 else _nothing(pairs)), pairs
 
 
+def _absent(what: str, planned: int, there: int, lossless: int) -> str:
+    """What a score goes without, in words."""
+    absent = planned - there - lossless
+    return _notes(
+        f"{absent} of {planned} {what} not finished" if absent else "",
+        f"{lossless} of {planned} {what} without a finite loss" if lossless else "",
+    )
+
+
+def _has_loss(cell: Cell) -> bool:
+    return math.isfinite(cell.loss) and math.isfinite(cell.entropy)
+
+
 def _nothing(pairs: Paired) -> str:
-    return "" if pairs.seeds else "no seed has finished every run that it needs"
+    if pairs.seeds:
+        return ""
+    lossless = f"; {pairs.missing}" if pairs.lossless else ""
+    return f"no seed has finished every run that it needs{lossless}"
 
 
 def _never(pairs: Paired, point: tuple[int, float]) -> str:
@@ -484,8 +506,27 @@ def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, flo
     return [a - b for a, b in zip(pairs.losses(first), pairs.losses(second), strict=True)]
 
 
-def _each(seeds: Sequence[int], values: Sequence[float]) -> tuple[tuple[int, float], ...]:
-    few = len(seeds) < FEW_SEEDS
+def _over_seeds(
+    seeds: Sequence[int], values: Sequence[float], mixed: str, missing: str
+) -> dict[str, Any]:
+    """Interval, note and values of a mean over seeds; no interval where there is a reason."""
+    low, high, _ = t_interval(values)
+    if mixed:
+        low = high = math.nan
+    ends = (math.nan, math.nan) if mixed else bootstrap_interval(values)
+    return {
+        "low": low,
+        "high": high,
+        "note": _notes(missing, mixed or _no_interval(values, low)),
+        "each": _each(seeds, values, mixed),
+        "bootstrap": None if math.isnan(ends[0]) else ends,
+    }
+
+
+def _each(
+    seeds: Sequence[int], values: Sequence[float], mixed: str
+) -> tuple[tuple[int, float], ...]:
+    few = len(seeds) < FEW_SEEDS or mixed
     return tuple(zip(seeds, values, strict=True)) if few else ()
 
 
@@ -495,7 +536,8 @@ def _no_interval(values: Sequence[float], low: float) -> str:
         return ""
     if len(values) == 1:
         return "one seed, no interval"
-    return "unbounded interval" if _spread(values) else "no spread between seeds, no interval"
+    spread = not math.isnan(t_interval(values)[0])
+    return "unbounded interval" if spread else "no spread between seeds, no interval"
 
 
 def _notes(*parts: str) -> str:

@@ -1,0 +1,347 @@
+"""How often the intervals of a report hold the truth, and how often a report finds what is not.
+
+    python benchmarks/coverage.py
+    python benchmarks/coverage.py --grids 2000 --json coverage.json
+
+Simulated grids: variants x warm-up {0, reference} x seeds. The loss of a run is `level +
+shared(seed) + own(run)`, in nats: what the arms of a seed share (sd 0.1) is what pairing removes; a
+run's own noise has sd 0.06 without warm-up and 0.03 with it. Both are normal, heavy-tailed
+(Student's t with 4 degrees of freedom) or skewed (lognormal, log-sd 0.5: skewness 1.75), scaled to
+the same sd; `unequal` noise grows up to 4 times the baseline's. The functions are those of the
+report (`lightning_app/analysis/statistics.py`).
+
+Coverage: the share of intervals that hold the true value, over all variants of all grids; nominal
+95 %, holds where 93 to 97 %. Family-wise error: the share of grids with a p value under 5 % after
+Holm where no variant differs from the baseline; holds up to 5.5 %. Power: the share of tests that
+find a difference of the size that the report calls detectable with 80 %. `+-`: one Monte-Carlo
+standard error, from the spread between grids. `width`: the median, in nats. Rows that are "not
+shown" tell why a report does without: the other bootstraps, Welch's interval, intervals and p
+values over seeds of which some stall.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from lightning_app.analysis.statistics import (
+    FEW_SEEDS,
+    LEVEL,
+    POWER,
+    Floats,
+    bootstrap_intervals,
+    bootstrap_t,
+    detectable,
+    ended_alike,
+    fieller_intervals,
+    holm_values,
+    resamples,
+    t_intervals,
+    wilson_intervals,
+)
+
+KINDS = ("normal", "heavy-tailed", "skewed")
+SEEDS = (3, 5, 10)
+FAMILIES = (1, 3, 6, 23)  # variants compared with the baseline
+ARMS = 5  # variants where coverage is measured
+ENTROPY, LEVELS = 4.5, (2.5, 2.2)  # nats: H_uni; the loss without warm-up and with it
+SHARED, OWN = 0.1, (0.06, 0.03)
+STALLED = (0.1, 0.3, 0.5)  # chance of a stall without warm-up, where some stall
+LOW, HIGH, ERROR = 0.93, 0.97, 0.055  # what must hold
+
+Bounds = tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `rate` is a coverage, an error or a power; `width` in nats, median."""
+
+    what: str
+    noise: str
+    seeds: int
+    shown: bool
+    rate: float
+    error: float
+    nominal: float
+    holds: bool
+    width: float | None = None
+
+
+def noise(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
+    """Draws of mean 0 and standard deviation 1."""
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    if kind == "heavy-tailed":
+        return rng.standard_t(4, shape) / np.sqrt(2)
+    spread = 0.5
+    centre, variance = np.exp(spread**2 / 2), np.exp(spread**2) * np.expm1(spread**2)
+    return (rng.lognormal(0.0, spread, shape) - centre) / np.sqrt(variance)
+
+
+def losses(
+    kind: str, grids: int, arms: int, seeds: int, rng: np.random.Generator, scale: float = 1.0
+) -> Floats:
+    """Losses of [grid, variant, warm-up 0 and reference, seed].
+
+    The noise of the first variant (the baseline) has the scale 1, of the last `scale`.
+    """
+    shared = SHARED * noise(kind, (grids, 1, 1, seeds), rng)
+    factors = np.linspace(1.0, scale, arms)[:, None] * np.array(OWN)
+    own = factors[:, :, None] * noise(kind, (grids, arms, 2, seeds), rng)
+    return np.array(LEVELS)[:, None] + shared + own
+
+
+def with_stalls(runs: Floats, share: float, rng: np.random.Generator) -> Floats:
+    """The same runs, of which those without warm-up stall with this chance and count as `H_uni`."""
+    stalled = rng.random(runs[:, :, 0].shape) < share
+    found = runs.copy()
+    found[:, :, 0] = np.where(stalled, ENTROPY, found[:, :, 0])
+    return found
+
+
+def lost(runs: Floats) -> Floats:
+    """Delta, seed by seed: [grid, variant, seed]."""
+    return runs[:, :, 0] - runs[:, :, 1]
+
+
+def covered(
+    what: str, kind: str, seeds: int, bounds: Bounds, truth: float | Floats, shown: bool = True
+) -> Row:
+    """The row of intervals [grid, variant]; those that are NaN do not exist and do not count."""
+    low, high = bounds
+    there = ~np.isnan(low)
+    hits, count = ((low <= truth) & (truth <= high) & there).sum(axis=1), there.sum(axis=1)
+    rate = float(hits.sum() / count.sum())
+    error = float(np.std(hits - rate * count) / count.mean() / np.sqrt(len(low)))
+    width = float(np.median((high - low)[there]))
+    holds = LOW <= rate <= HIGH
+    return Row(what, kind, seeds, shown, rate, error, LEVEL, holds, width)
+
+
+def intervals(
+    kind: str, seeds: int, grids: int, rng: np.random.Generator, rest: bool = True
+) -> Iterator[Row]:
+    """Coverage of every interval over seeds; with the `rest`, of those that are not shown too."""
+    runs = losses(kind, grids, ARMS, seeds, rng)
+    differences = lost(runs)
+    truth = LEVELS[0] - LEVELS[1]
+    learned = ENTROPY - runs[:, :, 1]
+    ratio = truth / (ENTROPY - LEVELS[1])
+    versus = differences[:, 1:] - differences[:, :1]
+    yield covered("Delta, t", kind, seeds, t_intervals(differences)[:2], truth)
+    yield covered("interaction, t", kind, seeds, t_intervals(versus)[:2], 0.0)
+    fieller = fieller_intervals(differences, learned)
+    yield covered("relative Delta, Fieller", kind, seeds, fieller, ratio)
+    yield covered("loss of one arm, t", kind, seeds, t_intervals(runs[:, :, 1])[:2], LEVELS[1])
+    if seeds >= FEW_SEEDS:
+        for name, values, value in (("Delta", differences, truth), ("interaction", versus, 0.0)):
+            bounds = in_parts(bootstrap_intervals, values)
+            yield covered(f"{name}, bootstrap-t", kind, seeds, bounds, value)
+    if rest and seeds >= FEW_SEEDS:
+        for name, interval in OTHERS.items():
+            bounds = in_parts(interval, differences)
+            yield covered(f"Delta, {name}", kind, seeds, bounds, truth, shown=False)
+    if rest:
+        yield covered("Delta, unpaired t", kind, seeds, unpaired(runs), truth, shown=False)
+
+
+def mixtures(seeds: int, share: float, grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """What becomes of the t interval of Delta where this share of runs stalls without warm-up."""
+    runs = with_stalls(losses("normal", grids, ARMS, seeds, rng), share, rng)
+    low, high, _ = t_intervals(lost(runs))
+    alive, dead = LEVELS[0] - LEVELS[1], ENTROPY - LEVELS[1]
+    truth, what = share * dead + (1 - share) * alive, f"{share:.0%} stall"
+    yield covered(f"Delta, t, {what}", "normal", seeds, (low, high), truth, shown=False)
+    stalled = runs[:, :, 0] == ENTROPY
+    kept = ended_alike(stalled)
+    bounds = np.where(kept, low, np.nan), np.where(kept, high, np.nan)
+    ends = np.where(stalled.any(axis=-1), dead, alive)
+    if kept.sum() >= 1000:
+        yield covered(f"Delta, t, {what}, seeds alike", "normal", seeds, bounds, ends)
+
+
+def shares(seeds: int, grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """Wilson's interval: over true shares drawn from 0 to 1, and at the least and most kind one."""
+    truth = rng.random((grids, ARMS))
+    bounds = wilson_intervals(rng.binomial(seeds, truth), seeds)
+    yield covered("stalls, Wilson, mean over shares", "binomial", seeds, bounds, truth)
+    shared, exact = wilson_coverage(seeds)
+    for name, place in (("least", exact.argmin()), ("most", exact.argmax())):
+        what = f"stalls, Wilson, {name}, at {shared[place]:.2f} (exact)"
+        rate = float(exact[place])
+        yield Row(what, "binomial", seeds, True, rate, 0.0, LEVEL, LOW <= rate <= HIGH)
+
+
+def wilson_coverage(seeds: int, points: int = 10_000) -> tuple[Floats, Floats]:
+    """True shares, and the exact coverage of Wilson's interval at each."""
+    share = (np.arange(points) + 0.5) / points
+    failed = np.arange(seeds + 1)
+    chance = special.binom(seeds, failed)[:, None] * share ** failed[:, None]
+    chance *= (1 - share) ** (seeds - failed[:, None])
+    low, high = wilson_intervals(failed, seeds)
+    return share, (chance * ((low[:, None] <= share) & (share <= high[:, None]))).sum(axis=0)
+
+
+def false_findings(
+    kind: str,
+    seeds: int,
+    family: int,
+    grids: int,
+    rng: np.random.Generator,
+    *,
+    scale: float = 1.0,
+    stalled: float = 0.0,
+    ruled: bool = True,
+) -> Row:
+    """Family-wise error where no variant differs, as shown; without the rule on stalls if asked."""
+    runs = with_stalls(losses(kind, grids, family + 1, seeds, rng, scale), stalled, rng)
+    differences = lost(runs)
+    p = t_intervals(differences[:, 1:] - differences[:, :1])[2]
+    if ruled and seeds < FEW_SEEDS:
+        own = runs[:, :, 0] == ENTROPY
+        both = np.concatenate([own[:, 1:], np.broadcast_to(own[:, :1], own[:, 1:].shape)], axis=-1)
+        p = np.where(ended_alike(both), p, 1.0)
+    found = np.asarray((holm_values(p) < 1 - LEVEL).any(axis=1))  # NaN is under nothing
+    what = f"family-wise error, {family}" + (f", {stalled:.0%} stall" if stalled else "")
+    what += ", unequal noise" * (scale > 1) + ", any p" * (not ruled)
+    return share_of(what, kind, seeds, found, 1 - LEVEL, float(found.mean()) <= ERROR, ruled)
+
+
+def found_differences(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Row:
+    """The power of one interaction's test at the difference called detectable."""
+    differences = lost(losses(kind, grids, 2, seeds, rng))
+    spread = float(np.sqrt(2 * (OWN[0] ** 2 + OWN[1] ** 2)))
+    versus = differences[:, 1] - differences[:, 0] + detectable(spread, seeds)
+    found = np.asarray(t_intervals(versus)[2] < 1 - LEVEL)
+    holds = float(found.mean()) > POWER - 0.02
+    return share_of("power at the detectable difference", kind, seeds, found, POWER, holds)
+
+
+def share_of(
+    what: str,
+    kind: str,
+    seeds: int,
+    found: NDArray[np.bool_],
+    nominal: float,
+    holds: bool,
+    shown: bool = True,
+) -> Row:
+    rate = float(found.mean())
+    error = float(np.sqrt(rate * (1 - rate) / len(found)))
+    return Row(what, kind, seeds, shown, rate, error, nominal, holds)
+
+
+def in_parts(interval: Callable[[Floats], Bounds], values: Floats) -> Bounds:
+    """The same in parts of 200 grids: a bootstrap holds all of its resamples at once."""
+    parts = [interval(values[start : start + 200]) for start in range(0, len(values), 200)]
+    return np.concatenate([low for low, _ in parts]), np.concatenate([high for _, high in parts])
+
+
+def symmetric(values: Floats) -> Bounds:
+    """Bootstrap-t with one quantile for both sides (Hall 1988)."""
+    half = np.quantile(np.abs(bootstrap_t(values)), LEVEL, axis=-1, method="inverted_cdf")
+    half *= values.std(axis=-1, ddof=1) / np.sqrt(values.shape[-1])
+    centre = values.mean(axis=-1)
+    return centre - half, centre + half
+
+
+def percentile(values: Floats) -> Bounds:
+    low, high = np.quantile(values @ resamples(values.shape[-1]).T, tails(), axis=-1)
+    return low, high
+
+
+def accelerated(values: Floats) -> Bounds:
+    """BCa (Efron 1987), the acceleration of a mean by the jackknife."""
+    centre = values.mean(axis=-1, keepdims=True)
+    drawn = np.sort(values @ resamples(values.shape[-1]).T, axis=-1)
+    below = (drawn < centre - 1e-12).mean(axis=-1) / 2 + (drawn <= centre + 1e-12).mean(axis=-1) / 2
+    bias = special.ndtri(np.clip(below, 1e-3, 1 - 1e-3))
+    apart = values - centre
+    speed = (apart**3).sum(axis=-1) / (6 * (apart**2).sum(axis=-1) ** 1.5)
+    ends = []
+    for tail in tails():
+        shift = bias + special.ndtri(tail)
+        level = special.ndtr(bias + shift / (1 - speed * shift))
+        rank = np.clip((level * drawn.shape[-1]).astype(int), 0, drawn.shape[-1] - 1)
+        ends.append(np.take_along_axis(drawn, rank[..., None], axis=-1)[..., 0])
+    return ends[0], ends[1]
+
+
+OTHERS = {"symmetric bootstrap-t": symmetric, "percentile": percentile, "BCa": accelerated}
+
+
+def unpaired(runs: Floats) -> Bounds:
+    """Welch's interval, which does not know that the arms share their seeds."""
+    count = runs.shape[-1]
+    parts = runs.var(axis=-1, ddof=1) / count
+    total = parts.sum(axis=-1)
+    freedom = total**2 / (parts**2 / (count - 1)).sum(axis=-1)
+    half = special.stdtrit(freedom, (1 + LEVEL) / 2) * np.sqrt(total)
+    centre = lost(runs).mean(axis=-1)
+    return centre - half, centre + half
+
+
+def tails() -> list[float]:
+    return [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+
+
+def simulate(grids: int, seed: int) -> Iterator[Row]:
+    """Every row, in the order of the table."""
+    rng = np.random.default_rng(seed)
+    for kind in KINDS:
+        for seeds in SEEDS:
+            yield from intervals(kind, seeds, grids, rng)
+    for seeds in SEEDS:
+        for share in STALLED:
+            yield from mixtures(seeds, share, grids, rng)
+    for seeds in SEEDS:
+        yield from shares(seeds, grids, rng)
+    for seeds in SEEDS:
+        for family in FAMILIES:
+            for kind in KINDS:
+                yield false_findings(kind, seeds, family, grids, rng)
+                yield false_findings(kind, seeds, family, grids, rng, scale=4.0)
+            for share in STALLED:
+                for ruled in (True, False) if seeds < FEW_SEEDS else (True,):
+                    yield false_findings(
+                        "normal", seeds, family, grids, rng, stalled=share, ruled=ruled
+                    )
+    for kind in KINDS:
+        for seeds in SEEDS:
+            yield found_differences(kind, seeds, grids, rng)
+
+
+def main() -> None:
+    """Print the table, and write it where asked."""
+    parser = argparse.ArgumentParser(description="Coverage of the intervals of a report.")
+    parser.add_argument(
+        "--grids", type=int, default=20_000, help="grids of a kind (default: 20000)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the simulation (default: 1)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    args = parser.parse_args()
+    started, rows = time.perf_counter(), []
+    print(f"{args.grids} grids of each kind, simulation seed {args.seed}")
+    print(f"{'what':<44}{'noise':<13}{'seeds':>5}{'rate, %':>9}{'+-':>5}{'width':>8}  holds")
+    for row in simulate(args.grids, args.seed):
+        rows.append(row)
+        width = "" if row.width is None else f"{row.width:.3f}"
+        says = ("yes" if row.holds else "NO") + ("" if row.shown else ", not shown")
+        print(
+            f"{row.what:<44}{row.noise:<13}{row.seeds:>5}{100 * row.rate:>9.1f}"
+            f"{100 * row.error:>5.1f}{width:>8}  {says}",
+            flush=True,
+        )
+    print(f"{time.perf_counter() - started:.0f} s")
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
