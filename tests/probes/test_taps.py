@@ -58,7 +58,12 @@ def number(rows: list[Row], quantity: str, stack: str, layer: int | None, head=N
 def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
     """The maps of every attention, a loop over cells, from what its linear layers were given."""
     seen: dict[tuple[str, str, int], dict[str, Tensor]] = {}
-    handles = []
+    makers = {
+        "queries_keys_values": ("query", "key"),
+        "queries": ("query",),
+        "keys_values": ("key",),
+    }
+    watched = []
     for stack_name, stack in stacks(model).items():
         for layer, block in enumerate(stack.blocks, start=1):
             for kind in ("self", "cross"):
@@ -67,16 +72,18 @@ def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
                     continue
                 key = (stack_name, kind, layer)
                 seen[key] = {}
-                for part in ("query", "key"):
+                for method, parts in makers.items():
 
-                    def keep(module, args, output, key=key, part=part) -> None:
-                        seen[key][part] = args[0]
+                    def keep(x, angles, key=key, parts=parts, make=getattr(attention, method)):
+                        seen[key] |= dict.fromkeys(parts, x)
+                        return make(x, angles)
 
-                    handles.append(getattr(attention, part).register_forward_hook(keep))
+                    setattr(attention, method, keep)
+                    watched.append((attention, method))
     with torch.no_grad():
         model(source, target[:, :-1])
-    for handle in handles:
-        handle.remove()
+    for attention, method in watched:
+        delattr(attention, method)
 
     real = {name: mask.numpy() for name, mask in real_of(source, target).items()}
     found: Maps = {}
