@@ -73,8 +73,9 @@ def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
                 key = (stack_name, kind, layer)
                 seen[key] = {}
                 for method, parts in makers.items():
+                    made = getattr(attention, method)
 
-                    def keep(x, angles, key=key, parts=parts, make=getattr(attention, method)):
+                    def keep(x, angles, key=key, parts=parts, make=made):
                         seen[key] |= dict.fromkeys(parts, x)
                         return make(x, angles)
 
