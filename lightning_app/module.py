@@ -63,7 +63,7 @@ class TransformerModule(pl.LightningModule):
         objective: Translation or masked language modelling, and how it is evaluated.
         optimizer: The optimizer.
         schedule: The learning-rate schedule.
-        compile: `blocks` trains with every block compiled by `torch.compile`, which pays on a GPU;
+        compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
             evaluation, decoding and probes stay as they are. No part of a run's identity.
     """
 

@@ -28,7 +28,7 @@ Form = Literal["plain", "reversible", "blocked"]
 """Of residual attention. All are exact; they differ in what they keep for the backward pass."""
 
 SHORT = 128
-"""Queries under which maps are so small that keeping them costs nothing."""
+"""Queries under which maps are so small that keeping them costs little."""
 
 _forced: ContextVar[Form | None] = ContextVar("attention_form", default=None)
 
