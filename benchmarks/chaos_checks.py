@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _RATE = "train/tokens_per_second"
-_TIMES = (_RATE, "train/data_wait_share")  # all that two equal runs do not share
+_TIMES = (_RATE, "train/data_wait_share", "train/seconds")  # all that two equal runs do not share
 _FINISHED = re.compile(r": (?:ok|diverged), ")  # a cell's last words in its log
 _COMPARED = ("id", "name", "status", "diverged", "tokens", "steps", "parameters")
 

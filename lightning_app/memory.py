@@ -1,4 +1,7 @@
-"""Tell a process that ran out of memory from one that crashed."""
+"""The memory of a process: its peak, and whether it ran out."""
+
+import resource
+import sys
 
 _SAID = (
     "out of memory",  # CUDA and cuBLAS: "CUDA out of memory", "CUDA error: out of memory"
@@ -6,6 +9,12 @@ _SAID = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "Cannot allocate memory",  # the system itself, as in fork
 )
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has had in RAM at once, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -55,6 +55,7 @@ from lightning_app.config import (
 )
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
+from lightning_app.memory import peak_resident_bytes
 
 SCHEMA = 1
 PACKAGES = (
@@ -321,6 +322,7 @@ class Run(RunCLI):
             "seconds": time.perf_counter() - clock,
             "device": device_name(trainer),
             "devices": trainer.world_size,
+            "peak_memory_bytes": peak_memory_bytes(trainer),
             "slot": self._slot,
             "precision": str(trainer.precision),
             "versions": {name: version(name) for name in PACKAGES},
@@ -434,6 +436,14 @@ def device_name(trainer: pl.Trainer) -> str:
     else:
         name = f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
     return f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
+
+
+def peak_memory_bytes(trainer: pl.Trainer) -> int:
+    """What the first rank used at most: tensors on its GPU, on a CPU its whole process."""
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_resident_bytes()
 
 
 def join_metrics(logs: list[Path]) -> str:

@@ -13,12 +13,14 @@ from lightning_app.steps import is_logged, loss_of
 
 
 class Throughput(pl.Callback):
-    """Log ``train/tokens_per_second`` and ``train/data_wait_share`` of the steps since the last.
+    """Log what the run has taken so far, and the speed of the steps since the last that was logged.
 
-    Predicted tokens of all devices over wall-clock seconds; and the share of those seconds, from 0
-    to 1, that went by between the end of a step and the start of the next, until its batch was
-    there. Time spent in validation does not count. `tokens` and `seconds` are the sums so far;
-    they are brought up to date every `log_every_n_steps` steps and at the end.
+    ``train/tokens``, predicted tokens of all devices, and ``train/seconds``, wall-clock seconds of
+    training, are sums over the run and all of its attempts. ``train/tokens_per_second`` and
+    ``train/data_wait_share`` are of the steps since the last: the share of their seconds, from 0 to
+    1, that went by between the end of a step and the start of the next, until its batch was there.
+    Time spent in validation does not count. `tokens` and `seconds` are the sums; they are brought
+    up to date every `log_every_n_steps` steps and at the end.
     """
 
     def __init__(self) -> None:
@@ -44,6 +46,7 @@ class Throughput(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.perf_counter()
+        self._elapsed = 0.0  # a validation before the first step is no training
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._elapsed += time.perf_counter() - self._since
@@ -67,6 +70,7 @@ class Throughput(pl.Callback):
         if is_logged(trainer, trainer.global_step):
             rate, share = self._take()
             logged = {"train/tokens_per_second": rate, "train/data_wait_share": share}
+            logged |= {"train/tokens": self.tokens, "train/seconds": self.seconds}
             for logger in trainer.loggers:
                 logger.log_metrics(logged, step=trainer.global_step)
 

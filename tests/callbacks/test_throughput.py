@@ -63,6 +63,38 @@ def test_the_share_that_waits_leaves_validation_out(
     shares = {int(row["step"]): float(row[column]) for row in rows if row.get(column)}
     # What passes between the step before and a validation is neither.
     assert shares == pytest.approx({1: 0.0, 2: 1 / 4, 4: 1 / 8})
+    # A step takes 3 seconds; the second that follows it counts unless a validation starts in it.
+    seconds = {int(row["step"]): float(row["train/seconds"]) for row in rows if row.get(column)}
+    assert seconds == pytest.approx({1: 3.0, 2: 7.0, 4: 15.0})
+    assert all(float(row["train/tokens_per_second"]) > 0 for row in rows if row.get(column))
+
+
+def test_the_sums_are_logged_and_outlive_a_restart(tmp_path: Path, cache: str) -> None:
+    settings: dict[str, Any] = {"limit_val_batches": 0, "log_every_n_steps": 1}
+    sums = []
+    first = Throughput()
+    for steps, kept in ((2, None), (4, first)):
+        throughput = Throughput()
+        if kept is not None:
+            throughput.load_state_dict(kept.state_dict())
+        else:
+            throughput = first
+        folder = tmp_path / str(steps)
+        logger = CSVLogger(folder, name="", version="")
+        callbacks = [throughput]
+        trainer(folder, max_steps=2, logger=logger, callbacks=callbacks, **settings).fit(
+            module(), datamodule=data(cache)
+        )
+        with (folder / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        logged = [row for row in rows if row.get("train/tokens")]
+        sums += [(float(row["train/tokens"]), float(row["train/seconds"])) for row in logged]
+    tokens, seconds = zip(*sums, strict=True)
+    counted = [first for first, _ in sums[:2]]
+    # The second run takes the same batches once more, on top of what was counted before.
+    assert tokens == (*counted, counted[1] + counted[0], counted[1] + counted[1])
+    assert list(seconds) == sorted(seconds)
+    assert seconds[0] > 0
 
 
 def test_progress_is_a_whole_file(tmp_path: Path, cache: str) -> None:
