@@ -28,7 +28,7 @@ PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
-_KEYS += ("pruner", "checkpoints")
+_KEYS += ("pruner", "checkpoints", "published")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -38,8 +38,8 @@ class Grid:
 
     `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
-    none; `checkpoints` says which of a cell are kept once it is done. `source` is the file as
-    messages name it.
+    none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
+    papers that the report puts beside ours. `source` is the file as messages name it.
     """
 
     source: str
@@ -53,6 +53,7 @@ class Grid:
     sensitivity: Mapping[str, Any]
     pruner: str | None = None
     checkpoints: str = "all"
+    published: tuple[Mapping[str, Any], ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
@@ -66,6 +67,7 @@ class Grid:
             "sensitivity": self.sensitivity,
             "pruner": self.pruner,
             "checkpoints": self.checkpoints,
+            "published": list(self.published),
         }
 
 
@@ -122,6 +124,7 @@ def read_grid(grid: str | Path) -> Grid:
         sensitivity=sensitivity,
         pruner=_pruner(path, tree.get("pruner"), axes, metric, sensitivity),
         checkpoints=_checkpoints(path, tree.get("checkpoints")),
+        published=_published(path, tree.get("published")),
     )
 
 
@@ -332,6 +335,57 @@ def _checkpoints(path: Path, checkpoints: Any) -> str:
             f"{path}: checkpoints: expected one of {known}, found {checkpoints!r}{hint}"
         )
     return checkpoints
+
+
+def _published(path: Path, published: Any) -> tuple[dict[str, Any], ...]:
+    """Figures of papers: whose, in what setting, of which variant, and the number."""
+    if published is None:
+        return ()
+    if not isinstance(published, list):
+        raise UserError(f"{path}: published: expected a list of mappings, found {published!r}")
+    return tuple(
+        _figure(path, f"published entry {n}", entry) for n, entry in enumerate(published, 1)
+    )
+
+
+def _figure(path: Path, field: str, entry: Any) -> dict[str, Any]:
+    for key, (what, holds) in _FIGURE.items():
+        given = _fields(path, field, entry, tuple(_FIGURE)).get(key)
+        needed = key not in ("warmup", "lr", "note")
+        if given is None and needed:
+            raise UserError(f"{path}: {field}: '{key}' is missing; expected {what}")
+        if given is not None and not holds(given):
+            raise UserError(f"{path}: {field}: {key}: expected {what}, found {given!r}")
+    return dict(entry)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_FIGURE = {
+    "paper": ("the key of a paper or its citation", _is_text),
+    "setting": ("what was trained and measured there, as text", _is_text),
+    "variant": ("the name of a variant", _is_text),
+    "warmup": (
+        "a whole number of updates, or null where it is not said",
+        lambda value: isinstance(value, int) and _is_number(value) and value >= 0,
+    ),
+    "lr": (
+        "a number above 0, or null where it is not said",
+        lambda value: _is_number(value) and value > 0,
+    ),
+    "metric": ("the name of a metric, such as test/bleu", _is_text),
+    "value": (
+        "a number, or 'diverged'",
+        lambda value: _is_number(value) or value == "diverged",
+    ),
+    "note": ("text", _is_text),
+}
 
 
 def _fields(path: Path, field: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lightning_app.ablation.checkpoint import (
@@ -40,7 +40,9 @@ from lightning_app.ablation.runs import (
 )
 from lightning_app.callbacks.agreement import Agreement
 from lightning_app.callbacks.divergence import DivergenceMonitor
+from lightning_app.callbacks.events import Events
 from lightning_app.callbacks.interruption import SaveOnInterrupt
+from lightning_app.callbacks.pictures import Pictures
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.throughput import Progress, Throughput
@@ -258,7 +260,7 @@ class Run(RunCLI):
         if self._trains:
             progress = Progress(self.attempt_folder / "progress.json")
             callbacks += [self.divergence, self.throughput, GainLogger(), progress]
-            callbacks.append(Agreement(cell_id(self.tree)))
+            callbacks += [Agreement(cell_id(self.tree)), Pictures()]
             if self._pruned_by is not None:
                 files = (self.attempt_folder / REPORTS, self.attempt_folder / STOP)
                 callbacks.append(Pruning(self._pruned_by, *files))
@@ -269,7 +271,7 @@ class Run(RunCLI):
                 # A curve that was drawn beyond the checkpoint is drawn again from there on.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
-                    TensorBoardLogger(
+                    Events(
                         self.folder, name="", version="", default_hp_metric=False, purge_step=purge
                     ),
                     CSVLogger(self.attempt_folder, name="", version=""),
@@ -327,6 +329,7 @@ class Run(RunCLI):
             "precision": str(trainer.precision),
             "versions": {name: version(name) for name in PACKAGES},
             "data": datamodule.description,
+            "bleu_signature": model.objective.bleu_signature,
             "sacrebleu_signature": model.objective.sacrebleu_signature,
             "attempt": self.attempt,
             "started": started.isoformat(),
@@ -364,9 +367,13 @@ class Run(RunCLI):
             "versions": result["versions"],
         }
         write_whole(folder / "env.json", json.dumps(environment, indent=1))
-        hypotheses = model.objective.hypotheses
-        if hypotheses:
-            write_whole(folder / "hypotheses.txt", "".join(f"{line}\n" for line in hypotheses))
+        objective = model.objective
+        for name, lines in (
+            ("hypotheses", objective.hypotheses),
+            ("references", objective.targets),
+        ):
+            if lines:
+                write_whole(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines))
         self._join_logs()
         write_whole(folder / RESULT, json.dumps(result, indent=1, allow_nan=False))
         (folder / PRUNED).unlink(missing_ok=True)  # of the time when the grid had a pruner

@@ -2,15 +2,16 @@
 
 from typing import Any
 
+from lightning_app.analysis.numbers import DASH
 from lightning_app.analysis.runs import Grid, label
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
-
-DASH = "–"
+from lightning_app.analysis.together import differences, different, shared
 
 
 def counts(grid: Grid) -> str:
-    """How many cells there are in each state."""
-    states = [cell.state for cell in grid.cells]
+    """How many cells there are in each state; of several grids, each cell counts once."""
+    cells = different(grid)
+    states = [cell.state for cell in cells]
     parts = [
         f"{states.count('diverged')} of them stalled or diverged",
         f"{states.count('pruned')} pruned" if "pruned" in states else "",
@@ -19,11 +20,16 @@ def counts(grid: Grid) -> str:
         f"{states.count('waiting')} not started" if "waiting" in states else "",
     ]
     counted = ", ".join(part for part in parts if part)
-    return f"{len(grid.finished)} of {len(states)} planned cells finished; {counted}."
+    finished = sum(cell.finished for cell in cells)
+    common = shared(grid)
+    once = f" {common} of them in more than one grid, counted once." if common else ""
+    return f"{finished} of {len(states)} planned cells finished; {counted}.{once}"
 
 
 def facts(grid: Grid) -> dict[str, str]:
-    """Everything that a reader needs to run it again, by name."""
+    """Everything that a reader needs to run it again, by name; of several grids, what each has."""
+    if grid.parts:
+        return _facts_of_each(grid)
     found = {
         "Variants": ", ".join(grid.variants),
         "Compared with": grid.baseline or DASH,
@@ -46,6 +52,8 @@ def facts(grid: Grid) -> dict[str, str]:
 
 def limits(grid: Grid) -> list[str]:
     """What the runs cannot tell, from what they were."""
+    if grid.parts:
+        return _limits_of_all(grid)
     items = [
         f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "
         "leave it later, so “stalls” and Δ hold for this budget, not for training to the end.",
@@ -127,6 +135,40 @@ def limits(grid: Grid) -> list[str]:
             "a missing cell takes its partner out of the score as well."
         )
     return items
+
+
+def _facts_of_each(grid: Grid) -> dict[str, str]:
+    told = {part.name: facts(part) for part in grid.parts}
+    found = {}
+    for name in dict.fromkeys(name for each in told.values() for name in each):
+        values = {each: known.get(name, DASH) for each, known in told.items()}
+        alike = len(set(values.values())) == 1
+        each = (f"{part}: {value}" for part, value in values.items())
+        found[name] = next(iter(values.values())) if alike else " | ".join(each)
+    return found
+
+
+def _limits_of_all(grid: Grid) -> list[str]:
+    """What holds between the grids, then what all say alike, then what one says."""
+    differ = [
+        f"{key} ({' / '.join(map(label, values))})" for key, values in differences(grid).items()
+    ]
+    found = [
+        "Each grid is compared with its own baseline and its own reference warm-up; no test "
+        "compares one grid with another. Where they read differently, it may be chance, or any of "
+        f"the settings that differ: {'; '.join(differ) or 'none but what their axes say'}.",
+    ]
+    if common := shared(grid):
+        found.append(
+            f"{common} cells are in more than one grid: the same runs, shown in each, so that the "
+            "grids agree there by construction."
+        )
+    told = {part.name: limits(part) for part in grid.parts}
+    alike = [item for item in told[grid.parts[0].name] if all(item in t for t in told.values())]
+    each = [
+        f"{name}: {item}" for name, items in told.items() for item in items if item not in alike
+    ]
+    return [*found, *alike, *each]
 
 
 def _not_asked(grid: Grid) -> list[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -92,7 +93,9 @@ class Grid:
     """A grid folder. `cells` holds every planned cell, finished or not, in the order of the plan.
 
     `config` is the grid's base over the resolved config of one run, which knows every default.
-    `pruner` is the rule by which hopeless cells were ended early, if there was one.
+    `pruner` is the rule by which hopeless cells were ended early, if there was one. `published`
+    holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
+    that this one joins, where it joins several (`analysis.together`).
     """
 
     folder: Path
@@ -105,6 +108,8 @@ class Grid:
     baseline: str | None
     cells: tuple[Cell, ...]
     pruner: str | None = None
+    published: tuple[Mapping[str, Any], ...] = ()
+    parts: tuple["Grid", ...] = ()
 
     @cached_property
     def finished(self) -> tuple[Cell, ...]:
@@ -173,6 +178,7 @@ def read_grid(folder: Path) -> Grid:
             baseline=scores.get("baseline"),
             cells=tuple(_cell(folder, entry, config, grid) for entry in plan["cells"]),
             pruner=grid.get("pruner"),
+            published=tuple(grid.get("published") or ()),
         )
     except KeyError as error:
         raise UserError(f"{folder / 'plan.json'}: field {error} is missing") from error
@@ -191,9 +197,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def results_frame(grid: Grid) -> "pd.DataFrame":
-    """One row per finished cell: identity, axes, metrics, divergence, budget, device, data sizes.
+    """One row per planned cell: identity, state, axes, metrics, loss, budget, device, data sizes.
 
-    A metric that a run does not have, or that was not finite, is NaN.
+    `status` is the cell's state; only `ok` and `diverged` have finished and have metrics. `loss` is
+    the `l` of every score (`Cell.loss`), `reference_warmup` what its grid compares with. A number
+    that a run does not have, or that was not finite, is NaN.
     """
     import pandas as pd
 
@@ -201,30 +209,103 @@ def results_frame(grid: Grid) -> "pd.DataFrame":
     text = _columns_as_text(grid.axes, axes)
     measured = [cell.metrics for cell in grid.finished]
     metrics = list(dict.fromkeys(name for each in measured for name in each)) or [grid.metric]
+    parts = grid.parts or (grid,)
+    references = [part.reference_warmup for part in parts for _ in part.cells]
     rows = []
-    for cell in grid.finished:
+    for cell, reference in zip(grid.cells, references, strict=True):
         diverged, sizes = cell.record.get("diverged") or {}, cell.data.get("sizes") or {}
         values = {key: cell.axes.get(key) for key in axes}
         rows.append(
-            {"id": cell.id, "name": cell.name, "status": cell.state, "variant": cell.variant}
-            | {"warmup": cell.warmup, "lr": cell.lr, "seed": cell.seed}
+            _identity(cell)
+            | {"reference_warmup": reference}
             | {key: label(values[key]) if key in text else values[key] for key in axes}
             | {name: _number(cell.metrics.get(name)) for name in metrics}
-            | {"unigram_entropy": cell.entropy}
+            | {"loss": cell.loss, "unigram_entropy": cell.entropy}
             | {"diverged_step": diverged.get("step"), "diverged_rule": diverged.get("rule")}
             | {key: cell.record.get(key) for key in _BUDGET}
             | {"data": cell.data.get("name"), "protocol": cell.data.get("protocol")}
             | {f"data_{split}": sizes.get(split) for split in ("train", "valid", "test")}
         )
-    columns = [*_IDENTITY, *axes, *metrics, "unigram_entropy", "diverged_step", "diverged_rule"]
-    columns += [*_BUDGET, "data", "protocol", "data_train", "data_valid", "data_test"]
-    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_WHOLE, "Int64"))
+    columns = [*_IDENTITY, "reference_warmup", *axes, *metrics, "loss", "unigram_entropy"]
+    columns += ["diverged_step", "diverged_rule", *_BUDGET]
+    columns += ["data", "protocol", "data_train", "data_valid", "data_test"]
+    return pd.DataFrame(rows, columns=columns).astype(_kinds(columns))
 
 
-_IDENTITY = ("id", "name", "status", "variant", "warmup", "lr", "seed")
-_BUDGET = ("steps", "tokens", "seconds", "parameters", "device", "precision", "attempt")
-_WHOLE = ("warmup", "seed", "diverged_step", "steps", "tokens", "parameters", "attempt")
-_WHOLE += ("data_train", "data_valid", "data_test")
+def validations_frame(grid: Grid) -> "pd.DataFrame":
+    """One row per cell and validation: identity, step, tokens, seconds, every `val/` metric.
+
+    Each `metrics.csv` is read once. `tokens` and `seconds` are sums since the start of training,
+    NaN where the run did not log them at that step.
+    """
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for cell in grid.cells:
+        found = _validations(cell.folder / "metrics.csv")
+        rows += [_identity(cell) | {"step": step} | found[step] for step in sorted(found)]
+    logged = dict.fromkeys(key for row in rows for key in row if key.startswith("val/"))
+    columns = [*_IDENTITY, "step", "tokens", "seconds", *(sorted(logged) or [LOSS])]
+    return pd.DataFrame(rows, columns=columns).astype(_kinds(columns))
+
+
+_IDENTITY = ("id", "name", "status", "group", "variant", "baseline", "warmup", "lr", "seed")
+_BUDGET = ("steps", "tokens", "seconds", "parameters", "device", "devices", "precision")
+_BUDGET += ("peak_memory_bytes", "attempt")
+_WHOLE = (
+    "warmup",
+    "reference_warmup",
+    "seed",
+    "diverged_step",
+    "step",
+    "steps",
+    "tokens",
+    "parameters",
+    "devices",
+)
+_WHOLE += ("peak_memory_bytes", "attempt", "data_train", "data_valid", "data_test")
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    return {key: getattr(cell, "state" if key == "status" else key) for key in _IDENTITY}
+
+
+def _kinds(columns: Iterable[str]) -> dict[str, str]:
+    """The types that pandas would not guess: whole numbers with gaps, and columns without any."""
+    whole = {key: "Int64" for key in columns if key in _WHOLE}
+    return whole | {"lr": "float64", "seconds": "float64"}
+
+
+def _validations(path: Path) -> dict[int, dict[str, float]]:
+    """The validations of one `metrics.csv` by step; of a value logged twice at a step, the last."""
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        names = next(rows, [])
+        kept = [at for at, name in enumerate(names) if name.startswith("val/")]
+        if "step" not in names or not kept:
+            return {}
+        step, width = names.index("step"), len(names)
+        sums = [at for at, name in enumerate(names) if name in _SUMS]
+        validated, spent = itemgetter(*kept), itemgetter(*sums or kept)
+        found: dict[int, dict[str, float]] = {}
+        others: dict[int, list[str]] = {}
+        for row in rows:
+            if len(row) != width:  # the last line of a run that was cut short
+                continue
+            if "".join(validated(row)):
+                values = found.setdefault(int(float(row[step])), {})
+                values |= {names[at]: float(row[at]) for at in kept if row[at]}
+            if "".join(spent(row)):
+                others[int(float(row[step]))] = row
+    for at, values in found.items():
+        row = others.get(at, [])
+        values |= {_SUMS[names[n]]: float(row[n]) for n in sums if row and row[n]}
+    return found
+
+
+_SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
 
 
 def curve(cell: Cell, tag: str) -> tuple[list[int], list[float]]:

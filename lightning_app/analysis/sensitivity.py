@@ -163,7 +163,12 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
 
 
 def scores(grid: Grid) -> list[Score]:
-    """Every score of every variant, in the order of the plan; none where bad runs were pruned."""
+    """Every score of every variant, in the order of the plan; none where bad runs were pruned.
+
+    Of a grid that joins several: those of each, with its own reference.
+    """
+    if grid.parts:
+        return [score for part in grid.parts for score in scores(part)]
     if grid.pruner is not None:
         return []
     found = arms(grid)

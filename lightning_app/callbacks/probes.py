@@ -1,21 +1,27 @@
 """What can be watched inside the blocks while a run trains."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from lightning_app.callbacks.events import event_files, tell
+from lightning_app.callbacks.pictures import example, show_attention
 from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.files import write_whole
-from lightning_app.probes.gains import change_ratios, learned_gains, shown_layers, stacks
+from lightning_app.probes.gains import change_ratios, layers_by_rank, learned_gains, stacks
 from lightning_app.probes.probe import probe, snapshot, update_ratios
-from lightning_app.probes.table import Place, Row, from_csv, to_csv
+from lightning_app.probes.table import MODEL, Place, Row, from_csv, to_csv
 from lightning_app.steps import is_logged
 
 LOGGED = ("token_cosine", "w2_gradient", "output_information")
 """What loggers are told of: where a stall without warm-up shows within five steps."""
+GAINS, HISTOGRAMS = 10, 3
+"""Tags of gains that an event file has at most, as numbers and as histograms."""
+BINS = 16
+"""Of a histogram. TensorFlow's own bins are too wide: they grow by a tenth, whatever the values."""
 
 
 def tag(place: Place) -> str:
@@ -24,22 +30,44 @@ def tag(place: Place) -> str:
     return f"probe/{place.quantity}/{place.stack}{layer}"
 
 
-def shown(model: nn.Module) -> set[tuple[str, int | None]]:
-    """Return the (stack, layer) that loggers are told of."""
-    depths = {name: len(stack.blocks) for name, stack in stacks(model).items()}
-    return {(name, layer) for name, depth in depths.items() for layer in shown_layers(depth)}
+def fires(step: int) -> bool:
+    """Whether `step` is 1, 2 or 5, or a tenfold of one."""
+    return str(step).rstrip("0") in ("1", "2", "5")
 
 
-def logged_gains(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (tag, tensor) of every learned gain, and of the ratios of projections, where shown."""
-    layers = shown(model)
-    for place, value in [*learned_gains(model), *change_ratios(model)]:
-        if (place.stack, place.layer) in layers:
-            yield tag(place), value
+def gains(model: nn.Module) -> dict[Place, Tensor]:
+    """Return every learned gain, and the ratios of projections, of every layer."""
+    return dict([*learned_gains(model), *change_ratios(model)])
+
+
+def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
+    """Return the gains that event files are told of, `GAINS` at most.
+
+    As many layers of each stack as there is room for: the last, the first, the middle, the rest. A
+    choice is taken whole, but for the first, of which the encoder comes first.
+    """
+    told: list[Place] = []
+    for layers in layers_by_rank(model):
+        chosen = [place for at in layers for place in places if (place.stack, place.layer) == at]
+        if told and len(told) + len(chosen) > GAINS:
+            break
+        told += chosen[:GAINS]
+    return told
 
 
 class GainLogger(pl.Callback):
-    """Log ``probe/<quantity>/<stack>/<layer>``: each learned gain, averaged over its heads."""
+    """Log each learned gain, averaged over its heads, as ``probe/<quantity>/<stack>/<layer>``.
+
+    Event files are told of some layers, and of those of the logged steps that are 1, 2, 5, 10, 20,
+    50, ... also a histogram of each gain that heads or units have their own of, over all layers.
+    """
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # With accumulated gradients the first batch may still belong to a step of before.
+        self._drawn = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
@@ -47,14 +75,30 @@ class GainLogger(pl.Callback):
         step = trainer.global_step
         if not is_logged(trainer, step):
             return
-        model = pl_module.model
-        assert isinstance(model, nn.Module)
-        values = {name: gain.detach().mean() for name, gain in logged_gains(model)}
-        if not values:
+        model = model_of(pl_module)
+        found = gains(model)
+        if not found:
             return
-        logged = dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
-        for logger in trainer.loggers:
-            logger.log_metrics(logged, step=step)
+        means = torch.stack([gain.detach().mean() for gain in found.values()]).tolist()
+        values = {tag(place): mean for place, mean in zip(found, means, strict=True)}
+        told = {tag(place): values[tag(place)] for place in shown(model, list(found))}
+        tell(trainer, values, told, step)
+        if fires(step) and step != self._drawn:
+            self._drawn = step
+            for logger in event_files(trainer):
+                for name, drawn in histograms(found).items():
+                    logger.experiment.add_histogram(name, drawn.numpy(), step, bins=BINS)
+
+
+def histograms(found: Mapping[Place, Tensor]) -> dict[str, Tensor]:
+    """Return what is finite of each gain of several numbers, over all layers, by tag."""
+    parts: dict[str, list[Tensor]] = {}
+    for place, gain in found.items():
+        if gain.numel() > 1:
+            parts.setdefault(f"gains/{place.quantity}", []).append(gain.detach().flatten())
+    whole = {name: torch.cat(parts[name]).float().cpu() for name in list(parts)[:HISTOGRAMS]}
+    finite = {name: values[values.isfinite()] for name, values in whole.items()}
+    return {name: values for name, values in finite.items() if len(values)}
 
 
 class SignalProbe(pl.Callback):
@@ -62,9 +106,11 @@ class SignalProbe(pl.Callback):
 
     Everything that `ablate probe` measures goes to ``probes.csv`` in the run's folder, and with
     it ``update_ratio``, the size of that step's update against the weights of each layer. Loggers
-    are told of the token cosine and the W2 gradient of a few layers and of the information in the
-    output. Training is not touched: the probe has the RNG to itself, takes gradients past
-    ``.grad``, and leaves no hook behind. The first rank alone probes, on its share of the batch.
+    are told of the token cosine and the W2 gradient of each layer and of the information in the
+    output; event files of the last layer alone, and they get a picture of the attention maps, as
+    `Pictures` draws it at the end. Training is not touched: the probe has the RNG to itself, takes
+    gradients past ``.grad``, and leaves no hook behind. The first rank alone probes, on its share
+    of the batch.
 
     Args:
         steps: optimizer steps to probe after; null for 1, 2, 5 and their tenfolds.
@@ -74,14 +120,13 @@ class SignalProbe(pl.Callback):
         self.steps = steps
         self._before: dict[str, Tensor] | None = None
         self._batch: TranslationBatch | MaskedBatch | None = None
+        self._sentence: TranslationBatch | MaskedBatch | None = None
         self._rows: list[Row] = []
         self._last = 0
 
     def fires(self, step: int) -> bool:
         """Whether the model is probed after optimizer step `step`, from 1."""
-        if self.steps is not None:
-            return step in self.steps
-        return str(step).rstrip("0") in ("1", "2", "5")
+        return fires(step) if self.steps is None else step in self.steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on with the rows of the steps that were trained before; a new run starts anew."""
@@ -114,6 +159,10 @@ class SignalProbe(pl.Callback):
         self._rows += rows
         write_whole(table_of(trainer), to_csv(self._rows))
         self._log(trainer, model, rows)
+        if any(event_files(trainer)):
+            if self._sentence is None:
+                self._sentence = example(trainer, pl_module)
+            show_attention(trainer, pl_module, self._sentence)
 
     def _first_batch(self, trainer: pl.Trainer) -> TranslationBatch | MaskedBatch:
         if self._batch is None:
@@ -124,14 +173,22 @@ class SignalProbe(pl.Callback):
         return self._batch
 
     def _log(self, trainer: pl.Trainer, model: nn.Module, rows: Sequence[Row]) -> None:
-        layers = shown(model) | {("model", None)}
-        logged = {
-            tag(row.place): row.value
+        values = {
+            row.place: row.value
             for row in rows
-            if row.quantity in LOGGED and row.head is None and (row.stack, row.layer) in layers
+            if row.quantity in LOGGED and row.head is None and row.layer != 0
         }
-        for logger in trainer.loggers:
-            logger.log_metrics(logged, step=rows[0].step)
+        metrics = {tag(place): value for place, value in values.items()}
+        told = {tag(place): values[place] for place in at_the_end(model) if place in values}
+        tell(trainer, metrics, told, rows[0].step)
+
+
+def at_the_end(model: nn.Module) -> list[Place]:
+    """Return what event files are told of a probing: of layers, the model's last alone."""
+    name, stack = list(stacks(model).items())[-1]
+    last = (name, len(stack.blocks))
+    cosine, gradient, information = LOGGED
+    return [Place(cosine, *last), Place(gradient, *last), Place(information, MODEL)]
 
 
 def model_of(module: pl.LightningModule) -> nn.Module:

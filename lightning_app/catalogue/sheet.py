@@ -7,7 +7,7 @@ when the picture is written.
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal
+from typing import Literal, Protocol
 
 Point = tuple[float, float]
 Line = Literal["stream", "carry"]
@@ -64,6 +64,22 @@ def text_width(text: str, kind: str = "") -> float:
     """Return a width in which `text` fits, whatever the sans-serif font."""
     narrow = sum(letter in " .,:;'()|fijlrtI-₁₋ₙ₀" for letter in text)
     return SIZES[kind] * (0.63 * (len(text) - narrow) + 0.37 * narrow)
+
+
+class Surface(Protocol):
+    """What a picture is drawn on."""
+
+    def line(self, *points: Point, kind: Line = "stream", head: bool = False) -> None: ...
+
+    def box(self, x: float, y: float, size: Point, kind: str, radius: float = 4) -> None: ...
+
+    def text(
+        self, x: float, y: float, text: str, kind: str = "", *, left: bool = False
+    ) -> None: ...
+
+    def dot(self, x: float, y: float) -> None: ...
+
+    def plus(self, x: float, y: float) -> None: ...
 
 
 @dataclass

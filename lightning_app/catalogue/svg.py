@@ -18,7 +18,7 @@ from lightning_app.catalogue.drawing import (
     Sum,
     description,
 )
-from lightning_app.catalogue.sheet import RADIUS, Sheet, signs, text_width
+from lightning_app.catalogue.sheet import RADIUS, Point, Sheet, Surface, signs, text_width
 
 GAP = 15
 """Length of the line between two things on the stream."""
@@ -32,15 +32,22 @@ CARRIED = {"scores": "Z", "qk_sum": "Σq, Σk"}
 
 def picture(name: str, drawings: Sequence[Drawing]) -> str:
     """Return the drawings side by side as one SVG document."""
-    sheet, x, top = Sheet(), float(MARGIN), 0.0
+    sheet = Sheet()
+    size = lay_out(sheet, name, drawings)
+    title = f"{name}: {' and '.join(drawing.side for drawing in drawings)}"
+    return sheet.written(size, title, description(drawings))
+
+
+def lay_out(sheet: Surface, name: str, drawings: Sequence[Drawing]) -> Point:
+    """Draw the drawings side by side, their name above, and return the size of the whole."""
+    x, top = float(MARGIN), 0.0
     for drawing in drawings:
         column = Column(sheet, drawing, x)
         top = max(top, column.draw(MARGIN))
         x += column.width + MARGIN
     size = max(x, text_width(name, "name") + 2 * MARGIN), top + 2.5 * LINE
     sheet.text(size[0] / 2, size[1] - 1.5 * LINE, name, "name")
-    title = f"{name}: {' and '.join(drawing.side for drawing in drawings)}"
-    return sheet.written(size, title, description(drawings))
+    return size
 
 
 def part_lines(part: Part) -> list[str]:
@@ -90,7 +97,7 @@ def branch_width(branch: Branch) -> float:
 class Column:
     """One stack, drawn from the bottom up."""
 
-    def __init__(self, sheet: Sheet, drawing: Drawing, left: float) -> None:
+    def __init__(self, sheet: Surface, drawing: Drawing, left: float) -> None:
         self.sheet = sheet
         self.drawing = drawing
         self.edge = left

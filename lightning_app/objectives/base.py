@@ -58,8 +58,9 @@ class Sums(NamedTuple):
 class Objective(ABC):
     """One task. Its leaves say which model and which batch they take.
 
-    `hypotheses` holds the translations of the test split once it has been decoded, and
-    `sacrebleu_signature` how they were scored; both stay empty where nothing is decoded.
+    `hypotheses` holds the translations of the test split once it has been decoded, `targets` what
+    ``test/bleu`` compares them with, `bleu_signature` and `sacrebleu_signature` how the two scores
+    were made; all stay empty where nothing is decoded.
     """
 
     pad: int
@@ -67,6 +68,8 @@ class Objective(ABC):
     def __init__(self, config: ObjectiveConfig) -> None:
         self.config = config
         self.hypotheses: Sequence[str] = ()
+        self.targets: Sequence[str] = ()
+        self.bleu_signature: str | None = None
         self.sacrebleu_signature: str | None = None
 
     @abstractmethod

@@ -100,7 +100,8 @@ class Translation(Objective):
             raw = [references[row] for row in rows]
             scores["test/sacrebleu"] = metric.corpus_score(plain, [raw]).score
             self.sacrebleu_signature = str(metric.get_signature())
-            self.hypotheses = texts
+            self.bleu_signature = str(bleu.get_signature())
+            self.hypotheses, self.targets = texts, targets
         return scores
 
     def predict(

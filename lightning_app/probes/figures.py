@@ -10,7 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.analysis.figures import COLOURS, DASHES, INK, MUTED, save, styled
+from lightning_app.analysis.figures.files import save
+from lightning_app.analysis.figures.style import COLOURS, DASHES, INK, MUTED, styled
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.probes.table import QUANTILES, Probed
 

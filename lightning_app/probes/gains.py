@@ -15,13 +15,20 @@ def stacks(model: nn.Module) -> dict[str, Encoder | Decoder]:
     return {n: s for n, s in model.named_children() if isinstance(s, Encoder | Decoder)}
 
 
-def shown_layers(depth: int) -> set[int]:
-    """Return the layers that stand for the rest where room is short, counted from 1.
+def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
+    """Return (stack, layer) in the order in which layers stand for the rest where room is short.
 
-    Of stacks deeper than three, the first, middle and last: TensorBoard slows down with more than
-    some forty tags a run.
+    Layers count from 1. The last of each stack comes first, then the first, the middle, the rest.
     """
-    return {1, (depth + 1) // 2, depth} if depth > 3 else set(range(1, depth + 1))
+    ranks: list[list[tuple[str, int]]] = []
+    for name, stack in stacks(model).items():
+        depth = len(stack.blocks)
+        order = dict.fromkeys([depth, 1, (depth + 1) // 2, *range(1, depth + 1)])
+        for rank, layer in enumerate(order):
+            if rank == len(ranks):
+                ranks.append([])
+            ranks[rank].append((name, layer))
+    return ranks
 
 
 def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:

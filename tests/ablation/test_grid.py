@@ -89,6 +89,68 @@ def test_a_mistake_names_file_field_and_what_is_near(
     assert "\n" not in str(error.value)
 
 
+FIGURE = {
+    "paper": "xiong2020layer",
+    "setting": "IWSLT14, 6+6 blocks",
+    "variant": "post_ln",
+    "warmup": 500,
+    "lr": 5e-4,
+    "metric": "test/bleu",
+    "value": 31.16,
+    "note": "section 3.2",
+}
+
+
+def test_figures_of_papers_are_kept(tmp_path: Path) -> None:
+    short = {key: FIGURE[key] for key in ("paper", "setting", "variant", "metric")}
+    figures = [FIGURE, {**short, "value": "diverged", "warmup": None, "lr": None}]
+    grid = read_grid(write(tmp_path, published=figures))
+    assert list(grid.published) == figures
+    (tmp_path / "copy.yaml").write_text(yaml.safe_dump(grid.tree()))
+    assert read_grid(tmp_path / "copy.yaml").published == grid.published
+    assert read_grid(write(tmp_path)).published == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"paper": None}, "'paper' is missing; expected the key of a paper or its citation"),
+        ({"setting": " "}, "setting: expected what was trained and measured there, as text"),
+        ({"variant": 7}, "variant: expected the name of a variant, found 7"),
+        ({"warmup": -1}, "warmup: expected a whole number of updates, or null"),
+        ({"warmup": 1.5}, "warmup: expected a whole number of updates, or null"),
+        ({"warmup": True}, "warmup: expected a whole number of updates, or null"),
+        ({"lr": 0}, "lr: expected a number above 0, or null"),
+        ({"lr": "fast"}, "lr: expected a number above 0, or null"),
+        ({"metric": ["val/nll"]}, "metric: expected the name of a metric"),
+        ({"value": float("nan")}, "value: expected a number, or 'diverged', found nan"),
+        ({"value": "failed"}, "value: expected a number, or 'diverged', found 'failed'"),
+        ({"value": None}, "'value' is missing"),
+        ({"notes": "x"}, "unknown key 'notes'; did you mean 'note'?"),
+    ],
+)
+def test_a_mistake_in_a_figure_names_entry_and_field(
+    tmp_path: Path, change: dict, said: str
+) -> None:
+    path = write(tmp_path, published=[FIGURE, FIGURE | change])
+    with pytest.raises(UserError) as error:
+        read_grid(path)
+    assert str(error.value).startswith(f"{path}: published entry 2: {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("published", "said"),
+    [
+        ({"paper": "x"}, "published: expected a list of mappings"),
+        (["x"], "published entry 1: expected a mapping with text keys"),
+    ],
+)
+def test_figures_are_a_list_of_mappings(tmp_path: Path, published: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_grid(write(tmp_path, published=published))
+
+
 RATES = {"axes": {"model.optimizer.lr": [0.1, 0.2]}, "exclude": [], "sensitivity": {}}
 
 

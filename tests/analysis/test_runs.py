@@ -3,9 +3,11 @@
 import json
 import math
 
+import pandas as pd
 import pytest
 
-from lightning_app.analysis.runs import curve, label, read_grid, results_frame
+from lightning_app.analysis.runs import curve, label, read_grid, results_frame, validations_frame
+from lightning_app.analysis.together import together
 from lightning_app.errors import UserError
 
 PRESET = "model.block.preset"
@@ -69,7 +71,7 @@ def test_label(value, text):
     assert label(value) == text
 
 
-def test_a_row_for_each_finished_cell(make_grid):
+def test_a_row_for_each_planned_cell(make_grid):
     axes = {SEED: [1, 2, 3], WARMUP: [0, 60], RATE: [0.002], "data.mixed": [1, "a", {"b": [2]}]}
     metrics = {"test/bleu": 21.5}
 
@@ -77,21 +79,73 @@ def test_a_row_for_each_finished_cell(make_grid):
         return {1: 2.0, 2: None, 3: "failed"}[axes[SEED]]
 
     frame = results_frame(read_grid(make_grid(outcome, axes, metrics=metrics).folder))
-    assert len(frame) == 12
-    first, last = frame.iloc[0], frame.iloc[-1]
+    assert frame["status"].value_counts().to_dict() == {"ok": 6, "diverged": 6, "failed": 6}
+    first, stalled, failed = (frame.iloc[row] for row in (0, 6, -1))
     assert (first["status"], first["val/nll"], first["test/bleu"]) == ("ok", 2.0, 21.5)
-    assert (last["status"], last["diverged_step"]) == ("diverged", 200)
-    assert math.isnan(last["val/nll"])
     assert (first["warmup"], first["lr"], first["seed"]) == (0, 0.002, 1)
-    assert set(frame["data.mixed"]) == {"1", "a", '{"b":[2]}'}
+    assert (first["group"], first["baseline"], first["loss"]) == ("data.mixed=1", "pre_ln", 2.0)
+    assert first["reference_warmup"] == 60
     assert (first["data_train"], first["protocol"]) == (30000, "built-in grammar, seed 0")
     assert (first["steps"], first["tokens"], first["parameters"]) == (200, 204800, 251904)
+    assert pd.isna(first["peak_memory_bytes"])
+    assert (stalled["status"], stalled["diverged_step"], stalled["loss"]) == ("diverged", 200, 4.5)
+    assert math.isnan(stalled["val/nll"])
+    assert (failed["status"], failed["seed"]) == ("failed", 3)
+    assert pd.isna(failed["loss"])
+    assert pd.isna(failed["steps"])
+    assert set(frame["data.mixed"]) == {"1", "a", '{"b":[2]}'}
 
 
-def test_no_finished_cell_is_an_empty_table(make_grid):
+def test_the_rows_of_several_grids_have_the_reference_of_each(make_grid, outcome):
+    axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    first = make_grid(outcome, axes, name="a")
+    second = make_grid(outcome, axes, name="b", sensitivity={"reference_warmup": 0})
+    frame = results_frame(together([read_grid(first.folder), read_grid(second.folder)]))
+    assert frame.groupby("group")["reference_warmup"].unique().map(list).to_dict() == {
+        "grid=a": [60],
+        "grid=b": [0],
+    }
+
+
+def test_nothing_finished_is_a_table_of_what_is_planned(make_grid):
     frame = results_frame(read_grid(make_grid(lambda axes: "waiting").folder))
+    assert set(frame["status"]) == {"waiting"}
+    assert len(frame) == 30
+    assert frame["val/nll"].dropna().empty
+
+
+def test_a_row_for_each_validation(make_grid):
+    ends = {1: 2.0, 2: None, 3: "failed", 4: "waiting"}
+    fake = make_grid(lambda axes: ends[axes[SEED]], {SEED: [1, 2, 3, 4], WARMUP: [0, 60]})
+    grid = read_grid(fake.folder)
+    frame = validations_frame(grid)
+    assert len(frame) == 4 * 4  # four cells with a log, four validations each
+    for cell in grid.cells:
+        own = frame[frame["id"] == cell.id]
+        assert (own["step"].tolist(), own["val/nll"].tolist()) == curve(cell, "val/nll")
+        assert set(own["warmup"]) <= {cell.warmup}
+    assert frame["tokens"].dropna().empty
+
+
+def test_the_tokens_and_seconds_of_a_validation(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    rows = ["step,train/tokens,train/seconds,val/nll,val/bleu", "50,400,1.5,,", "50,,,3.0,"]
+    rows += ["75,,,2.75,", "100,800,3.0,2.5,7.5", "100,,,2.25,", "120,900,3.5,,", "150,9"]
+    (fake.run(fake.cells[0]) / "metrics.csv").write_text("\n".join(rows))
+    frame = validations_frame(read_grid(fake.folder))
+    assert frame["step"].tolist() == [50, 75, 100]
+    assert frame["val/nll"].tolist() == [3.0, 2.75, 2.25]  # of a step logged twice, the last
+    assert frame["tokens"].fillna(-1).tolist() == [400, -1, 800]
+    assert frame["seconds"].fillna(-1).tolist() == [1.5, -1, 3.0]
+    assert frame["val/bleu"].fillna(-1).tolist() == [-1, -1, 7.5]
+
+
+def test_no_validation_is_an_empty_table(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]}, curves=False)
+    (fake.run(fake.cells[0]) / "metrics.csv").write_text("")
+    frame = validations_frame(read_grid(fake.folder))
     assert len(frame) == 0
-    assert {"id", "status", "warmup", "val/nll", PRESET} <= set(frame)
+    assert {"id", "step", "tokens", "val/nll"} <= set(frame)
 
 
 def test_curve(make_grid):

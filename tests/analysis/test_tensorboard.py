@@ -21,7 +21,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from lightning_app.analysis.tensorboard import write_index
+from lightning_app.analysis.runs import read_grid
+from lightning_app.analysis.tensorboard import run_url, write_index
+from tests.analysis.conftest import ENTROPY
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -92,7 +94,7 @@ def table(ask: Callable[..., Any]) -> dict[str, dict[str, Any]]:
 def complete(ask: Callable[..., Any], count: int) -> dict[str, dict[str, Any]] | None:
     """The table once all runs are in it with the last scalar of their file, None before."""
     rows = table(ask)
-    full = len(rows) == count and all("diverged" in row["metrics"] for row in rows.values())
+    full = len(rows) == count and all("val/perplexity" in row["metrics"] for row in rows.values())
     return rows if full else None
 
 
@@ -113,7 +115,7 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
     assert all(each == seen[0] for each in seen[1:])
     rows, (hparams, metrics), _, tags = seen[0]
     assert set(hparams) == {"variant", "status", PRESET, WARMUP, SEED}
-    assert metrics == ["val/nll", "val/perplexity", "val/accuracy", "diverged"]
+    assert metrics == ["delta", "val/nll", "val/perplexity", "val/accuracy"]
     for cell in grid.cells:
         row, axes = rows[f"runs/{cell['name']}"], cell["axes"]
         stalled = axes[PRESET] == "post_ln" and axes[WARMUP] == 0
@@ -126,7 +128,9 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
             SEED: axes[SEED],
         }
         assert row["metrics"]["val/nll"] == pytest.approx(outcome(axes), rel=1e-6)
-        assert row["metrics"]["diverged"] == float(stalled)
+        loss, twin = outcome(axes), outcome({**axes, WARMUP: 60})
+        lost = (ENTROPY if stalled else loss) - twin
+        assert row["metrics"]["delta"] == pytest.approx(lost, abs=1e-6)
         assert (
             f"curves/{axes[PRESET]}/warmup_{axes[WARMUP]}/val/nll" in tags[f"runs/{cell['name']}"]
         )
@@ -172,11 +176,10 @@ def test_an_open_server_follows_a_grid_that_goes_on(make_grid, loader):
         def followed() -> Any:
             rows = table(ask)
             row = rows[name[running["name"]]]
-            return row["status"] == "STATUS_SUCCESS" and "diverged" in row["metrics"] and rows
+            return row["status"] == "STATUS_SUCCESS" and "val/perplexity" in row["metrics"] and rows
 
         after = until(followed)
         assert after[name[running["name"]]]["metrics"]["val/nll"] == 2.25
-        assert after[name[running["name"]]]["metrics"]["diverged"] == 0.0
         waited = until(lambda: table(ask).get(name[waiting["name"]]))
         assert (waited["hparams"]["status"], waited["status"]) == ("diverged", "STATUS_SUCCESS")
         assert columns(ask) == columns_before
@@ -211,6 +214,107 @@ def test_each_variant_has_charts_that_match_its_curves_only(make_grid, outcome):
     assert health_tags == [[f"^train/{name}$"] for name in shown]
 
 
+def test_inside_the_blocks_has_a_chart_for_what_some_run_probes(make_grid):
+    grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
+    write_index(grid.folder)
+    bare, probed = grid.run(grid.cells[0]), grid.run(grid.cells[1])
+    header, _, rest = (probed / "metrics.csv").read_text().partition("\n")
+    columns = ["probe/zeta_skip/encoder/1", "probe/alpha/decoder/2", "probe/token_cosine/decoder/1"]
+    (probed / "metrics.csv").write_text(f"{header},{','.join(columns)}\n{rest}")
+    for tag in columns:
+        log(probed, tag, {1: 0.5})
+    (bare / "metrics.csv").unlink()
+    write_index(grid.folder)
+    with server(grid.folder) as ask:
+        inside = until(lambda: ask("custom_scalars/layout").get("category", [])[2:])[0]
+        logged = until(lambda: (t := ask("scalars/tags")[f"runs/{probed.name}"]) and set(t))
+    assert inside["title"] == "Inside the blocks"
+    patterns = [chart["multiline"]["tag"][0] for chart in inside["chart"]]
+    found = [[tag for tag in logged if re.match(pattern, tag)] for pattern in patterns]
+    assert found == [[columns[2]], [columns[1]], [columns[0]]]
+    assert inside["chart"][2]["title"] == "learned gain zeta skip, by layer"
+
+
+def test_the_text_has_question_config_and_block(make_grid):
+    question = "Which *blocks* | need warm-up?\n\nTwo paragraphs."
+    ends = {"post_ln": 2.0, "pre_ln": "unfinished"}
+    grid = make_grid(
+        lambda axes: ends[axes[PRESET]], {SEED: [1], PRESET: [*ends]}, question=question
+    )
+    done, running = (grid.run(cell) for cell in grid.cells)
+    same = {"norm": {"kind": "pre", "bias": True}, "around_cross": {"skip": 1.0}}
+    other = {"norm": {"kind": "none"}, "carry": None}
+    block = {"encoder": {"blocks": [same, same, other], "final_norm": "layer_norm"}}
+    (done / "block.json").write_text(json.dumps(block))
+    write_index(grid.folder)
+
+    def rows(page: str) -> list[list[str]]:
+        cells = (re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in page.split("<tr>")[1:])
+        return [[re.sub("<.*?>", "", cell) for cell in row] for row in cells]
+
+    with server(grid.folder) as ask:
+        texts = {
+            run: until(lambda run=run: ask(f"text/text?run=runs%2F{run.name}&tag=run"))
+            for run in (done, running)
+        }
+    shown = {run: texts[run][0]["text"] for run in texts}
+    for page in shown.values():
+        assert "<p>Two paragraphs.</p>" in page
+        assert "max_steps: 200" in page
+    assert "Resolved block" not in shown[running]
+    assert rows(shown[done]) == [
+        ["field", "layers 1-2", "layer 3"],
+        ["norm.kind", "pre", "none"],
+        ["norm.bias", "true", ""],
+        ["carry", "", "null"],
+    ]
+    assert "final_norm <code>layer_norm</code>" in shown[done]
+
+
+def test_the_address_of_a_run_names_it_alone(make_grid):
+    grid = make_grid(lambda axes: 2.0, {SEED: [1, 11], "model.block.x": ["a+b(c)", "a", "a.b"]})
+    cells = read_grid(grid.folder).cells
+    names = [f"somewhere/runs/{cell.name}" for cell in cells]
+    for cell, name in zip(cells, names, strict=True):
+        parts = urllib.parse.urlsplit(run_url("http://127.0.0.1:6006/", cell))
+        assert (parts.netloc, parts.path) == ("127.0.0.1:6006", "/")
+        tab, _, query = parts.fragment.partition("&")
+        assert tab == "timeseries"
+        for key, text in (("runFilter", parts.query), ("regexInput", query)):
+            (pattern,) = urllib.parse.parse_qs(text)[key]
+            assert [other for other in names if re.search(pattern, other)] == [name]
+
+
+def test_one_run_alone_holds_what_is_the_grids(make_grid):
+    grid = make_grid(lambda axes: 2.0 if axes[WARMUP] else "waiting", {**SMALL, SEED: [1]})
+
+    def holders() -> list[str]:
+        files = grid.folder.rglob("*.index")
+        return [f.parent.name for f in files if b"_hparams_/experiment" in f.read_bytes()]
+
+    write_index(grid.folder, only_new=True)
+    assert holders() == [grid.cells[1]["name"]]
+    grid.end(grid.cells[0], "unfinished")
+    write_index(grid.folder, only_new=True)
+    assert holders() == [grid.cells[0]["name"]]
+    grid.end(grid.cells[0], 3.0)
+    write_index(grid.folder, only_new=True)
+    assert holders() == [grid.cells[0]["name"]]
+    with server(grid.folder) as ask:
+        until(lambda: complete(ask, 3))
+        assert set(columns(ask)[0]) == {"variant", "status", SEED, PRESET, WARMUP}
+
+
+def test_an_index_of_an_earlier_version_goes(make_grid):
+    grid = make_grid(lambda axes: 2.0, {SEED: [1]})
+    run = grid.run(grid.cells[0])
+    for folder, place in ((grid.folder, "0000000000"), (run, "9999999999")):
+        (folder / f"events.out.tfevents.{place}.0123456789ab.index").write_bytes(b"")
+    write_index(grid.folder)
+    assert list(grid.folder.glob("*tfevents*")) == []
+    assert len(list(run.glob("*tfevents*"))) == 1
+
+
 def test_writing_again_changes_no_file(make_grid, outcome):
     grid = make_grid(outcome, SMALL)
     write_index(grid.folder)
@@ -220,7 +324,7 @@ def test_writing_again_changes_no_file(make_grid, outcome):
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
     first = files()
-    assert len(first) == 1 + len(grid.cells)
+    assert len(first) == len(grid.cells)
     write_index(grid.folder)
     assert files() == first
 
@@ -269,11 +373,11 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
 
 def test_only_new_leaves_alone_what_is_newer_than_its_result(make_grid):
     grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
-    first, second = (grid.run(cell) for cell in grid.cells[:2])
+    second, first = (grid.run(cell) for cell in grid.cells[:2])
     write_index(grid.folder, only_new=True)
     before = index_of(first), index_of(second)
     (first / "metrics.csv").unlink()  # would take the curves out of the index
-    grid.end(grid.cells[1], 3.0)
+    grid.end(grid.cells[0], 3.0)
     write_index(grid.folder, only_new=True)
     assert index_of(first) == before[0]
     assert index_of(second) != before[1]
@@ -281,9 +385,37 @@ def test_only_new_leaves_alone_what_is_newer_than_its_result(make_grid):
     assert index_of(first) != before[0]
 
 
+def test_what_a_cell_loses_is_told_once_its_reference_run_has_ended(make_grid):
+    axes = {SEED: [1], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    grid = make_grid(lambda axes: "unfinished" if axes[WARMUP] else 3.0, axes)
+    bare, ends_well, other, stalls = grid.cells
+    name = {cell["name"]: f"runs/{cell['name']}" for cell in grid.cells}
+    write_index(grid.folder)
+    with server(grid.folder, "--reload_interval=1") as ask:
+        before = until(lambda: (rows := table(ask)) and len(rows) == 4 and rows)
+        assert all("delta" not in row["metrics"] for row in before.values())
+        grid.end(ends_well, 2.5)
+        grid.end(stalls, ENTROPY)
+        write_index(grid.folder, only_new=True)
+        seen = until(
+            lambda: "delta" in (rows := table(ask))[name[bare["name"]]]["metrics"] and rows
+        )
+        until(lambda: "delta" in table(ask)[name[ends_well["name"]]]["metrics"])
+    assert seen[name[bare["name"]]]["metrics"]["delta"] == 0.5
+    assert "delta" not in seen[name[other["name"]]]["metrics"]  # its twin learned nothing
+
+
+def test_without_a_reference_warmup_nothing_is_compared(make_grid):
+    grid = make_grid(lambda axes: 2.0, {SEED: [1]}, sensitivity={})
+    write_index(grid.folder)
+    with server(grid.folder) as ask:
+        until(lambda: complete(ask, 1))
+        assert columns(ask)[1] == ["val/nll", "val/perplexity", "val/accuracy"]
+
+
 def test_a_new_plan_makes_every_index_anew(make_grid):
     grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
-    folder = grid.run(grid.cells[0])
+    folder = grid.run(grid.cells[1])
     write_index(grid.folder, only_new=True)
     before = index_of(folder)
     (folder / "metrics.csv").unlink()

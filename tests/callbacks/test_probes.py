@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.residual import Gain
-from lightning_app.callbacks.probes import SignalProbe, logged_gains
+from lightning_app.callbacks.probes import SignalProbe, gains, histograms, shown, tag
 from lightning_app.config import cell_id, resolve
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.module import TransformerModule
@@ -26,12 +26,22 @@ from lightning_app.steps import loss_of
 from tests.runs import data, module, trainer
 
 
-def gains(preset: str, depth: int, **block: Any) -> dict[str, Tensor]:
+def model_with(
+    preset: str, depth: int, decoder_depth: int = 2, kind: str = "encoder_decoder", **block: Any
+) -> nn.Module:
     architecture = ArchitectureConfig(
-        encoder_depth=depth, decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
+        kind=kind,  # pyright: ignore[reportArgumentType]
+        encoder_depth=depth,
+        decoder_depth=decoder_depth,
+        model_dim=8,
+        ff_dim=12,
+        num_heads=2,
     )
-    model = build_model(architecture, BlockConfig(preset=preset, **block), 17, 0)
-    return dict(logged_gains(model))
+    return build_model(architecture, BlockConfig(preset=preset, **block), 17, 0)
+
+
+def logged(preset: str, depth: int, **block: Any) -> dict[str, Tensor]:
+    return {tag(place): gain for place, gain in gains(model_with(preset, depth, **block)).items()}
 
 
 def named(*quantities: str) -> set[str]:
@@ -40,38 +50,76 @@ def named(*quantities: str) -> set[str]:
     return {f"probe/{q}/{stack}/{layer}" for q in quantities for stack, layer in layers}
 
 
-def test_every_gain_of_a_shallow_stack_is_shown() -> None:
-    shown = gains("sas", 3)
-    assert set(shown) == named("alpha", "beta", "gamma", "attention_branch", "ff_branch")
-    branch = shown["probe/ff_branch/encoder/1"]
+def test_every_gain_is_logged() -> None:
+    found = logged("sas", 3)
+    assert set(found) == named("alpha", "beta", "gamma", "attention_branch", "ff_branch")
+    branch = found["probe/ff_branch/encoder/1"]
     assert float(branch.detach()) == pytest.approx(0.1 * (18 / 3) ** 0.5)
 
 
-def test_a_deep_stack_is_shown_by_three_layers() -> None:
-    layers = {int(name.rsplit("/", 1)[1]) for name in gains("sas_p", 12) if "/encoder/" in name}
-    assert layers == {1, 6, 12}
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        (model_with("sas", 6, 6), {("encoder", 6), ("decoder", 6)}),
+        (model_with("sas", 6, kind="encoder"), {("encoder", 6), ("encoder", 1)}),
+        (model_with("skipinit", 6, 6), {(s, n) for s in ("encoder", "decoder") for n in (1, 6)}),
+        (model_with("rezero", 2, 1), {("encoder", 2), ("encoder", 1), ("decoder", 1)}),
+        (model_with("rezero", 12, kind="encoder"), {("encoder", n) for n in (*range(1, 10), 12)}),
+    ],
+    ids=["sas", "sas-encoder", "skipinit", "rezero", "rezero-deep"],
+)  # fmt: skip
+def test_event_files_are_told_of_as_many_layers_as_there_is_room_for(
+    model: nn.Module, layers: set[tuple[str, int]]
+) -> None:
+    told = shown(model, list(gains(model)))
+    assert {(place.stack, place.layer) for place in told} == layers
+    assert len(told) == len(set(told)) <= 10
+
+
+def test_where_gains_are_many_event_files_are_told_of_each_in_the_encoder() -> None:
+    learned = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
+    block: dict[str, Any] = {"value_projection": "orthogonal_plus", "value_gains": learned}
+    block |= {"output_projection": "orthogonal_plus", "output_gains": learned}
+    model = model_with("sas", 3, **block)
+    found = gains(model)
+    told = shown(model, list(found))
+    assert len(told) == 10
+    assert {place.quantity for place in told} == {place.quantity for place in found}
+
+
+def test_histograms_hold_every_head_of_every_layer() -> None:
+    model = model_with("sas", 3)
+    found = gains(model)
+    with torch.no_grad():
+        for place, gain in found.items():
+            if place.quantity == "beta":
+                gain.copy_(torch.tensor([place.layer, torch.inf])[:, None, None])
+    drawn = histograms(found)
+    assert set(drawn) == {"gains/alpha", "gains/beta", "gains/gamma"}
+    assert len(drawn["gains/alpha"]) == (3 + 2) * 2
+    assert drawn["gains/beta"].tolist() == [1, 2, 3, 1, 2]
 
 
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "parallel"])
 def test_blocks_without_gains_show_none(preset: str) -> None:
-    assert gains(preset, 2) == {}
+    assert logged(preset, 2) == {}
 
 
 def test_a_gain_that_sub_layers_share_is_shown_once() -> None:
-    assert set(gains("rezero", 3)) == named("attention_branch")
+    assert set(logged("rezero", 3)) == named("attention_branch")
     decoder = {f"probe/cross_branch/decoder/{layer}" for layer in (1, 2)}
-    assert set(gains("skipinit", 3)) == named("attention_branch", "ff_branch") | decoder
+    assert set(logged("skipinit", 3)) == named("attention_branch", "ff_branch") | decoder
 
 
 def test_gains_of_heads_are_shown() -> None:
     decoder = {f"probe/cross_head_gain/decoder/{layer}" for layer in (1, 2)}
-    assert set(gains("normformer", 3)) == named("head_gain") | decoder
+    assert set(logged("normformer", 3)) == named("head_gain") | decoder
 
 
 def test_gains_of_projections_are_shown_as_their_ratio() -> None:
     learned = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
-    shown = gains("sas", 3, value_projection="orthogonal_plus", value_gains=learned)
-    ratios = {name: float(value.detach()) for name, value in shown.items() if "_change" in name}
+    found = logged("sas", 3, value_projection="orthogonal_plus", value_gains=learned)
+    ratios = {name: float(value.detach()) for name, value in found.items() if "_change" in name}
     assert ratios
     assert list(ratios.values()) == [pytest.approx(0.2)] * len(ratios)
     assert ratios.keys() <= named("value_change")

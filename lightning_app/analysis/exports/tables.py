@@ -1,0 +1,246 @@
+"""The first tables of the report for a paper: LaTeX (booktabs) and Markdown."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.findings import by_slice, reading
+from lightning_app.analysis.numbers import DASH, interval, nats, p_value, share, share_interval
+from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, t_interval
+from lightning_app.files import write_whole
+
+Own = Mapping[str, Score]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Texts as a reader sees them; `bodies` are rows by slice of the grid, "" for the only one.
+
+    The first `words` columns are text, the others numbers. A cell of several lines holds line
+    breaks. `notes` say why scores are not defined.
+    """
+
+    name: str
+    caption: str
+    header: tuple[str, ...]
+    words: int
+    bodies: Mapping[str, Sequence[tuple[str, ...]]]
+    notes: tuple[str, ...]
+
+
+def write_tables(grid: Grid, scores: Sequence[Score], folder: Path) -> None:
+    """Write `headline` and `loss_by_warmup` as `.tex` and `.md`; none where there are no scores."""
+    if not scores or not grid.finished:
+        return
+    for table in (headline(grid, scores), loss_by_warmup(grid, scores)):
+        write_whole(folder / f"{table.name}.tex", latex(table))
+        write_whole(folder / f"{table.name}.md", markdown(table))
+
+
+def headline(grid: Grid, scores: Sequence[Score]) -> Table:
+    """What each variant loses without warm-up, as in the report's first table."""
+    wanted = ("delta", "relative_delta", "interaction")
+    shown = [score for score in scores if score.score.startswith((*wanted, "stalls"))]
+
+    def row(variant: str, own: Own) -> tuple[str, ...]:
+        rates = (_share(own.get(f"stalls w={warmup}")) for warmup in grid.warmups)
+        versus = own["interaction"]
+        numbers = (*(_estimate(own[name]) for name in wanted), p_value(versus.p_holm), *rates)
+        return variant, reading(own), *numbers, str(own["delta"].seeds)
+
+    baseline = f" of {grid.baseline}" if grid.baseline else " of the baseline"
+    caption = (
+        "What each variant loses without warm-up: Δ is the loss without warm-up less that with the "
+        f"reference{_reference(grid)}, in nats per token, seed by seed; relative Δ its share of "
+        f"what is learned; interaction is Δ less that{baseline}. In brackets {LEVEL:.0%} intervals "
+        "(t over seeds, Fieller for the ratio, Wilson for stalls); p by Holm. "
+        f"{in_short(grid)}"
+    )
+    stalls = (f"stalls, warm-up {warmup:,}" for warmup in grid.warmups)
+    header = ("variant", "reads", "Δ", "relative Δ", "interaction", "p (Holm)", *stalls, "seeds")
+    return Table(
+        name="headline",
+        caption=caption,
+        header=header,
+        words=2,
+        bodies=_bodies(shown, row),
+        notes=_notes(shown),
+    )
+
+
+def loss_by_warmup(grid: Grid, scores: Sequence[Score]) -> Table:
+    """The mean final loss of each arm, and how flat it is over the warm-ups."""
+    shown = [score for score in scores if score.score in ("R_w", "S_w")]
+    arms: dict[tuple[str, str, float, int | None], list[Cell]] = {}
+    for cell in grid.finished:
+        key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
+        arms.setdefault(key, []).append(cell)
+
+    def row(variant: str, own: Own) -> tuple[str, ...]:
+        key = (variant, own["R_w"].group, own["R_w"].lr)
+        means = (_mean(arms.get((*key, warmup), [])) for warmup in grid.warmups)
+        return variant, *means, _estimate(own["R_w"]), _estimate(own["S_w"])
+
+    caption = (
+        "Final validation loss by warm-up, in nats per token: mean over the finished seeds, "
+        f"failures counted as the unigram entropy, with its {LEVEL:.0%} t interval where all seeds "
+        "of an arm end alike. R_w and S_w: how flat the loss is over the warm-ups. "
+        f"{in_short(grid)}"
+    )
+    warmups = (f"warm-up {warmup:,}" for warmup in grid.warmups)
+    return Table(
+        name="loss_by_warmup",
+        caption=caption,
+        header=("variant", *warmups, "R_w", "S_w"),
+        words=1,
+        bodies=_bodies(shown, row),
+        notes=_notes(shown),
+    )
+
+
+def markdown(table: Table) -> str:
+    """A pipe table; slices are rows in bold."""
+    width = len(table.header)
+    sides = [":--"] * table.words + ["--:"] * (width - table.words)
+    lines = [_pipe(map(_escaped, table.header)), _pipe(sides)]
+    for where, rows in table.bodies.items():
+        if where:
+            lines.append(_pipe([f"**{_escaped(where)}**", *[""] * (width - 1)]))
+        lines += [_pipe(map(_escaped, row)) for row in rows]
+    notes = "".join(f"- {_escaped(note)}\n" for note in table.notes)
+    listed = f"\nA dash is a score that is not defined.\n\n{notes}" if notes else ""
+    return "\n".join([*lines, "", _escaped(table.caption), listed])
+
+
+def latex(table: Table) -> str:
+    r"""A `table*` of booktabs; a cell of several lines becomes as many rows of the table."""
+    width = len(table.header)
+    body = []
+    for number, (where, rows) in enumerate(table.bodies.items()):
+        body += [r"\midrule"] * (number > 0)
+        if where:
+            body.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{tex(where)}}}}} \\")
+        body += [line for row in rows for line in _tex_rows(row)]
+    notes = [rf"\par\smallskip\raggedright\footnotesize {tex(note)}." for note in table.notes]
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs,graphicx}",
+            r"\begin{table*}",
+            r"\centering",
+            rf"\caption{{{tex(table.caption)}}}",
+            rf"\label{{tab:{table.name.replace('_', '-')}}}",
+            r"\medskip",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            rf"\begin{{tabular}}{{{'l' * table.words}{'r' * (width - table.words)}}}",
+            r"\toprule",
+            rf"{' & '.join(map(tex, table.header))} \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}}",
+            *notes,
+            r"\end{table*}",
+            "",
+        ]
+    )
+
+
+def tex(text: str) -> str:
+    """Plain text for LaTeX: its special letters escaped, symbols of the report as mathematics."""
+    escaped = "".join(_LETTERS.get(letter, letter) for letter in text)
+    return re.sub(r"(?<![A-Za-z_\\])([A-Z]|\$\\eta\$)\\_(\w+)", _subscript, escaped)
+
+
+def _subscript(found: re.Match[str]) -> str:
+    return rf"${found[1].strip('$')}_{{\mathrm{{{found[2]}}}}}$"
+
+
+_LETTERS = {letter: rf"\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "<": "$<$",
+    ">": "$>$",
+    "·": r"$\cdot$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "Δ": r"$\Delta$",
+    "η": r"$\eta$",
+    DASH: "--",
+    "“": "``",
+    "”": "''",
+}
+
+
+def _tex_rows(row: Sequence[str]) -> list[str]:
+    lines = [cell.split("\n") for cell in row]
+    height = max(map(len, lines))
+    filled = [[*map(tex, cell), *[""] * (height - len(cell))] for cell in lines]
+    return [" & ".join(cells).rstrip() + r" \\" for cells in zip(*filled, strict=True)]
+
+
+def _pipe(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    """Text for a cell of a pipe table."""
+    return re.sub(r"([\\`*_|<>])", r"\\\1", text).replace("\n", "<br>")
+
+
+def _bodies(
+    scores: Sequence[Score], row: Callable[[str, Own], tuple[str, ...]]
+) -> dict[str, list[tuple[str, ...]]]:
+    slices = by_slice(scores).items()
+    return {where: [row(*each) for each in variants.items()] for where, variants in slices}
+
+
+def _notes(scores: Sequence[Score]) -> tuple[str, ...]:
+    """Each note once, with the variants and scores that it is about."""
+    notes: dict[tuple[str, str], list[str]] = {}
+    for where, variants in by_slice(scores).items():
+        for variant, own in variants.items():
+            for name, score in own.items():
+                if score.note and score.note != "is the baseline":
+                    who = f"{variant}, {where}" if where else variant
+                    notes.setdefault((who, score.note), []).append(_NAMES.get(name, name))
+    return tuple(f"{who} ({', '.join(names)}): {note}" for (who, note), names in notes.items())
+
+
+_NAMES = {"delta": "Δ", "relative_delta": "relative Δ"}
+
+
+def _reference(grid: Grid) -> str:
+    return "" if grid.reference_warmup is None else f" of {grid.reference_warmup:,} updates"
+
+
+def _estimate(score: Score) -> str:
+    if math.isnan(score.estimate):
+        return DASH
+    if math.isnan(score.low):
+        return nats(score.estimate)
+    return f"{nats(score.estimate)}\n{interval(score.low, score.high)}"
+
+
+def _share(score: Score | None) -> str:
+    if score is None or math.isnan(score.estimate):
+        return DASH
+    return f"{share(score.diverged, score.cells)}\n{share_interval(score.low, score.high)}"
+
+
+def _mean(cells: Sequence[Cell]) -> str:
+    cells = [cell for cell in cells if math.isfinite(cell.loss)]
+    losses = [cell.loss for cell in cells]
+    if not losses:
+        return DASH
+    low, high, _ = t_interval(losses)
+    if math.isnan(low) or not ended_alike([cell.state == "diverged" for cell in cells]):
+        return nats(mean(losses))
+    return f"{nats(mean(losses))}\n{interval(low, high)}"

@@ -1,0 +1,87 @@
+"""What a figure is: on disk, and before it is written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from lightning_app.analysis.figures.links import Links
+from lightning_app.analysis.figures.logs import Log
+from lightning_app.analysis.runs import Cell, Grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Question = Literal["need", "cost", "stable", "inside"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One figure as files: `path` is the SVG; PDF and CSV (the data drawn) have the same stem.
+
+    `text` says what the marks are, `limits` what may not be concluded. `group` names the values of
+    the other axes, `all` if there are none; `lr` is None where the figure is over several rates.
+    """
+
+    path: Path
+    question: Question
+    title: str
+    text: str
+    limits: str
+    group: str
+    lr: float | None
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The finished runs of a grid that a figure is of, and how they are drawn.
+
+    `group` and `lr` as in `Drawing`. `logs` holds the logged curves by id of the cell, `points` how
+    many a single curve may have, `figures` how many a kind may draw that has one for each variant.
+    """
+
+    grid: Grid
+    group: str
+    lr: float | None
+    cells: Sequence[Cell]
+    colours: Mapping[str, str]
+    logs: Mapping[str, Log]
+    points: int
+    figures: int
+
+    def variants(self, cells: Sequence[Cell]) -> list[str]:
+        """The variants of `cells` in the order of the plan."""
+        present = {cell.variant for cell in cells}
+        return [name for name in self.colours if name in present]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch:
+    """A figure before it is written. `table` holds what is drawn, a row for each mark."""
+
+    figure: "Figure"
+    table: "pd.DataFrame"
+    title: str
+    text: str
+    limits: str
+    links: Links
+    cells: Sequence[Cell]
+
+
+def warmup_of(cell: Cell) -> int:
+    """The warm-up in updates; a schedule without one has none."""
+    return cell.warmup or 0
+
+
+def identity(cell: Cell) -> dict[str, object]:
+    """What every table of a figure says of a run."""
+    return {
+        "variant": cell.variant,
+        "warmup": cell.warmup,
+        "lr": cell.lr,
+        "seed": cell.seed,
+        "run": cell.name,
+        "status": cell.state,
+    }

@@ -1,0 +1,43 @@
+"""Figures written as files that are the same for the same runs."""
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_app.analysis.figures.links import Links
+from lightning_app.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PATH = re.compile(r' d="[^"]*"')
+_DIGITS = re.compile(r"(\.\d\d)\d+")
+
+
+def save(figure: "Figure", path: Path) -> Path:
+    """Write `figure` as SVG without anything that changes from one writing to the next."""
+    write_whole(path, svg(figure, Links(0), path.parent))
+    return path
+
+
+def svg(figure: "Figure", links: Links, folder: Path) -> str:
+    """The figure as SVG in `folder`; paths are cut to a hundredth of a point, half the bytes."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    buffer = io.BytesIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
+    text = buffer.getvalue().decode()
+    short = _PATH.sub(lambda path: _DIGITS.sub(r"\1", path[0]), text)
+    return links.into(short, folder)
+
+
+def pdf(figure: "Figure") -> bytes:
+    """The figure as PDF, without a date."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
+    buffer = io.BytesIO()
+    nothing = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+    FigureCanvasPdf(figure).print_pdf(buffer, metadata=nothing)
+    return buffer.getvalue()

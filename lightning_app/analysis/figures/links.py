@@ -1,0 +1,55 @@
+"""What a mark of a figure tells of its run: a link to the run's folder, and words on hovering."""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+from lightning_app.analysis.runs import Cell
+
+MOST = 3000  # marks of one figure that tell of their runs: each is three nodes of the page
+_OPENING = re.compile(r'<a xlink:href="mark:(\d+)"[^>]*>')
+
+
+class Links:
+    """The marks of one figure. Where there would be more than `most`, none of them tells anything.
+
+    matplotlib writes the address of a mark and has no place for words; so a mark carries its
+    number, for which `into` puts address and words.
+    """
+
+    def __init__(self, marks: int, most: int | None = None) -> None:
+        self.on = marks <= (MOST if most is None else most)
+        self._marks: list[tuple[Cell | None, str]] = []
+
+    def to(self, cell: Cell, words: str) -> str | None:
+        """The address to give to the mark of a run, or None."""
+        told = [cell.variant]
+        told += [] if cell.warmup is None else [f"warm-up {cell.warmup:,}"]
+        told += [] if cell.lr is None else [f"lr {cell.lr:g}"]
+        told += [] if cell.seed is None else [f"seed {cell.seed}"]
+        stalled = ", stalled or diverged" if cell.state == "diverged" else ""
+        return self._add(cell, f"{', '.join(told)}: {words}{stalled}")
+
+    def about(self, words: str) -> str | None:
+        """The same for a mark of several runs, which has words and leads nowhere."""
+        return self._add(None, words)
+
+    def into(self, svg: str, folder: Path) -> str:
+        """The SVG, to be written into `folder`, with addresses and words in it."""
+        return _OPENING.sub(lambda found: self._opening(int(found[1]), folder), svg)
+
+    def _add(self, cell: Cell | None, words: str) -> str | None:
+        if not self.on:
+            return None
+        self._marks.append((cell, words))
+        return f"mark:{len(self._marks) - 1}"
+
+    def _opening(self, number: int, folder: Path) -> str:
+        cell, words = self._marks[number]
+        title = f"<title>{escape(words)}</title>"
+        if cell is None:
+            return f"<a>{title}"
+        there = os.path.relpath(cell.folder.resolve(), folder.resolve())
+        return f'<a xlink:href="{quote(Path(there).as_posix())}/">{title}'

@@ -1,0 +1,52 @@
+"""The curves of a run, from the `metrics.csv` in its folder."""
+
+import csv
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_app.analysis.runs import Cell
+
+TRAIN, VALID = "train/nll", "val/nll"
+TOKENS, SECONDS = "train/tokens", "train/seconds"
+
+Curve = dict[int, float]  # by optimizer step, from 1
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run has logged, by tag; only finite values, in the order of the steps."""
+
+    curves: Mapping[str, Curve]
+
+    def __getitem__(self, tag: str) -> Curve:
+        """The curve, empty where the run has not logged it."""
+        return self.curves.get(tag, {})
+
+
+def read_log(cell: Cell, wanted: Callable[[str], bool]) -> Log:
+    """Read the columns of `metrics.csv` whose tag is `wanted`. Of a step logged twice, the last."""
+    return Log(read_curves(cell.folder / "metrics.csv", wanted))
+
+
+def read_curves(path: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        names = next(rows, [])
+        columns = [(place, name) for place, name in enumerate(names) if wanted(name)]
+        found: dict[str, Curve] = {name: {} for _, name in columns}
+        if not columns:
+            return {}
+        at = names.index("step")
+        for row in rows:
+            for place, name in columns:
+                if len(row) > place and row[place]:
+                    found[name][int(float(row[at]))] = float(row[place])
+    return {name: _sound(curve) for name, curve in found.items()}
+
+
+def _sound(curve: Curve) -> Curve:
+    return {s: curve[s] for s in sorted(curve) if s > 0 and math.isfinite(curve[s])}

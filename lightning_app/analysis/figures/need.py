@@ -1,0 +1,226 @@
+"""Who needs warm-up: the end of every run against the warm-up that it had."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.analysis.figures.drawing import Part, Sketch, identity, warmup_of
+from lightning_app.analysis.figures.layout import (
+    arrange,
+    dots,
+    entropy_line,
+    panels,
+    thin_lines,
+    title,
+)
+from lightning_app.analysis.figures.links import Links
+from lightning_app.analysis.figures.style import INK, MUTED, REFERENCE
+from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, t_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+QUALITY = {
+    "test/bleu": ("Test BLEU", "BLEU (0 to 100)"),
+    "val/bleu": ("Validation BLEU", "BLEU (0 to 100)"),
+    "val/accuracy": ("Validation accuracy", "accuracy of masked tokens"),
+}
+"""What is drawn beside the loss, the first that the runs have: name and label of the axis."""
+
+Value = Callable[[Cell], float]
+
+
+def final_loss(part: Part) -> list[Sketch]:
+    """Final loss against warm-up, a panel a variant."""
+    text = (
+        "Crosses are runs that stalled or diverged, at the unigram entropy H (dashed), as the "
+        "scores count them."
+    )
+    return _by_warmup(
+        part,
+        lambda cell: cell.loss,
+        "Final validation loss against warm-up",
+        "final validation loss (nats per token)",
+        text,
+        entropy=True,
+    )
+
+
+def final_quality(part: Part) -> list[Sketch]:
+    """The same of BLEU, or of the accuracy of masked tokens."""
+    metric = _quality(part)
+    if metric is None:
+        return []
+    name, label = QUALITY[metric]
+    text = (
+        f"Crosses are runs that stalled or diverged, at the value they ended with. {name} is "
+        f"{metric} in results.csv."
+    )
+    return _by_warmup(
+        part,
+        lambda cell: _number(cell.metrics.get(metric)),
+        f"{name} against warm-up",
+        label,
+        text,
+        entropy=False,
+    )
+
+
+def _quality(part: Part) -> str | None:
+    """The metric to draw. Of a translation the accuracy is no measure of quality."""
+    masked = part.grid.setting("model.objective.kind") == "masked_lm"
+    for metric in QUALITY if masked else list(QUALITY)[:2]:
+        if any(math.isfinite(_number(cell.metrics.get(metric))) for cell in part.cells):
+            return metric
+    return None
+
+
+def _by_warmup(
+    part: Part, value: Value, name: str, label: str, text: str, *, entropy: bool
+) -> list[Sketch]:
+    """Every seed as a line, and the mean with its t interval where all seeds ended alike."""
+    import pandas as pd
+    from matplotlib.lines import Line2D
+
+    cells = [cell for cell in part.cells if math.isfinite(value(cell))]
+    if not cells:
+        return []
+    warmups = sorted({warmup_of(cell) for cell in cells})
+    variants = part.variants(cells)
+    links = Links(len(cells))
+    figure, axes_of = panels(len(variants), width=1.5 + 0.4 * len(warmups), height=2.8)
+    place = {warmup: x for x, warmup in enumerate(warmups)}
+    rows: list[dict[str, Any]] = []
+    for axes, variant in zip(axes_of, variants, strict=True):
+        runs = [cell for cell in cells if cell.variant == variant]
+        if entropy:
+            entropy_line(axes, mean([cell.entropy for cell in cells]))
+        _seeds(axes, runs, value, place, part.colours[variant], links)
+        means = _means(runs, value, warmups)
+        _draw_means(axes, means, place, part.colours[variant])
+        rows += [{"mark": "run", **identity(c), "n": 1, "value": value(c)} for c in runs]
+        rows += [{"mark": "mean", "variant": variant, "lr": part.lr, **each} for each in means]
+        title(axes, variant)
+        axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
+        axes.set_xlim(-0.45, len(warmups) - 0.4)
+    bars = any(math.isfinite(row.get("low", math.nan)) for row in rows)
+    dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    averaged = f"mean, {LEVEL:.0%} t interval" if bars else "mean"
+    handles = [
+        Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one run", **dot),
+        Line2D([], [], marker="X", markersize=7, label="stalled or diverged", **dot),
+        Line2D([], [], marker="D", markersize=5.5, label=averaged, **dot),
+    ]
+    if entropy:
+        handles.append(Line2D([], [], color=MUTED, linestyle=REFERENCE, label="unigram entropy"))
+    arrange(figure, axes_of, "warm-up (updates)", label, handles)
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title=name,
+            text=f"Dots are runs; thin lines join those of one seed. {text} {_of_means(rows)} "
+            f"Warm-ups are evenly spaced, not to scale.{_absent(len(part.cells) - len(cells))}",
+            limits=_LIMITS,
+            links=links,
+            cells=cells,
+        )
+    ]
+
+
+_LIMITS = (
+    "Intervals that overlap do not show that two arms are alike: runs are paired by seed, and the "
+    "scores compare them so. The figure is of one budget; what is behind may catch up later."
+)
+
+
+def _absent(count: int) -> str:
+    """Of the finished runs that have no finite value."""
+    if not count:
+        return ""
+    return f" Finished without a finite value, and not drawn: {count} run{'s' * (count != 1)}."
+
+
+def _of_means(rows: Sequence[Mapping[str, Any]]) -> str:
+    means = [row for row in rows if row["mark"] == "mean"]
+    bars = sum(math.isfinite(row["low"]) for row in means)
+    text = "Diamonds are means over seeds"
+    if bars:
+        text += f", with their {LEVEL:.0%} t interval"
+    text += "."
+    if any(row["n"] > 1 and row["status"] == "mixed" for row in means):
+        text += (
+            " Where some seeds failed and others did not, no t interval holds and none is drawn."
+        )
+    if any(row["n"] == 1 for row in means):
+        text += " One seed alone has no interval."
+    return text
+
+
+def _seeds(
+    axes: "Axes",
+    runs: Sequence[Cell],
+    value: Value,
+    place: Mapping[int, int],
+    colour: str,
+    links: Links,
+) -> None:
+    """The runs of a seed joined by a thin line; a small shift keeps equal values apart."""
+    seeds = sorted({cell.seed or 0 for cell in runs})
+    shift = {s: -0.22 + 0.22 * (i / max(1, len(seeds) - 1)) for i, s in enumerate(seeds)}
+    own: dict[int, list[tuple[float, float]]] = {seed: [] for seed in seeds}
+    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    urls: dict[bool, list[str | None]] = {False: [], True: []}
+    for cell in sorted(runs, key=warmup_of):
+        seed, failed = cell.seed or 0, cell.state == "diverged"
+        point = (place[warmup_of(cell)] + shift[seed], value(cell))
+        own[seed].append(point)
+        marks[failed].append(point)
+        urls[failed].append(links.to(cell, f"{value(cell):.4f}"))
+    thin_lines(axes, list(own.values()), color=colour, alpha=0.45, linewidth=0.9)
+    for failed, marker, size, alpha in ((False, "o", 20, 0.6), (True, "X", 49, 0.95)):
+        look: dict[str, Any] = {"marker": marker, "s": size, "alpha": alpha}
+        dots(axes, marks[failed], urls[failed], color=colour, zorder=3, **look)
+
+
+def _means(runs: Sequence[Cell], value: Value, warmups: Sequence[int]) -> list[dict[str, Any]]:
+    """Mean and t interval of each warm-up; no interval where some seeds failed, others not."""
+    found = []
+    for warmup in warmups:
+        arm = [cell for cell in runs if warmup_of(cell) == warmup]
+        if not arm:
+            continue
+        values, failed = [value(cell) for cell in arm], [cell.state == "diverged" for cell in arm]
+        low = high = math.nan
+        status = "mixed"
+        if ended_alike(failed):
+            low, high, _ = t_interval(values)
+            status = arm[0].state
+        mark = {"warmup": warmup, "status": status, "n": len(arm), "value": mean(values)}
+        found.append({**mark, "low": low, "high": high})
+    return found
+
+
+def _draw_means(
+    axes: "Axes", means: Sequence[Mapping[str, Any]], place: Mapping[int, int], colour: str
+) -> None:
+    for each in means:
+        x, centre = place[each["warmup"]] + 0.18, each["value"]
+        if math.isfinite(each["low"]):
+            ends = [[centre - each["low"]], [each["high"] - centre]]
+            axes.errorbar(x, centre, yerr=ends, color=INK, capsize=3, linewidth=1.2, zorder=4)
+        axes.plot(
+            x,
+            centre,
+            marker="D",
+            markersize=5.5,
+            color=colour,
+            markeredgecolor=INK,
+            markeredgewidth=0.8,
+            zorder=5,
+        )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

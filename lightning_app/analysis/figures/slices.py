@@ -1,0 +1,24 @@
+"""Which runs share a figure."""
+
+from lightning_app.analysis.runs import Cell, Grid
+
+MOST_PANELS = 40  # of one kind of figure: a panel takes a twentieth of a second to draw
+
+
+def slices_of(grid: Grid) -> dict[tuple[str, float | None], list[Cell]]:
+    """The finished cells by group and learning rate: what shares a figure."""
+    slices: dict[tuple[str, float | None], list[Cell]] = {}
+    for cell in grid.finished:
+        slices.setdefault((cell.group, cell.lr), []).append(cell)
+    return dict(sorted(slices.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)))
+
+
+def drawn_slices(grid: Grid) -> dict[tuple[str, float | None], list[Cell]]:
+    """The first slices, at least one, with no more than `MOST_PANELS` variants in all."""
+    drawn, panels = {}, 0
+    for key, cells in slices_of(grid).items():
+        panels += len({cell.variant for cell in cells})
+        if drawn and panels > MOST_PANELS:
+            break
+        drawn[key] = cells
+    return drawn

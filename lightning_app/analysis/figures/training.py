@@ -1,0 +1,270 @@
+"""The loss while the runs train: against the step, and against what training costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_app.analysis.figures.drawing import Part, Sketch, identity, warmup_of
+from lightning_app.analysis.figures.layout import (
+    arrange,
+    dash,
+    entropy_line,
+    log_steps,
+    panels,
+    thin_lines,
+    thinned,
+    title,
+)
+from lightning_app.analysis.figures.links import Links
+from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, Curve, Log
+from lightning_app.analysis.figures.style import INK, MUTED, REFERENCE
+from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.statistics import mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_LINKED = 60  # curves of one figure: each is a node of its own, long and hard to hit
+MEAN_POINTS = 300  # of one curve of means, at most
+SIZES = {1e9: "billions", 1e6: "millions", 1e3: "thousands"}
+TIMES = {3600.0: "hours", 60.0: "minutes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One curve: its points by step, each with the place on the x axis and the loss."""
+
+    cell: Cell
+    points: Mapping[int, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What stands on the axes, and what the caption says of it."""
+
+    title: str
+    loss: str
+    tag: str
+    cost: str | None = None  # the tag of the x axis, the optimizer step if None
+    beside: bool = False  # whether each panel has the means of the baseline in grey
+    limits: str
+
+
+_EARLY = (
+    "Who falls faster at first need not end lower. The mean of several seeds ends where the first "
+    "of them ended."
+)
+TRAINING = Kind(
+    title="Training loss during training",
+    loss="training loss (nats per token)",
+    tag=TRAIN,
+    limits=f"Losses of single batches, with dropout where the model has it. {_EARLY}",
+)
+VALIDATION = Kind(
+    title="Validation loss during training",
+    loss="validation loss (nats per token)",
+    tag=VALID,
+    limits=_EARLY,
+)
+BY_TOKENS = Kind(
+    title="Validation loss against training tokens",
+    loss="validation loss (nats per token)",
+    tag=VALID,
+    cost=TOKENS,
+    beside=True,
+    limits="A loss at fewer tokens is of a schedule that went on; a run planned for fewer tokens "
+    "would have ended its schedule there and may have done better.",
+)
+BY_SECONDS = Kind(
+    title="Validation loss against training time",
+    loss="validation loss (nats per token)",
+    tag=VALID,
+    cost=SECONDS,
+    beside=True,
+    limits="Time is of this machine, this implementation and whatever else ran beside it: it does "
+    "not tell how fast a variant could be made.",
+)
+
+
+def training(part: Part, kind: Kind) -> list[Sketch]:
+    """Loss against the step or a cost, a panel a variant: seeds thin, their mean heavy."""
+    import pandas as pd
+
+    runs = [run for cell in part.cells if len((run := _run(cell, part, kind)).points) > 1]
+    if not runs:
+        return []
+    cells = [run.cell for run in runs]
+    warmups = sorted({warmup_of(cell) for cell in cells})
+    variants = part.variants(cells)
+    unit, scale = _unit(kind, max(x for run in runs for x, _ in run.points.values()))
+    links = Links(len(runs), MOST_LINKED)
+    figure, axes_of = panels(len(variants), width=2.7, height=2.8)
+    means = {
+        (variant, warmup): _mean_of(
+            [r for r in runs if r.cell.variant == variant and warmup_of(r.cell) == warmup]
+        )
+        for variant in variants
+        for warmup in warmups
+    }
+    rows: list[dict[str, Any]] = []
+    for axes, variant in zip(axes_of, variants, strict=True):
+        entropy_line(axes, mean([cell.entropy for cell in cells]))
+        colour = part.colours[variant]
+        own = [run for run in runs if run.cell.variant == variant]
+        baseline = own[0].cell.baseline
+        for warmup in warmups:
+            style = dash(warmup, warmups)
+            if kind.beside and baseline != variant:
+                other = means.get((baseline or "", warmup), {})
+                _line(axes, other, scale, color=MUTED, linewidth=1.1, linestyle=style)
+            thin = [run for run in own if warmup_of(run.cell) == warmup]
+            rows += _thin(axes, thin, kind, scale, colour, part.points, links)
+            line = means[variant, warmup]
+            _line(axes, line, scale, color=colour, linewidth=1.9, linestyle=style)
+            who = {"mark": "mean", "variant": variant, "warmup": warmup, "lr": part.lr}
+            rows += [{**who, "step": step, **_named(line[step], kind)} for step in line]
+        title(axes, variant)
+    _x_axis(axes_of, runs, kind, scale)
+    beside = kind.beside and any(cell.baseline in variants for cell in cells) and len(variants) > 1
+    arrange(figure, axes_of, unit, kind.loss, _legend(warmups, beside))
+    return [
+        Sketch(
+            figure=figure,
+            table=pd.DataFrame(rows),
+            title=kind.title,
+            text=_text(kind, beside, cells),
+            limits=kind.limits,
+            links=links,
+            cells=cells,
+        )
+    ]
+
+
+def _thin(
+    axes: "Axes",
+    runs: Sequence[Run],
+    kind: Kind,
+    scale: float,
+    colour: str,
+    most: int,
+    links: Links,
+) -> list[dict[str, Any]]:
+    """The single runs of a variant at one warm-up; their rows of the table."""
+    lines, urls = [], []
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        steps = thinned(list(run.points), most)
+        lines.append([_scaled(run.points[step], scale) for step in steps])
+        urls.append(links.to(run.cell, f"{run.points[steps[-1]][1]:.4f} at the end"))
+        who = {"mark": "run", **identity(run.cell)}
+        rows += [{**who, "step": step, **_named(run.points[step], kind)} for step in steps]
+    thin_lines(axes, lines, urls, color=colour, alpha=0.3, linewidth=0.7)
+    return rows
+
+
+def _run(cell: Cell, part: Part, kind: Kind) -> Run:
+    log = part.logs[cell.id]
+    curve = log[kind.tag]
+    if kind.cost is None:
+        return Run(cell=cell, points={step: (float(step), y) for step, y in curve.items()})
+    return Run(cell=cell, points=_costs(curve, log, kind.cost))
+
+
+def _costs(curve: Curve, log: Log, tag: str) -> dict[int, tuple[float, float]]:
+    """The curve with the cost of each step, between the logged steps on a straight line."""
+    cost = log[tag]
+    if not cost:
+        return {}
+    steps = [step for step in curve if min(cost) <= step <= max(cost)]
+    costs = np.interp(steps, list(cost), list(cost.values()))
+    return {step: (float(x), curve[step]) for step, x in zip(steps, costs, strict=True)}
+
+
+def _mean_of(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
+    """The mean of cost and loss over runs at the steps that all of them have."""
+    if not runs:
+        return {}
+    common = thinned(sorted(set.intersection(*(set(run.points) for run in runs))), MEAN_POINTS)
+    return {
+        step: (
+            mean([run.points[step][0] for run in runs]),
+            mean([run.points[step][1] for run in runs]),
+        )
+        for step in common
+    }
+
+
+def _named(point: tuple[float, float], kind: Kind) -> dict[str, float]:
+    x, y = point
+    return ({} if kind.cost is None else {kind.cost: x}) | {kind.tag: y}
+
+
+def _scaled(point: tuple[float, float], scale: float) -> tuple[float, float]:
+    return point[0] / scale, point[1]
+
+
+def _line(
+    axes: "Axes", points: Mapping[int, tuple[float, float]], scale: float, **look: Any
+) -> None:
+    found = [_scaled(point, scale) for point in points.values()]
+    axes.plot([x for x, _ in found], [y for _, y in found], zorder=3, **look)
+
+
+def _unit(kind: Kind, largest: float) -> tuple[str, float]:
+    """The label of the x axis, and what its numbers are divided by."""
+    if kind.cost is None:
+        return "optimizer step (log scale)", 1.0
+    name, units, one = (
+        ("training tokens", SIZES, "")
+        if kind.cost == TOKENS
+        else ("training time", TIMES, "seconds")
+    )
+    size = next((size for size in units if largest >= 2 * size), 1.0)
+    unit = units.get(size, one)
+    return (f"{name} ({unit})" if unit else name), size
+
+
+def _x_axis(axes_of: Sequence["Axes"], runs: Sequence[Run], kind: Kind, scale: float) -> None:
+    places = [x for run in runs for x, _ in run.points.values()]
+    if kind.cost is None:
+        for axes in axes_of:
+            log_steps(axes, min(places), max(places))
+        axes_of[0].set_xlim(min(places) / 1.08, max(places) * 1.08)
+    else:
+        axes_of[0].set_xlim(0.0, 1.03 * max(places) / scale)
+
+
+def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=INK, linewidth=1.9, linestyle=dash(w, warmups), label=f"warm-up {w:,}")
+        for w in warmups
+    ]
+    if beside:
+        handles.append(Line2D([], [], color=MUTED, linewidth=1.1, label="the baseline's mean"))
+    handles.append(
+        Line2D([], [], color=MUTED, linestyle=REFERENCE, linewidth=1, label="unigram entropy")
+    )
+    return handles
+
+
+def _text(kind: Kind, beside: bool, cells: Sequence[Cell]) -> str:
+    text = (
+        "A panel a variant; the line style tells the warm-up. Thin lines are single runs, heavy "
+        "lines their mean over seeds at the steps that all of them have logged; neither smoothing "
+        "nor interval. Dashed: the unigram entropy."
+    )
+    if kind.cost is not None:
+        what = "Tokens" if kind.cost == TOKENS else "Seconds"
+        text += (
+            f" {what} are summed over the training steps, without validation; between two logged "
+            "steps they grow evenly."
+        )
+    if beside:
+        drawn = {cell.variant for cell in cells}
+        names = ", ".join(sorted({c.baseline for c in cells if c.baseline in drawn}))
+        text += f" Grey: the means of the baseline, {names}."
+    return text

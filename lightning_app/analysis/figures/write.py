@@ -1,0 +1,155 @@
+"""Write every figure that the finished runs of a grid allow."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from lightning_app.analysis.figures import (
+    attention,
+    gains,
+    need,
+    resources,
+    stable,
+    training,
+    twins,
+)
+from lightning_app.analysis.figures.drawing import Drawing, Part, Question, Sketch
+from lightning_app.analysis.figures.files import pdf, svg
+from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, read_log
+from lightning_app.analysis.figures.slices import drawn_slices
+from lightning_app.analysis.figures.style import COLOURS, styled
+from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.files import write_whole
+
+POINTS = 300  # of one curve, at most
+ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, but of each this many
+FIGURES = 6  # of a kind that draws one for each variant, a second each
+LOGGED = {TRAIN, VALID, TOKENS, SECONDS}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of figure: what its files are called, the question it answers, who draws it."""
+
+    name: str
+    question: Question
+    draw: Callable[[Part], list[Sketch]]
+
+
+OF_A_RATE = (
+    Kind("loss_by_warmup", "need", need.final_loss),
+    Kind("quality_by_warmup", "need", need.final_quality),
+    Kind("training_train", "need", partial(training.training, kind=training.TRAINING)),
+    Kind("training_valid", "need", partial(training.training, kind=training.VALIDATION)),
+    Kind("loss_by_tokens", "cost", partial(training.training, kind=training.BY_TOKENS)),
+    Kind("loss_by_seconds", "cost", partial(training.training, kind=training.BY_SECONDS)),
+)
+OF_A_GROUP = (
+    Kind("resources", "cost", resources.resources),
+    Kind("rate_by_warmup", "stable", stable.rate_by_warmup),
+    Kind("frontier", "stable", stable.frontier),
+    Kind("probes", "inside", twins.twins),
+    Kind("gains", "inside", gains.gains),
+    Kind("attention_entropy", "inside", partial(attention.attention, kind=attention.ENTROPY)),
+    Kind("attention_distance", "inside", partial(attention.attention, kind=attention.DISTANCE)),
+)
+QUESTIONS: tuple[Question, ...] = get_args(Question)
+KINDS = sorted(OF_A_RATE + OF_A_GROUP, key=lambda kind: QUESTIONS.index(kind.question))
+
+
+def write_figures(grid: Grid, folder: Path) -> list[Drawing]:
+    """Write SVG, PDF and CSV of each figure, a set for each group and rate.
+
+    Where there are many groups and rates, only the first as `drawn_slices` counts them. Ordered by
+    question, then kind, then slice. Figures of earlier reports that are no more are removed.
+    """
+    drawings: dict[str, list[Drawing]] = {kind.name: [] for kind in KINDS}
+    slices = drawn_slices(grid)
+    groups = list(dict.fromkeys(group for group, _ in slices))
+    with styled():
+        for (group, lr), suffix in zip(slices, _numbers(len(slices)), strict=True):
+            part = _part(grid, group, lr, slices[group, lr])
+            for kind in OF_A_RATE:
+                drawings[kind.name] += _draw(kind, part, folder, suffix)
+        for group, suffix in zip(groups, _numbers(len(groups)), strict=True):
+            part = _over_rates(grid, group, max(1, FIGURES // len(groups)))
+            for kind in OF_A_GROUP:
+                drawings[kind.name] += _draw(kind, part, folder, suffix)
+    drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
+    _remove_others(folder, {drawing.path.stem for drawing in drawn})
+    return drawn
+
+
+def _over_rates(grid: Grid, group: str, figures: int) -> Part:
+    """The runs of a group at all rates; its curves are not read."""
+    cells = [cell for cell in grid.finished if cell.group == group]
+    rates = {cell.lr for cell in cells}
+    return Part(
+        grid=grid,
+        group=group,
+        lr=rates.pop() if len(rates) == 1 else None,
+        cells=cells,
+        colours=_colours(grid),
+        logs={},
+        points=POINTS,
+        figures=figures,
+    )
+
+
+def _part(grid: Grid, group: str, lr: float | None, cells: Sequence[Cell]) -> Part:
+    most = min(POINTS, max(FEWEST_POINTS, ALL_POINTS // max(1, len(grid.finished))))
+    return Part(
+        grid=grid,
+        group=group,
+        lr=lr,
+        cells=cells,
+        colours=_colours(grid),
+        logs={cell.id: read_log(cell, LOGGED.__contains__) for cell in cells},
+        points=most,
+        figures=FIGURES,
+    )
+
+
+def _colours(grid: Grid) -> dict[str, str]:
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(grid.variants)}
+
+
+def _draw(kind: Kind, part: Part, folder: Path, suffix: str) -> list[Drawing]:
+    sketches = kind.draw(part)
+    return [
+        _write(folder / f"{kind.name}{suffix}{inner}.svg", kind.question, part, sketch)
+        for sketch, inner in zip(sketches, _numbers(len(sketches)), strict=True)
+    ]
+
+
+def _numbers(count: int) -> list[str]:
+    return [f"-{number}" for number in range(1, count + 1)] if count > 1 else [""] * count
+
+
+def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Drawing:
+    rates = {cell.lr for cell in sketch.cells}
+    write_whole(path, svg(sketch.figure, sketch.links, path.parent))
+    write_whole(path.with_suffix(".pdf"), pdf(sketch.figure))
+    write_whole(path.with_suffix(".csv"), sketch.table.to_csv(index=False))
+    return Drawing(
+        path=path,
+        question=question,
+        title=sketch.title,
+        text=sketch.text,
+        limits=sketch.limits,
+        group=part.group,
+        lr=rates.pop() if len(rates) == 1 else None,
+        cells=tuple(sketch.cells),
+    )
+
+
+def _remove_others(folder: Path, kept: set[str]) -> None:
+    """Remove the files of figures that an earlier report had and this one has not."""
+    names = "|".join(kind.name for kind in KINDS)
+    ours = re.compile(rf"(?:{names})(?:-\d+)*\.(?:svg|pdf|csv)")
+    for path in folder.glob("*"):
+        if ours.fullmatch(path.name) and path.stem not in kept:
+            path.unlink()

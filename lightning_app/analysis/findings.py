@@ -1,0 +1,75 @@
+"""What the scores of a grid say, in words; no more than its first table."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from lightning_app.analysis.facts import budget_of
+from lightning_app.analysis.numbers import DASH
+from lightning_app.analysis.runs import Grid
+from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.statistics import LEVEL
+
+MORE, LESS, SAME = "needs it more", "needs it less", "no difference shown"
+NEVER = "never learned"
+BASELINE = "the baseline"
+VERDICTS = {
+    MORE: "warm-up matters more for",
+    LESS: "warm-up matters less for",
+    SAME: "no difference shown for",
+    NEVER: "never learned, with warm-up either:",
+}
+
+
+def reading(own: Mapping[str, Score]) -> str:
+    """How the scores of one variant, by name, read against the baseline; a dash where they do not.
+
+    A difference is one whose p value, corrected by Holm, is under 5 %.
+    """
+    versus, score = own["interaction"], own["delta"]
+    if NEVER in score.note:
+        return NEVER
+    if math.isnan(score.estimate):
+        return DASH
+    if versus.note == "is the baseline":
+        return BASELINE
+    if math.isnan(versus.p_holm):
+        return DASH
+    if versus.p_holm >= 1 - LEVEL:
+        return SAME
+    return MORE if versus.estimate > 0 else LESS
+
+
+def findings(grid: Grid, scores: Sequence[Score]) -> list[str]:
+    """The headline in a sentence for each group and rate; none without a baseline."""
+    found = []
+    for part in grid.parts:  # each has a budget and a baseline of its own
+        groups = {cell.group for cell in part.cells}
+        found += findings(part, [score for score in scores if score.group in groups])
+    if grid.baseline is None or grid.parts:
+        return found
+    for where, variants in by_slice(scores).items():
+        read: dict[str, list[str]] = {}
+        for variant, own in variants.items():
+            if "interaction" in own:
+                read.setdefault(reading(own), []).append(variant)
+        told = [
+            f"{verdict} {', '.join(read[kind])}"
+            for kind, verdict in VERDICTS.items()
+            if kind in read
+        ]
+        if told:
+            rate = f", at {where}" if where else ""
+            budget = f"Within {budget_of(grid)}{rate}, compared with {grid.baseline}"
+            found.append(f"{budget}: {'; '.join(told)}.")
+    return found
+
+
+def by_slice(scores: Sequence[Score]) -> dict[str, dict[str, dict[str, Score]]]:
+    """Scores by slice of the grid (rate and group, in words), variant and name."""
+    several = len({(score.group, score.lr) for score in scores if not math.isnan(score.lr)}) > 1
+    slices: dict[str, dict[str, dict[str, Score]]] = {}
+    for score in scores:
+        rate = "" if math.isnan(score.lr) or not several else f"learning rate {score.lr:g}"
+        where = ", ".join(part for part in (rate, score.group) if part and part != "all")
+        slices.setdefault(where, {}).setdefault(score.variant, {})[score.score] = score
+    return slices

@@ -1,0 +1,37 @@
+"""Numbers as the report writes them, on its page and in its tables."""
+
+import math
+
+DASH = "–"
+
+
+def nats(value: float) -> str:
+    """Three digits and a true minus sign; no "−0.000"."""
+    return f"{value:.3f}".replace("-", "−").replace("−0.000", "0.000")
+
+
+def interval(low: float, high: float) -> str:
+    """`[low, high]` in nats."""
+    return f"[{nats(low)}, {nats(high)}]"
+
+
+def rate(value: float) -> str:
+    """A learning rate as short as it can be, a dash for NaN."""
+    return DASH if math.isnan(value) else f"{value:g}"
+
+
+def p_value(value: float) -> str:
+    """Three digits, a dash for NaN."""
+    if math.isnan(value):
+        return DASH
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def share(failed: int, count: int) -> str:
+    """`2 / 5`."""
+    return f"{failed} / {count}"
+
+
+def share_interval(low: float, high: float) -> str:
+    """`[low, high]` of a proportion."""
+    return f"[{low:.2f}, {high:.2f}]"

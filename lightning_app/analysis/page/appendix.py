@@ -1,0 +1,75 @@
+"""How the numbers are made, and how to make them again."""
+
+from lightning_app.analysis.exports.appendix import NOT_COVERED, notebook
+from lightning_app.analysis.markup import Markup, element, join
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.parts import section
+from lightning_app.analysis.runs import Grid
+from lightning_app.analysis.sensitivity import LEARNED
+
+FILES = {
+    "results.csv, results.parquet": "a row for each cell: axes, state, metrics, what it took",
+    "validations.csv, validations.parquet": "a row for each cell and validation",
+    "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
+    "figures/": "every figure as SVG and PDF, and its data as CSV",
+    "tables/": "the headline and the losses by warm-up for LaTeX (booktabs) and Markdown",
+    "methods.md, references.bib": "the runs as a method section tells them; what to cite",
+}
+
+
+def appendix(contents: Contents) -> Markup:
+    return section(
+        "appendix",
+        "How are the numbers made?",
+        _formulas(contents.grid),
+        _again(contents),
+        _files(),
+    )
+
+
+def _formulas(grid: Grid) -> Markup:
+    reference = "the reference" if grid.reference_warmup is None else f"{grid.reference_warmup:,}"
+    terms = {
+        "l": "final val/nll of a run in nats per token; H for a run that stalled or diverged",
+        "H": "unigram entropy of the validation targets: the loss of a model that knows how often "
+        "each token occurs and nothing else",
+        "stalled": "the run ended within 0.05 nats of H, or above; diverged: its loss was not "
+        "finite any more. Both count as H, the same for every variant",
+        "Δ": f"mean over seeds of l(warm-up 0) − l(warm-up {reference}), seed by seed",
+        "relative Δ": "Δ / (H − l at the reference); undefined where the denominator is under "
+        f"{LEARNED:g} nats (“never learned”)",
+        "interaction": "Δ of the variant − Δ of the baseline, the same seeds in all four arms",
+        "R_w": "(mean over warm-ups of l − smallest l) / (H − smallest l), l averaged over seeds",
+        "S_w": "mean over warm-ups of l − smallest l; it ranks a variant that stalls everywhere as "
+        "insensitive, and is here only for comparison with Wortsman et al. 2023",
+    }
+    if len(grid.rates) > 1:
+        terms["D"] = "smallest l over rates without warm-up − smallest l over rates and warm-ups"
+        terms["η_max"] = "largest rate of the grid at which no finished run stalled"
+    rows = (join([element("dt", name), element("dd", text)]) for name, text in terms.items())
+    return element("dl", *rows, class_="formulas")
+
+
+def _again(contents: Contents) -> Markup:
+    """The cells of a notebook; a test runs them and compares."""
+    cells = notebook(contents.grid, contents.scores)
+    if not cells:
+        return Markup("")
+    text = (
+        "The scores once more, from results.parquet alone, as cells of a notebook beside this "
+        f"page. {NOT_COVERED}"
+    )
+    shown = (
+        [
+            element("h4", f"{number}. {cell.title}"),
+            element("pre", element("code", cell.code), tabindex="0"),
+        ]
+        for number, cell in enumerate(cells, start=1)
+    )
+    inner = [element("summary", "Recompute them"), element("p", text), *shown]
+    return element("details", *inner)
+
+
+def _files() -> Markup:
+    items = (element("li", element("code", name), f": {text}") for name, text in FILES.items())
+    return element("div", element("h3", "Files beside this page"), element("ul", *items))

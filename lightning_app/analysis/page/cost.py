@@ -1,0 +1,139 @@
+"""What does it cost, in loss, in time and in memory?"""
+
+import math
+from collections.abc import Sequence
+
+from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.markup import Child, Markup, element
+from lightning_app.analysis.numbers import DASH
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.figure import figures
+from lightning_app.analysis.page.parts import (
+    bodies,
+    column,
+    estimate,
+    head,
+    notes,
+    section,
+    table,
+)
+from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.statistics import mean
+
+RATE = "train/tokens_per_second"
+
+
+def cost(contents: Contents) -> Markup:
+    return section(
+        "cost",
+        "What does it cost?",
+        _retuned(contents),
+        _bleu(contents),
+        _resources(contents),
+        figures(contents, "cost"),
+    )
+
+
+def _retuned(contents: Contents) -> Markup:
+    """The price of no warm-up with the rate tuned again, where there are rates to tune."""
+    shown = [score for score in contents.scores if score.score == "D"]
+    if not shown:
+        return Markup("")
+    columns = [column("Variant", text=True), column("D", "nats per token")]
+
+    def row(variant: str, own: dict[str, Score]) -> Markup:
+        return element("tr", head(variant), estimate(own["D"]))
+
+    rates = ", ".join(f"{lr:g}" for lr in contents.grid.rates)
+    caption = (
+        "What no warm-up costs with the rate tuned again: D is the smallest mean loss over rates "
+        f"without warm-up minus the smallest over rates and warm-ups. Rates: {rates}. "
+        f"{in_short(contents.grid)}"
+    )
+    rows = bodies(shown, row, len(columns))
+    found = table(contents.next_table(), caption, columns, rows)
+    return Markup(found + notes(shown, "Notes:"))
+
+
+def _bleu(contents: Contents) -> Markup:
+    """What warm-up gives in BLEU, where the test set was translated."""
+    shown = [score for score in contents.scores if score.score == "bleu"]
+    if not shown:
+        return Markup("")
+    columns = [column("Variant", text=True), column("ΔBLEU", "0-100"), column("seeds")]
+
+    def row(variant: str, own: dict[str, Score]) -> Markup:
+        score = own["bleu"]
+        return element("tr", head(variant), estimate(score), element("td", str(score.seeds)))
+
+    caption = (
+        "What warm-up gives in test BLEU: with the reference warm-up minus without, seed by seed, "
+        "with the t interval over seeds. The notes have, for each seed, the p value over test "
+        "sentences: paired approximate randomisation (Riezler and Maxwell 2005, as in sacreBLEU), "
+        f"not corrected for the number of tests. {in_short(contents.grid)}"
+    )
+    rows = bodies(shown, row, len(columns))
+    found = table(contents.next_table(), caption, columns, rows)
+    return Markup(found + notes(shown, "Notes:"))
+
+
+def _resources(contents: Contents) -> Markup:
+    grid = contents.grid
+    columns = [
+        column("Variant", text=True),
+        column("parameters"),
+        column("tokens per second"),
+        column("peak memory", "MB"),
+        column("seconds a run"),
+        column("all runs", "hours"),
+        column("runs"),
+    ]
+    arms: dict[tuple[str, str], list[Cell]] = {}
+    for cell in grid.finished:
+        arms.setdefault((cell.group, cell.variant), []).append(cell)
+    groups: dict[str, list[Markup]] = {}
+    for (group, variant), cells in arms.items():
+        against = arms.get((group, cells[0].baseline or ""))
+        row = element("tr", head(variant), *_spent(cells, against), element("td", str(len(cells))))
+        groups.setdefault(group, []).append(row)
+    found = []
+    for group, rows in groups.items():
+        if group != "all":
+            heading = element("th", group, scope="rowgroup", colspan=str(len(columns)))
+            rows.insert(0, element("tr", heading, class_="slice"))
+        found.append(element("tbody", *rows))
+    caption = (
+        "What the runs took: means over all finished runs of a variant; below them the ratio to "
+        f"the baseline{f' {grid.baseline}' if grid.baseline else ''}. Seconds hold validation and "
+        "start as well. Where several cells shared a machine, speeds are of what was left to each, "
+        f"and no measure of the block: ablate bench measures that. {in_short(grid)}"
+    )
+    return table(contents.next_table(), caption, columns, found)
+
+
+def _spent(cells: Sequence[Cell], against: Sequence[Cell] | None) -> list[Markup]:
+    def of(cell: Cell, key: str) -> float:
+        value = cell.metrics.get(RATE) if key == RATE else cell.record.get(key)
+        return math.nan if value is None else float(value)
+
+    def both(key: str, scale: float = 1.0) -> Markup:
+        ours = [of(cell, key) * scale for cell in cells]
+        theirs = [of(cell, key) * scale for cell in against or ()]
+        ours, theirs = ([v for v in each if math.isfinite(v)] for each in (ours, theirs))
+        if not ours:
+            return element("td", DASH, title="not recorded")
+        shown: list[Child] = [f"{mean(ours):,.0f}"]
+        if theirs and mean(theirs) and against is not cells:
+            ratio = f"{mean(ours) / mean(theirs):.3f} ×"
+            shown.append(element("span", ratio, class_="interval"))
+        return element("td", *shown)
+
+    hours = math.fsum(filter(math.isfinite, (of(cell, "seconds") for cell in cells))) / 3600
+    return [
+        both("parameters"),
+        both(RATE),
+        both("peak_memory_bytes", 1e-6),
+        both("seconds"),
+        element("td", f"{hours:,.2f}"),
+    ]

@@ -1,0 +1,95 @@
+"""The page, section by section: who needs warm-up, what it costs, where it is stable, and why."""
+
+import re
+from importlib import resources
+
+from lightning_app import __version__
+from lightning_app.analysis.facts import counts
+from lightning_app.analysis.findings import findings
+from lightning_app.analysis.markup import Markup, element
+from lightning_app.analysis.page.appendix import appendix
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.cost import cost
+from lightning_app.analysis.page.explorer import explorer
+from lightning_app.analysis.page.figure import figures
+from lightning_app.analysis.page.inside import inside
+from lightning_app.analysis.page.need import need
+from lightning_app.analysis.page.parts import section
+from lightning_app.analysis.page.setup import cautions, what_was_run
+from lightning_app.analysis.page.stable import stable
+from lightning_app.analysis.runs import Grid
+
+SERVED = (
+    'if (document.documentElement.classList.contains("served")) '
+    'document.querySelectorAll("[data-tensorboard]")'
+    ".forEach((link) => { link.href = link.dataset.tensorboard; });"
+)
+
+
+def page(contents: Contents) -> str:
+    """The whole document."""
+    grid = contents.grid
+    css = resources.files("lightning_app.analysis.page") / "page.css"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{grid.name}: warm-up sensitivity"),
+        element("style", Markup(css.read_text(encoding="utf-8"))),
+    )
+    sections = _sections(contents)
+    # Put together by hand: each nested call would copy the megabytes of the figures once more.
+    body = [_opening(contents), _contents(sections), Markup("<main>"), cautions(grid)]
+    body += [*sections, Markup("</main>"), _closing(grid), element("script", Markup(SERVED))]
+    parts = ["<!DOCTYPE html>\n", '<html lang="en">', head, "<body>", *body, "</body></html>\n"]
+    return "".join(parts)
+
+
+def _sections(contents: Contents) -> list[Markup]:
+    grid = contents.grid
+    if not grid.finished:
+        nothing = "No cell has finished yet: there is nothing to score."
+        return [
+            section("need", "Who needs warm-up?", element("p", element("strong", nothing))),
+            what_was_run(contents),
+        ]
+    if grid.pruner is not None:
+        drawn = (figures(contents, question) for question in ("need", "cost", "stable", "inside"))
+        return [
+            section("figures", "How did the runs go?", *drawn),
+            explorer(contents),
+            what_was_run(contents),
+        ]
+    sections = [need(contents), cost(contents), stable(contents), inside(contents)]
+    return [*sections, explorer(contents), what_was_run(contents), appendix(contents)]
+
+
+def _opening(contents: Contents) -> Markup:
+    grid = contents.grid
+    paragraphs = [" ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question)]
+    return element(
+        "header",
+        element("p", "Warm-up sensitivity report", class_="kicker"),
+        element("h1", grid.name),
+        *(element("p", text, class_="lead") for text in paragraphs if text),
+        element("p", counts(grid), class_="summary"),
+        *(element("p", text, class_="finding") for text in findings(grid, contents.scores)),
+    )
+
+
+def _contents(sections: list[Markup]) -> Markup:
+    """Links to the sections, by their questions."""
+    found = [re.match(r'<section id="([a-z]+)"><h2>(.*?)</h2>', text) for text in sections]
+    links = [
+        element("li", element("a", Markup(match[2]), href=f"#{match[1]}"))
+        for match in found
+        if match
+    ]
+    return element("nav", element("ol", *links), aria_label="Contents")
+
+
+def _closing(grid: Grid) -> Markup:
+    ends = [str(cell.record.get("finished") or "") for cell in grid.finished]
+    last = f" The last cell finished at {max(ends)}." if any(ends) else ""
+    return element("footer", element("p", f"lightning_app {__version__}.{last}"))

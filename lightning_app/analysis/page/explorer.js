@@ -1,0 +1,138 @@
+// Draws the two figures of "Explore the runs" from the JSON beside them, once a reader comes near:
+// Plotly is most of the page, and the page opens without it.
+"use strict";
+function explore() {
+  const library = document.createElement("script");
+  library.textContent = document.getElementById("plotly").textContent;
+  document.head.append(library);
+  const data = JSON.parse(document.getElementById("runs").textContent);
+  const variants = Object.keys(data.colours).filter(
+    (name) => data.runs.some((run) => run.variant === name));
+  const several = (key) => new Set(data.runs.map((run) => run[key])).size > 1;
+  const axes = [
+    { key: "warmup", label: "warm-up (updates)" },
+    { key: "lr", label: "learning rate" },
+    { key: "seed", label: "seed" },
+    { key: "group", label: "other axes" },
+  ].filter((axis, index) => index === 0 || several(axis.key));
+  const hover = (run) =>
+    `<b>${escaped(run.variant)}</b><br>warm-up ${run.warmup}, rate ${run.lr}, seed ${run.seed}` +
+    `${run.group === "all" ? "" : "<br>" + escaped(run.group)}<br>${run.state}`;
+
+  function escaped(text) {
+    return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  }
+
+  function choices(id, options) {
+    const select = document.getElementById(id);
+    options.forEach((option, index) => select.add(new Option(option.label, index)));
+    return select;
+  }
+
+  function theme() {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const axis = {
+      gridcolor: colour("--hair"), linecolor: colour("--rule"), zerolinecolor: colour("--hair"),
+      automargin: true,
+    };
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "system-ui, sans-serif", size: 13, color: colour("--ink") },
+      hoverlabel: { bgcolor: colour("--card"), font: { color: colour("--ink") } },
+      margin: { l: 60, r: 12, t: 12, b: 48 }, hovermode: "closest",
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemsizing: "constant" },
+      axis,
+    };
+  }
+
+  // Runs of one warm-up and variant stand side by side, in the order of their seeds.
+  const seeds = [...new Set(data.runs.map((run) => run.seed))].sort((a, b) => a - b);
+
+  function points() {
+    const x = axes[across.value], y = Number(value.value), look = theme();
+    const ticks = [...new Set(data.runs.map((run) => run[x.key]))].sort(
+      (a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
+    const traces = variants.map((name, place) => {
+      const runs = data.runs.filter((run) => run.variant === name);
+      const within = (run) =>
+        ((place + (seeds.indexOf(run.seed) + 0.5) / seeds.length) / variants.length - 0.5) * 0.8;
+      return {
+        name, type: "scatter", mode: "markers", legendgroup: name,
+        x: runs.map((run) => ticks.indexOf(run[x.key]) + within(run)),
+        y: runs.map((run) => run.values[y]),
+        text: runs.map(hover), customdata: runs.map((run) => run.folder),
+        hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>",
+        marker: {
+          color: data.colours[name], size: 9, line: { color: look.font.color, width: 0.5 },
+          symbol: runs.map((run) => (run.state === "ok" ? "circle" : "x")),
+        },
+      };
+    });
+    const layout = {
+      ...look,
+      xaxis: {
+        ...look.axis, title: { text: x.label }, tickvals: ticks.map((_, index) => index),
+        ticktext: ticks.map((tick) => String(tick)), showgrid: false, zeroline: false,
+      },
+      yaxis: { ...look.axis, title: { text: data.values[y].label } },
+    };
+    draw("explore-final", traces, layout);
+  }
+
+  function lines() {
+    const which = Number(loss.value), look = theme(), logarithmic = along.value === "0";
+    const traces = variants.map((name) => {
+      const trace = {
+        name, type: "scatter", mode: "lines", x: [], y: [], text: [], customdata: [],
+        hovertemplate: "%{text}<br>step %{x}: %{y:.4g}<extra></extra>",
+        line: { color: data.colours[name], width: 1.2 }, opacity: 0.8,
+      };
+      for (const run of data.runs.filter((each) => each.variant === name)) {
+        const [steps, losses] = run.curves[which], text = hover(run);
+        // A gap after each run: one trace for a variant draws a hundred times faster than many.
+        trace.x.push(...steps, null);
+        trace.y.push(...losses, null);
+        trace.text.push(...steps.map(() => text), null);
+        trace.customdata.push(...steps.map(() => run.folder), null);
+      }
+      return trace;
+    });
+    const layout = {
+      ...look,
+      xaxis: {
+        ...look.axis, title: { text: "optimizer step" }, type: logarithmic ? "log" : "linear",
+        ...(logarithmic ? { dtick: 1 } : { nticks: 8 }),
+      },
+      yaxis: { ...look.axis, title: { text: `${data.curves[which].label} (nats per token)` } },
+    };
+    draw("explore-curves", traces, layout);
+  }
+
+  function draw(id, traces, layout) {
+    const place = document.getElementById(id);
+    const first = !place.data;
+    Plotly.react(place, traces, layout, { responsive: true, displaylogo: false });
+    if (first) {
+      place.on("plotly_click", (event) => {
+        window.open(event.points[0].customdata, "_blank", "noopener");
+      });
+    }
+  }
+
+  const across = choices("explore-final-across", axes);
+  const value = choices("explore-final-value", data.values);
+  const loss = choices("explore-curves-loss", data.curves);
+  const along = choices("explore-curves-along", [{ label: "log scale" }, { label: "linear" }]);
+  across.onchange = value.onchange = points;
+  loss.onchange = along.onchange = lines;
+  const redraw = () => { points(); lines(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  redraw();
+}
+new IntersectionObserver((entries, observer) => {
+  if (entries.some((entry) => entry.isIntersecting)) {
+    observer.disconnect();
+    explore();
+  }
+}, { rootMargin: "600px" }).observe(document.getElementById("explore"));

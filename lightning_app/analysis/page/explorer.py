@@ -1,0 +1,100 @@
+"""The runs to be explored: one point a run, one line a run, drawn by Plotly inside the page."""
+
+import json
+import math
+from importlib import resources
+from typing import Any
+
+from lightning_app.analysis.figures.style import colours
+from lightning_app.analysis.markup import Markup, element
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.parts import section
+from lightning_app.analysis.runs import LOSS, Cell, curve
+
+POINTS = 60_000  # of all curves together
+FEWEST, MOST = 8, 200  # of one curve
+CURVES = {"train/nll": "training loss", LOSS: "validation loss"}
+
+
+def explorer(contents: Contents) -> Markup:
+    """A figure of final values and one of curves, with what they are drawn from."""
+    data = json.dumps(_data(contents), separators=(",", ":"), allow_nan=False)
+    script = resources.files("lightning_app.analysis.page") / "explorer.js"
+    return section(
+        "explore",
+        "Explore the runs",
+        element(
+            "p",
+            "Each point and each line is one run: point at it to see which, click to open its "
+            "folder, click a name in the legend to hide it, drag to zoom. Crosses are runs that "
+            "stalled or diverged. Nothing is averaged here, and nothing may be concluded from "
+            "single runs.",
+        ),
+        _controls("final", ("across", "value")),
+        element("div", id="explore-final", class_="plot"),
+        _controls("curves", ("loss", "along")),
+        element("div", id="explore-curves", class_="plot"),
+        element("script", Markup(data.replace("<", r"\u003c")), type="application/json", id="runs"),
+        element("script", Markup(_plotly()), type="text/plain", id="plotly"),
+        element("script", Markup(script.read_text(encoding="utf-8"))),
+    )
+
+
+def _controls(figure: str, names: tuple[str, ...]) -> Markup:
+    """Choices that the script fills with what the runs have."""
+    labels = (
+        element("label", f"{name} ", element("select", id=f"explore-{figure}-{name}"))
+        for name in names
+    )
+    return element("p", *labels, class_="controls")
+
+
+def _data(contents: Contents) -> dict[str, Any]:
+    cells = contents.grid.finished
+    most = min(MOST, max(FEWEST, POINTS // max(1, 2 * len(cells))))
+    metrics = list(dict.fromkeys(name for cell in cells for name in cell.metrics))
+    values = {"l": "final loss as scored, nats", **dict.fromkeys(metrics), "seconds": "seconds"}
+    return {
+        "colours": colours(contents.grid.variants),
+        "values": [{"key": key, "label": label or key} for key, label in values.items()],
+        "curves": [{"key": key, "label": label} for key, label in CURVES.items()],
+        "runs": [_run(contents, cell, list(values), most) for cell in cells],
+    }
+
+
+def _run(contents: Contents, cell: Cell, keys: list[str], most: int) -> dict[str, Any]:
+    found = {**cell.metrics, "l": cell.loss, "seconds": cell.record.get("seconds")}
+    curves = {}
+    for tag in CURVES:
+        steps, losses = curve(cell, tag)
+        points = [p for p in zip(steps, losses, strict=True) if math.isfinite(p[1])]
+        points = _thinned(points, most)
+        curves[tag] = [[step for step, _ in points], [round(loss, 4) for _, loss in points]]
+    return {
+        "name": cell.name,
+        "folder": contents.link(cell),
+        "variant": cell.variant,
+        "group": cell.group,
+        "warmup": cell.warmup,
+        "lr": cell.lr,
+        "seed": cell.seed,
+        "state": cell.state,
+        "values": [_finite(found.get(key)) for key in keys],
+        "curves": list(curves.values()),
+    }
+
+
+def _thinned(points: list[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """At most about `most` points, the last always among them."""
+    stride = math.ceil(len(points) / most) or 1
+    return points[::-1][::stride][::-1]
+
+
+def _finite(value: Any) -> float | None:
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()

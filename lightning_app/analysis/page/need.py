@@ -1,0 +1,135 @@
+"""Who needs warm-up?"""
+
+import math
+from collections.abc import Sequence
+
+from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.findings import SAME, by_slice, reading
+from lightning_app.analysis.markup import Markup, element
+from lightning_app.analysis.numbers import nats, p_value
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.figure import figures
+from lightning_app.analysis.page.parts import (
+    bodies,
+    column,
+    estimate,
+    head,
+    mean_of,
+    notes,
+    section,
+    stalled,
+    table,
+)
+from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.statistics import LEVEL, POWER
+
+HEADLINE = ("delta", "relative_delta", "interaction")
+
+
+def need(contents: Contents) -> Markup:
+    return section(
+        "need",
+        "Who needs warm-up?",
+        _headline(contents),
+        _by_warmup(contents),
+        figures(contents, "need"),
+    )
+
+
+def _headline(contents: Contents) -> Markup:
+    grid, scores = contents.grid, contents.scores
+    shown = [s for s in scores if s.score in HEADLINE or s.score.startswith("stalls")]
+    columns = [
+        column("Variant", text=True),
+        column("Reads", text=True),
+        column("Δ", "nats per token"),
+        column("relative Δ", "of what is learned"),
+        column("interaction", f"Δ − Δ of {grid.baseline}" if grid.baseline else "no baseline"),
+        column("p", "Holm"),
+        *(column("stalls", f"warm-up {warmup:,}") for warmup in grid.warmups),
+        column("seeds"),
+    ]
+
+    def row(variant: str, own: dict[str, Score]) -> Markup:
+        return element(
+            "tr",
+            head(variant),
+            element("td", reading(own), class_="text"),
+            *(estimate(own[name]) for name in HEADLINE),
+            element("td", p_value(own["interaction"].p_holm)),
+            *(stalled(own.get(f"stalls w={warmup}")) for warmup in grid.warmups),
+            element("td", str(own["delta"].seeds)),
+        )
+
+    few = any(len(score.each) > 1 for score in shown)
+    booted = any(score.bootstrap for score in shown)
+    caption = (
+        "What each variant loses without warm-up. Δ: loss without warm-up minus loss with it, seed "
+        "by seed; interaction: how much more that is than for the baseline. In brackets: "
+        f"{LEVEL:.0%} intervals (t over seeds for Δ and the interaction, Fieller for the ratio, "
+        f"Wilson for stalls). {'Below them: the values of the seeds. ' if few else ''}"
+        f"{'Bootstrap-t intervals besides: sensitivity.csv. ' if booted else ''}"
+        f"{in_short(grid)}"
+    )
+    return Markup(
+        table(contents.next_table(), caption, columns, bodies(shown, row, len(columns)))
+        + notes(shown, "A dash is an undefined score. Notes:")
+        + _power(scores)
+    )
+
+
+def _power(scores: Sequence[Score]) -> Markup:
+    """What differences the grid could have found, for each group and rate."""
+    told = {}
+    for where, variants in by_slice(scores).items():
+        for own in variants.values():
+            score = own.get("detectable")
+            if score is not None and not math.isnan(score.estimate):
+                at = f", {where}" if where else ""
+                found = f"{nats(score.estimate)} nats with {score.seeds} seeds{at} ({score.note})"
+                told[found] = None
+    if not told:
+        return Markup("")
+    text = (
+        f"“{SAME[0].upper()}{SAME[1:]}” is not “no difference”. The smallest true interaction that "
+        f"one test at {1 - LEVEL:.0%} finds {POWER:.0%} of the time, at the spread between seeds "
+        "seen here:"
+    )
+    items = element("ul", *(element("li", found) for found in told))
+    return element("div", element("p", text), items, class_="notes")
+
+
+def _by_warmup(contents: Contents) -> Markup:
+    grid = contents.grid
+    shown = [score for score in contents.scores if score.score in ("R_w", "S_w")]
+    columns = [
+        column("Variant", text=True),
+        *(column(f"warm-up {warmup:,}", "val/nll, nats") for warmup in grid.warmups),
+        column("R_w"),
+        column("S_w", "nats"),
+    ]
+    finished: dict[tuple[str, str, float, int | None], list[Cell]] = {}
+    for cell in grid.finished:
+        key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
+        finished.setdefault(key, []).append(cell)
+
+    def row(variant: str, own: dict[str, Score]) -> Markup:
+        key = (variant, own["R_w"].group, own["R_w"].lr)
+        return element(
+            "tr",
+            head(variant),
+            *(mean_of(finished.get((*key, warmup), [])) for warmup in grid.warmups),
+            estimate(own["R_w"]),
+            estimate(own["S_w"]),
+        )
+
+    caption = (
+        "Final loss by warm-up, mean over the finished seeds with its t interval, failures counted "
+        "as the unigram entropy; no interval where some seeds failed and others did not; and how "
+        "flat it is over warm-ups (R_w, S_w: 0 is flat; formulas in the appendix). "
+        f"{in_short(grid)}"
+    )
+    rows = bodies(shown, row, len(columns))
+    found = table(contents.next_table(), caption, columns, rows)
+    return Markup(found + notes(shown, "Notes:"))

@@ -1,0 +1,109 @@
+"""Tables, notes and estimates as HTML: what the sections share."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from lightning_app.analysis.findings import by_slice
+from lightning_app.analysis.markup import Child, Markup, element
+from lightning_app.analysis.numbers import DASH, interval, nats, share, share_interval
+from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.statistics import ended_alike, mean, t_interval
+
+Row = Callable[[str, dict[str, Score]], Markup]
+NAMES = {
+    "delta": "Δ",
+    "relative_delta": "relative Δ",
+    "detectable": "detectable difference",
+    "bleu": "ΔBLEU",
+}
+
+
+def section(identity: str, title: str, *children: Child) -> Markup:
+    """A section that the table of contents leads to."""
+    return element("section", element("h2", title), *children, id=identity)
+
+
+def bodies(scores: Sequence[Score], row: Row, width: int) -> list[Markup]:
+    """A table body for each slice, with a heading row where there are several."""
+    found = []
+    for where, variants in by_slice(scores).items():
+        rows = [row(variant, own) for variant, own in variants.items()]
+        if where:
+            heading = element("th", where, scope="rowgroup", colspan=str(width))
+            rows.insert(0, element("tr", heading, class_="slice"))
+        found.append(element("tbody", *rows))
+    return found
+
+
+def table(number: str, caption: str, columns: Sequence[Markup], rows: Iterable[Child]) -> Markup:
+    """A table in a box of its own that scrolls, and that the keyboard can reach to scroll it."""
+    inner = element(
+        "table",
+        element("caption", element("div", element("b", number), f" {caption}")),
+        element("thead", element("tr", *columns)),
+        *rows,
+    )
+    return element("div", inner, class_="scroll", tabindex="0", role="region", aria_label=number)
+
+
+def column(title: str, unit: str = "", text: bool = False) -> Markup:
+    second = [element("span", unit, class_="unit")] if unit else []
+    return element("th", title, *second, scope="col", class_="text" if text else None)
+
+
+def head(text: str) -> Markup:
+    """The first cell of a row."""
+    return element("th", text, scope="row")
+
+
+def notes(scores: Sequence[Score], heading: str) -> Markup:
+    """Why scores are undefined, or have no interval; equal notes are told once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for where, variants in by_slice(scores).items():
+        for variant, own in variants.items():
+            for name, score in own.items():
+                if score.note and score.note != "is the baseline":
+                    who = f"{variant}, {where}" if where else variant
+                    found.setdefault((who, score.note), []).append(NAMES.get(name, name))
+    items = [
+        element("li", f"{who} ({', '.join(names)}): {note}") for (who, note), names in found.items()
+    ]
+    if not items:
+        return Markup("")
+    return element("div", element("p", heading), element("ul", *items), class_="notes")
+
+
+def estimate(score: Score) -> Markup:
+    """Estimate, interval below it, and the seeds' own values where there are few."""
+    if math.isnan(score.estimate):
+        return element("td", DASH, title=score.note)
+    shown: list[Child] = [nats(score.estimate)]
+    if not math.isnan(score.low):
+        shown.append(element("span", interval(score.low, score.high), class_="interval"))
+    if len(score.each) > 1:
+        values = " · ".join(nats(value) for _, value in score.each)
+        shown.append(element("span", values, class_="interval", title="seed by seed"))
+    return element("td", *shown)
+
+
+def mean_of(cells: Sequence[Cell]) -> Markup:
+    """The mean loss of runs, with the t interval where their ends allow one."""
+    cells = [cell for cell in cells if math.isfinite(cell.loss)]
+    losses = [cell.loss for cell in cells]
+    if not losses:
+        return element("td", DASH)
+    low, high, _ = t_interval(losses)
+    shown: list[Child] = [nats(mean(losses))]
+    if not math.isnan(low) and ended_alike([cell.state == "diverged" for cell in cells]):
+        shown.append(element("span", interval(low, high), class_="interval"))
+    return element("td", *shown)
+
+
+def stalled(score: Score | None) -> Markup:
+    """How many runs stalled, with Wilson's interval."""
+    if score is None or math.isnan(score.estimate):
+        return element("td", DASH, title=score.note if score else "not in the grid")
+    shown = share(score.diverged, score.cells)
+    ends = element("span", share_interval(score.low, score.high), class_="interval")
+    return element("td", element("span", shown, class_="bad") if score.diverged else shown, ends)

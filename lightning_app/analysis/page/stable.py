@@ -1,0 +1,47 @@
+"""Where is each variant stable?"""
+
+from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.markup import Markup, element
+from lightning_app.analysis.numbers import DASH, rate
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.figure import figures
+from lightning_app.analysis.page.parts import bodies, column, head, notes, section, table
+from lightning_app.analysis.sensitivity import Score
+
+
+def stable(contents: Contents) -> Markup:
+    title = "Where is each variant stable?"
+    rates = contents.grid.rates
+    if len(rates) < 2:
+        only = f", {rates[0]:g}" if rates else ""
+        text = (
+            f"This grid has one learning rate{only}, so it cannot say up to which rate a variant "
+            "is stable. How many runs stalled at each warm-up: Table 1. A grid with several values "
+            "of model.optimizer.lr has a map and a frontier here."
+        )
+        return section("stable", title, element("p", text))
+    return section("stable", title, _largest(contents), figures(contents, "stable"))
+
+
+def _largest(contents: Contents) -> Markup:
+    grid = contents.grid
+    shown = [score for score in contents.scores if score.score.startswith("eta_max")]
+    columns = [
+        column("Variant", text=True),
+        *(column("η_max", f"warm-up {warmup:,}") for warmup in grid.warmups),
+    ]
+
+    def row(variant: str, own: dict[str, Score]) -> Markup:
+        found = [own.get(f"eta_max w={warmup}") for warmup in grid.warmups]
+        values = (element("td", DASH if s is None else rate(s.estimate)) for s in found)
+        return element("tr", head(variant), *values)
+
+    rates = ", ".join(f"{lr:g}" for lr in grid.rates)
+    caption = (
+        "η_max: the largest learning rate of the grid at which no finished run stalled or "
+        f"diverged. Rates: {rates}; between two of them, and outside, nothing is known. "
+        f"{in_short(grid)}"
+    )
+    rows = bodies(shown, row, len(columns))
+    found = table(contents.next_table(), caption, columns, rows)
+    return Markup(found + notes(shown, "Notes:"))

@@ -1,0 +1,148 @@
+"""Figures of papers beside ours, with what differs between the two."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.analysis.exports.bibliography import bibliography
+from lightning_app.analysis.facts import facts, in_short
+from lightning_app.analysis.numbers import DASH, share
+from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.statistics import ended_alike, mean, t_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("paper", "variant", "warmup", "lr", "metric", "theirs", "ours", "low", "high", "seeds")
+COLUMNS += ("setting", "differences", "note")
+DIVERGED = "diverged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """The finished runs that are nearest to a figure; `apart` says how far off they are."""
+
+    cells: Sequence[Cell] = ()
+    apart: tuple[str, ...] = ()
+
+
+def comparison(grid: Grid) -> "pd.DataFrame":
+    """One row for each published figure and each value of the other axes; empty where none is.
+
+    `warmup` and `lr` are theirs. `ours` is the mean over seeds of the same metric, in the arm of
+    the same variant that is nearest: no warm-up beside no warm-up only, else the nearest on a
+    logarithmic scale, and so for the rate. Where a paper does not say its warm-up, ours is the
+    reference; its rate, that of our lowest validation loss. `low` and `high` are the t interval
+    (Student 1908), NaN where some seeds stalled and others did not. Beside "diverged" stands how
+    many of ours stalled. A dash is what our runs do not have; `differences` says why, or how far
+    off the arm is. `setting` is theirs; ours, the same for all rows, is `our_settings`.
+    """
+    import pandas as pd
+
+    rows = [
+        _row(part, figure, group)
+        for part in grid.parts or (grid,)
+        for figure in part.published
+        for group in dict.fromkeys(cell.group for cell in part.cells)
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def our_settings(grid: Grid) -> list[str]:
+    """What ours were trained on and how: one text, or one for each grid that is joined."""
+    texts = []
+    for part in grid.parts or (grid,):
+        told, name = facts(part), f"{part.name}: " if grid.parts else ""
+        wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in told]
+        texts.append(name + " ".join([in_short(part), *(f"{key}: {told[key]}." for key in wanted)]))
+    return texts
+
+
+def _row(grid: Grid, figure: Mapping[str, Any], group: str) -> dict[str, Any]:
+    entry = bibliography().get(figure["paper"])
+    arm = _nearest(grid, figure, group)
+    found, said = _ours(arm.cells, figure)
+    where = [] if group == "all" else [f"Ours with {group}."]
+    warmup, lr = figure.get("warmup"), figure.get("lr")
+    return {
+        "paper": figure["paper"] if entry is None else entry.short,
+        "variant": figure["variant"],
+        "warmup": DASH if warmup is None else warmup,
+        "lr": math.nan if lr is None else float(lr),
+        "metric": figure["metric"],
+        "theirs": figure["value"],
+        "setting": figure["setting"],
+        "differences": " ".join([*where, *arm.apart, *said]),
+        "note": figure.get("note") or "",
+    } | found
+
+
+def _nearest(grid: Grid, figure: Mapping[str, Any], group: str) -> Arm:
+    name = figure["variant"]
+    cells = [cell for cell in grid.finished if cell.variant == name and cell.group == group]
+    if not cells:
+        return Arm(apart=(f"No finished run of {name} here.",))
+    warmup, said = _warmup(grid, cells, figure.get("warmup"))
+    cells = [cell for cell in cells if cell.warmup == warmup]
+    if not cells:
+        return Arm(apart=(said,))
+    lr, also = _rate(cells, figure.get("lr"))
+    apart = tuple(text for text in (said, also) if text)
+    return Arm(cells=[cell for cell in cells if cell.lr == lr], apart=apart)
+
+
+def _warmup(grid: Grid, cells: Sequence[Cell], theirs: int | None) -> tuple[int | None, str]:
+    """Which warm-up of ours to take, and what to say of it."""
+    known = {cell.warmup for cell in cells if cell.warmup is not None}
+    if theirs is None:
+        ours = grid.reference_warmup
+        return ours, "Warm-up not said in theirs" + (f", {ours:,} in ours." if ours else ".")
+    if theirs == 0:
+        return 0, "" if 0 in known else "No finished run without warm-up here."
+    if not known - {0}:
+        return None, "No finished run with warm-up here."
+    ours = min(known - {0}, key=lambda warmup: abs(math.log(warmup / theirs)))
+    return ours, "" if ours == theirs else f"Warm-up {ours:,} instead of {theirs:,}."
+
+
+def _rate(cells: Sequence[Cell], theirs: float | None) -> tuple[float | None, str]:
+    """Which learning rate of ours to take, and what to say of it."""
+    known = sorted({cell.lr for cell in cells if cell.lr})
+    if not known:
+        return cells[0].lr, "Learning rate not recorded in ours."
+    if theirs is None:
+        ours = min(known, key=lambda rate: _loss([cell for cell in cells if cell.lr == rate]))
+        best = f", the best of {len(known)} by validation loss" if len(known) > 1 else ""
+        return ours, f"Learning rate not said in theirs, {ours:g} in ours{best}."
+    ours = min(known, key=lambda rate: abs(math.log(rate / theirs)))
+    same = math.isclose(ours, theirs)
+    return ours, "" if same else f"Learning rate {ours:g} instead of {theirs:g}."
+
+
+def _loss(cells: Sequence[Cell]) -> float:
+    losses = [cell.loss for cell in cells if math.isfinite(cell.loss)]
+    return mean(losses) if losses else math.inf
+
+
+def _ours(cells: Sequence[Cell], figure: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What our runs have beside a figure, and what to say of it."""
+    nothing = {"ours": DASH, "low": math.nan, "high": math.nan, "seeds": 0}
+    if not cells:
+        return nothing, []
+    stalled = share(sum(cell.state == "diverged" for cell in cells), len(cells))
+    if figure["value"] == DIVERGED:
+        return nothing | {"ours": f"{stalled} stalled", "seeds": len(cells)}, []
+    metric = figure["metric"]
+    known = [cell for cell in cells if cell.metrics.get(metric) is not None]
+    if not known:
+        return nothing, [f"Our runs have no finite {metric}."]
+    values = [float(cell.metrics[metric] or 0.0) for cell in known]
+    failed = [cell.state == "diverged" for cell in known]
+    low, high, _ = t_interval(values)
+    if not ended_alike(failed):
+        low = high = math.nan
+    said = [f"{stalled} of ours stalled."] if any(failed) else []
+    if len(known) < len(cells):
+        said.append(f"{len(cells) - len(known)} of {len(cells)} of ours without a finite {metric}.")
+    return {"ours": mean(values), "low": low, "high": high, "seeds": len(known)}, said

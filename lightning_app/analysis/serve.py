@@ -1,0 +1,180 @@
+"""A report and the TensorBoard of its grids, served together to this machine alone.
+
+One server on 127.0.0.1: `/tensorboard/NAME/` is the TensorBoard of the grid in the folder NAME; any
+other address is a file in the report's folder or a grid's, as it lies on the disk below the folder
+that they have in common. So the links of a page, which are relative, lead to the same files as
+without a server. A page knows that it is served: its `html` element gets the class `served`.
+"""
+
+import io
+import mimetypes
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from lightning_app.analysis.markup import element
+from lightning_app.errors import UserError
+
+if TYPE_CHECKING:
+    from werkzeug.wrappers import Request, Response
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+HOST = "127.0.0.1"
+NAMES = ("127.0.0.1", "localhost")  # asked for by another name, some other site is behind it
+TENSORBOARD = "/tensorboard"
+PAGE, SERVED = b'<html lang="en">', b'<html lang="en" class="served">'
+TEXT = frozenset({".yaml", ".jsonl", ".tex", ".bib", ".md", ".csv"})  # shown, not downloaded
+
+
+def claim(port: int) -> socket.socket:
+    """Take a port of this machine for `serve`; 0 is any free one.
+
+    Raises `UserError` for one that is taken, or not to be had.
+    """
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        hint = "give another --port, or 0 for any free one"
+        raise UserError(f"--port: {port}: {os.strerror(error.errno or 0)}; {hint}") from error
+
+
+def serve(page: Path, folders: Sequence[Path], claimed: socket.socket) -> None:
+    """Serve a report, and the TensorBoards of the grids in `folders`, until SIGINT or SIGTERM.
+
+    Prints the address.
+    """
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, type: str, message: str, *args: Any) -> None:
+            """A line for each file of a page would bury the address."""
+
+    with suppress(KeyboardInterrupt), _stopped_by_signals():
+        boards = {tensorboard_path(folder): _tensorboard(folder) for folder in folders}
+        site = Site(page, folders, boards)
+        port, number = claimed.getsockname()[1], claimed.fileno()
+        server = make_server(HOST, port, site, threaded=True, request_handler=Quiet, fd=number)
+        print(f"serving http://{HOST}:{port}/ to this machine only; Ctrl-C ends it")
+        for path in boards:
+            print(f"curves: http://{HOST}:{port}{path}", flush=True)
+        server.serve_forever()
+
+
+def tensorboard_path(folder: Path) -> str:
+    """Where the TensorBoard of the grid in a folder is served, below the server's root."""
+    return f"{TENSORBOARD}/{quote(folder.resolve().name)}/"
+
+
+class Site:
+    """What is served: TensorBoards by their path, else files of the report and its grids."""
+
+    def __init__(self, page: Path, folders: Sequence[Path], boards: dict[str, Application]) -> None:
+        self._page = page.resolve()
+        self._roots = [self._page.parent, *(folder.resolve() for folder in folders)]
+        self._top = Path(os.path.commonpath(self._roots))
+        self._boards = boards
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        from werkzeug.sansio.utils import host_is_trusted
+        from werkzeug.wrappers import Request, Response
+
+        if not host_is_trusted(environ.get("HTTP_HOST"), NAMES):
+            return Response("asked for by a foreign name\n", status=403)(environ, start)
+        request = Request(environ)
+        for prefix, board in self._boards.items():
+            if f"{request.path}/".startswith(prefix):
+                return board(environ, start)
+        return self._file(request)(environ, start)
+
+    def _file(self, request: "Request") -> "Response":
+        from werkzeug.utils import redirect, send_file
+        from werkzeug.wrappers import Response
+
+        if request.method not in ("GET", "HEAD"):
+            return Response("only to be read\n", status=405)
+        if request.path == "/":
+            return redirect(self._address(self._page))
+        path = self._inside(request.path)
+        if path is None:
+            return Response("no such file in the report or its grids\n", status=404)
+        if path.is_dir():
+            if not request.path.endswith("/"):
+                return redirect(f"{self._address(path)}/")
+            return Response(_listing(path), mimetype="text/html")
+        if path.name == self._page.name:
+            text = path.read_bytes().replace(PAGE, SERVED, 1)
+            return Response(text, mimetype="text/html")
+        kind = "text/plain" if path.suffix in TEXT else mimetypes.guess_type(path.name)[0]
+        found = send_file(path, request.environ, mimetype=kind or "application/octet-stream")
+        found.headers["X-Content-Type-Options"] = "nosniff"
+        return found
+
+    def _inside(self, asked: str) -> Path | None:
+        """The file or folder at an address, links followed, if it lies in one that is served."""
+        parts = [part for part in asked.split("/") if part]
+        if any(part.startswith(".") for part in parts):
+            return None
+        try:
+            path = self._top.joinpath(*parts).resolve(strict=True)
+        except (OSError, ValueError):  # ValueError: a null byte
+            return None
+        return path if any(path.is_relative_to(root) for root in self._roots) else None
+
+    def _address(self, path: Path) -> str:
+        return f"/{quote(path.relative_to(self._top).as_posix())}"
+
+
+def _listing(folder: Path) -> str:
+    """A page with links to what a folder holds, but for what is hidden."""
+    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    links = [
+        element("li", element("a", name, href=quote(name)))
+        for name in ("../", *(name for name in names if not name.startswith(".")))
+    ]
+    head = element("head", element("meta", charset="utf-8"), element("title", folder.name))
+    body = element("body", element("h1", folder.name), element("ul", *links))
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _tensorboard(folder: Path) -> Application:
+    """The TensorBoard of one grid, which goes on reading what the runs write."""
+    from tensorboard.program import TensorBoard, TensorBoardServer
+
+    made: list[Application] = []
+
+    class Kept(TensorBoardServer):
+        """Keeps the application, which our own server serves."""
+
+        def __init__(self, app: Application, flags: object) -> None:
+            made.append(app)
+
+        def serve_forever(self) -> None:
+            pass
+
+        def get_url(self) -> str:
+            return ""
+
+    board = TensorBoard(server_class=Kept)
+    prefix = tensorboard_path(folder).rstrip("/")
+    board.configure(("", "--logdir", str(folder.resolve()), "--path_prefix", prefix))
+    with redirect_stderr(io.StringIO()):  # it praises its fast reader
+        board.launch()
+    return made[0]
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does, and so does SIGINT where a shell had it ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,94 @@
+"""Which event files the index consists of, and when they are written."""
+
+# pyright: reportAttributeAccessIssue=false
+# The generated protocol buffer modules of TensorBoard carry no type information.
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+from lightning_app.analysis.runs import Cell, Grid, curve, read_grid
+from lightning_app.analysis.tensorboard.pages import CURVES, curve_tag, layout
+from lightning_app.analysis.tensorboard.summaries import LAST, SUFFIX, markdown, replace, scalar
+from lightning_app.analysis.tensorboard.table import (
+    ended,
+    experiment,
+    final_metrics,
+    finished_at,
+    metric_tags,
+    references,
+    started,
+)
+from lightning_app.analysis.tensorboard.text import run_text
+
+POINTS = 500  # of one copied curve, at most
+TEXT = "run"
+WHOLE = ".grid"
+"""Marks the file that also holds what belongs to the whole grid."""
+
+
+def write_index(grid_dir: Path, only_new: bool = False) -> None:
+    """Bring the event files of the index up to date with the run folders.
+
+    The first cell that has begun also holds the table's columns and the pages. With `only_new`,
+    other finished cells whose file is newer than the plan, their result and that of the run that
+    they are compared with are not looked at: what a supervisor has the time for, every now and
+    then.
+    """
+    grid = read_grid(grid_dir)
+    tags, compared = metric_tags(grid), references(grid)
+    for old in grid.folder.glob(f"events.out.tfevents.*{SUFFIX}"):  # of earlier versions
+        old.unlink(missing_ok=True)
+    begun = [cell for cell in grid.cells if cell.state != "waiting"]
+    for cell in begun[:1]:
+        whole = [(0, experiment(grid, tags)), (0, layout(grid))]
+        events = whole + _events(grid, tags, cell, compared)
+        replace(cell.folder, finished_at(cell), events, mark=WHOLE)
+    for cell in begun[1:]:
+        if not (only_new and _is_indexed(grid, cell, compared)):
+            replace(cell.folder, finished_at(cell), _events(grid, tags, cell, compared))
+
+
+def _is_indexed(grid: Grid, cell: Cell, compared: Mapping[str, Cell]) -> bool:
+    """Whether a finished cell has a file that was written after all that it tells of."""
+    if not cell.finished:
+        return False
+    told = [grid.folder / "plan.json", cell.folder / "result.json"]
+    other = compared.get(cell.id)
+    if other is not None and other.finished:
+        told.append(other.folder / "result.json")
+    newest = max(path.stat().st_mtime for path in told)
+    files = [
+        path
+        for path in cell.folder.glob(f"events.out.tfevents.{LAST}.*{SUFFIX}")
+        if not path.name.endswith(WHOLE + SUFFIX)  # another run has begun that comes before
+    ]
+    return any(path.stat().st_mtime > newest for path in files)
+
+
+def _events(
+    grid: Grid, tags: Sequence[str], cell: Cell, compared: Mapping[str, Cell]
+) -> list[tuple[int, Summary]]:
+    """Parameters, status, text and, once there is a result, curves and metrics of one cell."""
+    events = [(0, started(grid, cell)), (0, markdown(TEXT, run_text(grid, cell)))]
+    if cell.state == "unfinished":
+        return events
+    events.append((0, ended(cell)))
+    if not cell.finished:
+        return events
+    events += [
+        (step, scalar(curve_tag(cell, tag), value))
+        for tag in CURVES
+        for step, value in _thinned(cell, tag)
+    ]
+    last = int(cell.record.get("steps") or 0)
+    finals = final_metrics(cell, tags, compared.get(cell.id))
+    return events + [(last, scalar(tag, value)) for tag, value in finals.items()]
+
+
+def _thinned(cell: Cell, tag: str) -> list[tuple[int, float]]:
+    points = [point for point in zip(*curve(cell, tag), strict=True) if math.isfinite(point[1])]
+    stride = math.ceil(len(points) / POINTS) or 1
+    return points[::-1][::stride][::-1]

@@ -1,0 +1,80 @@
+"""The custom-scalars pages "Warm-up", "Health" and "Inside the blocks"."""
+
+# pyright: reportAttributeAccessIssue=false
+# The generated protocol buffer modules of TensorBoard carry no type information.
+
+import csv
+import re
+from pathlib import Path
+
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+
+from lightning_app.analysis.runs import LOSS, Cell, Grid
+from lightning_app.analysis.tensorboard.summaries import tensor
+
+CURVES = ("train/nll", LOSS)
+HEALTH = {
+    "train/grad_norm": "gradient norm",
+    "train/tokens_per_second": "tokens per second",
+    "train/data_wait_share": "share of the time spent waiting for data",
+    "train/lr": "learning rate",
+}
+INSIDE = {
+    "token_cosine": "mean cosine of the tokens of a sentence, last layer (1: all alike)",
+    "output_information": "information in the output, nats (0: the same for every input)",
+    "w2_gradient": "gradient norm of the feed-forward's W2, last layer",
+    "alpha": "alpha, gain of the identity, by layer",
+    "beta": "beta, gain of the attention map, by layer",
+    "gamma": "gamma, gain of the centre, by layer",
+}
+"""What a probed quantity is called; one that is not here is a learned gain, called by its name."""
+
+
+def layout(grid: Grid) -> Summary:
+    """The pages: a chart for each variant and loss; what all runs log; what some runs probe."""
+    pages = layout_pb2.Layout()
+    warmup = pages.category.add(title="Warm-up")
+    for tag in reversed(CURVES):
+        for variant in grid.variants:
+            chart = warmup.chart.add(title=f"{variant}: {tag} by warm-up, finished runs")
+            chart.multiline.tag.append(rf"^{re.escape(_curves(variant))}warmup_\d+/{tag}$")
+    health = pages.category.add(title="Health")
+    for tag, title in HEALTH.items():
+        chart = health.chart.add(title=f"{title}, all runs")
+        chart.multiline.tag.append(f"^{tag}$")
+    probed = _probed(grid)
+    if probed:
+        inside = pages.category.add(title="Inside the blocks")
+        for quantity in probed:
+            gain = f"learned gain {quantity.replace('_', ' ')}, by layer"
+            chart = inside.chart.add(title=INSIDE.get(quantity, gain))
+            chart.multiline.tag.append(f"^probe/{re.escape(quantity)}/")
+    return tensor(metadata.CONFIG_SUMMARY_TAG, metadata.PLUGIN_NAME, pages.SerializeToString())
+
+
+def curve_tag(cell: Cell, tag: str) -> str:
+    """The tag under which the curve of a finished run stands once more."""
+    return f"{_curves(cell.variant)}warmup_{cell.warmup or 0}/{tag}"
+
+
+def _curves(variant: str) -> str:
+    return f"curves/{variant}/"
+
+
+def _probed(grid: Grid) -> list[str]:
+    """The quantities that some finished run has logged, those of `INSIDE` first."""
+    found = {
+        tag.split("/")[1]
+        for cell in grid.finished
+        for tag in _columns(cell.folder / "metrics.csv")
+        if tag.startswith("probe/")
+    }
+    return [*(name for name in INSIDE if name in found), *sorted(found - INSIDE.keys())]
+
+
+def _columns(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file), [])

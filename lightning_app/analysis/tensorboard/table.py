@@ -1,0 +1,157 @@
+"""The HParams table: its columns, and the row of each cell."""
+
+# pyright: reportAttributeAccessIssue=false
+# The generated protocol buffer modules of TensorBoard carry no type information.
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+from lightning_app.analysis.runs import LOSS, Cell, Grid, label
+from lightning_app.analysis.tensorboard.summaries import tensor
+
+DELTA = "delta"
+"""Nats per token that a cell loses against its reference run (`references`)."""
+ALWAYS = (LOSS, "val/perplexity", "val/accuracy")
+TESTED = ("test/nll", "test/bleu", "test/sacrebleu")
+UNTOLD = ("test/perplexity", "test/accuracy")
+"""Metrics that the table goes without: a run has at most forty tags."""
+FIELDS = {"BOOL": "bool_value", "FLOAT64": "number_value", "STRING": "string_value"}
+
+
+def metric_tags(grid: Grid) -> list[str]:
+    """Metric columns: what the task always reports, then whatever else a finished run holds."""
+    expected = list(ALWAYS)
+    if grid.setting("model.objective.kind") == "translation":
+        tested = grid.setting("model.objective.evaluate_test")
+        expected = [LOSS, "val/perplexity", *(TESTED if tested else ())]
+    found = {tag for cell in grid.finished for tag in cell.metrics if tag[:4] in ("val/", "test")}
+    return [*expected, *sorted(found - {*expected, *UNTOLD})]
+
+
+def references(grid: Grid) -> dict[str, Cell]:
+    """For the id of each cell the run that it is compared with, where the grid has one.
+
+    That is the cell of the same variant, rate, seed and other axes with the grid's reference
+    warm-up; for that cell itself it is the cell itself.
+    """
+
+    def twin(cell: Cell) -> tuple[Any, ...]:
+        return cell.variant, cell.lr, cell.group, cell.seed
+
+    wanted = grid.reference_warmup
+    if wanted is None:
+        return {}
+    found = {twin(cell): cell for cell in grid.cells if cell.warmup == wanted}
+    return {cell.id: found[twin(cell)] for cell in grid.cells if twin(cell) in found}
+
+
+def delta(cell: Cell, reference: Cell | None) -> float:
+    """`l(cell) - l(reference)`, nats per token, 0 for the reference itself (`Cell.loss`).
+
+    NaN where one of them has no finite loss, and where the reference itself stalled: what a
+    variant loses without warm-up is not defined where it learns nothing with it.
+    """
+    if reference is None or reference.state != "ok":
+        return math.nan
+    return cell.loss - reference.loss
+
+
+def experiment(grid: Grid, tags: Sequence[str]) -> Summary:
+    """The columns of the table, the same for every cell."""
+    described = api_pb2.Experiment(name=grid.name, description=grid.question)
+    columns: dict[str, Sequence[Any]] = {"variant": grid.variants, **grid.axes}
+    columns["status"] = ("ok", "diverged", "failed", *(["pruned"] if grid.pruner else []))
+    for name, values in columns.items():
+        present = [value for value in values if value is not None]
+        info = described.hparam_infos.add(
+            name=name,
+            display_name=_short(name, columns),
+            type=getattr(api_pb2, f"DATA_TYPE_{_kind(present)}"),
+            differs=len(values) > 1,
+        )
+        for value in dict.fromkeys(_typed(value, present) for value in present):
+            item = info.domain_discrete.values.add()
+            setattr(item, FIELDS[_kind(present)], value)
+    compared = [] if grid.reference_warmup is None else [DELTA]
+    for tag in [*compared, *tags]:
+        info = described.metric_infos.add(display_name=tag)
+        info.name.tag = tag
+    return _hparams(
+        metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=described)
+    )
+
+
+def started(grid: Grid, cell: Cell) -> Summary:
+    """The parameters of a cell, each in the type of its column; what it has none of is left out."""
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=_seconds(cell.record.get("started")))
+    start.hparams["variant"].string_value = cell.variant
+    for name, value in cell.axes.items():
+        values = [each for each in grid.axes[name] if each is not None]
+        if value is not None:
+            setattr(start.hparams[name], FIELDS[_kind(values)], _typed(value, values))
+    if cell.state != "unfinished":
+        start.hparams["status"].string_value = cell.state
+    data = plugin_data_pb2.HParamsPluginData(session_start_info=start)
+    return _hparams(metadata.SESSION_START_INFO_TAG, data)
+
+
+def ended(cell: Cell) -> Summary:
+    """How a cell ended that no longer runs."""
+    end = plugin_data_pb2.SessionEndInfo(
+        status=api_pb2.STATUS_FAILURE if cell.state == "failed" else api_pb2.STATUS_SUCCESS,
+        end_time_secs=finished_at(cell),
+    )
+    data = plugin_data_pb2.HParamsPluginData(session_end_info=end)
+    return _hparams(metadata.SESSION_END_INFO_TAG, data)
+
+
+def final_metrics(cell: Cell, tags: Sequence[str], reference: Cell | None) -> dict[str, float]:
+    """The metrics of a finished cell by column; NaN where not finite, none where not defined."""
+    finals: dict[str, float] = {}
+    for tag in tags:
+        if tag in cell.metrics:
+            value = cell.metrics[tag]
+            finals[tag] = math.nan if value is None else value
+    lost = delta(cell, reference)
+    if math.isfinite(lost):
+        finals[DELTA] = lost
+    return finals
+
+
+def finished_at(cell: Cell) -> float:
+    """When a cell finished, in seconds since 1970; 0 before."""
+    return _seconds(cell.record.get("finished"))
+
+
+def _hparams(tag: str, data: plugin_data_pb2.HParamsPluginData) -> Summary:
+    data.version = metadata.PLUGIN_DATA_VERSION
+    return tensor(tag, metadata.PLUGIN_NAME, b"", data.SerializeToString())
+
+
+def _seconds(time: str | None) -> float:
+    return datetime.fromisoformat(time).timestamp() if time else 0.0
+
+
+def _kind(values: Iterable[Any]) -> str:
+    """The one type of a column: every value must fit, so mixed values are strings."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return "BOOL"
+    return "FLOAT64" if kinds and kinds <= {int, float} else "STRING"
+
+
+def _typed(value: Any, values: Iterable[Any]) -> Any:
+    return label(value) if _kind(values) == "STRING" else value
+
+
+def _short(name: str, names: Iterable[str]) -> str:
+    """The shortest end of a dotted name that no other column shares."""
+    parts = name.split(".")
+    ends = [".".join(parts[i:]) for i in reversed(range(len(parts)))]
+    others = [f".{other}" for other in names if other != name]
+    return next((end for end in ends if not any(o.endswith(f".{end}") for o in others)), name)

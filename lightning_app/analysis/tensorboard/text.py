@@ -1,0 +1,55 @@
+"""What the Text tab says of a run: the grid's question, the config, the resolved block."""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from lightning_app.analysis.runs import Cell, Grid, label, read_mapping
+
+FENCE = "```"
+
+
+def run_text(grid: Grid, cell: Cell) -> str:
+    """One Markdown text. A run that has not ended has left no block yet."""
+    parts = [f"# {cell.name}", grid.question or "No question is written in the grid file."]
+    config = cell.folder / "config.yaml"
+    if config.is_file():
+        text = config.read_text(encoding="utf-8").strip()
+        parts += ["## Config", f"{FENCE}yaml\n{text}\n{FENCE}"]
+    block = cell.folder / "block.json"
+    if block.is_file():
+        parts.append("## Resolved block")
+        parts += [part for side, spec in read_mapping(block).items() for part in _stack(side, spec)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _stack(side: str, spec: Mapping[str, Any]) -> Iterator[str]:
+    """A table of one stack: a row for each field, a column for consecutive equal layers.
+
+    An encoder reads no field of cross-attention.
+    """
+    blocks = [
+        {key: value for key, value in block.items() if side == "decoder" or "cross" not in key}
+        for block in spec.get("blocks") or []
+    ]
+    around = {key: value for key, value in spec.items() if key != "blocks"}
+    yield f"### {side.capitalize()}"
+    if around:
+        yield ", ".join(f"{key} `{value}`" for key, value in _fields(around))
+    runs = [list(same) for _, same in groupby(enumerate(blocks, 1), key=lambda pair: pair[1])]
+    layers = [(run[0][0], run[-1][0]) for run in runs]
+    columns = [dict(_fields(run[0][1])) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    heads = [f"layer {a}" if a == b else f"layers {a}-{b}" for a, b in layers]
+    rows = [["field", *heads], ["---"] * (1 + len(heads))]
+    rows += [[f"`{name}`", *(column.get(name, "") for column in columns)] for name in names]
+    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _fields(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and short values of everything in a tree."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", label(value)

@@ -1,0 +1,203 @@
+"""The headline of a report in a terminal: table, plot and findings; plain ASCII when piped."""
+
+import math
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_app.analysis.findings import by_slice, findings, reading
+from lightning_app.analysis.numbers import DASH, interval, nats, p_value
+from lightning_app.analysis.runs import Grid
+from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.statistics import LEVEL, mean
+
+ROWS = 60  # of all tables together; the first one is always whole
+TRACK, LEAST = 60, 16  # characters of the plot's scale where there is room, and where there is not
+SEVERAL = "*"
+FIELDS = ("estimate", "low", "high", "p", "p_holm", "seeds", "cells", "diverged", "note")
+READS, STALLS = ("reads",), "stalls w="
+PLAIN = str.maketrans({"Δ": "delta", "−": "-", DASH: "-", "·": ".", "│": "|"})
+
+Words = tuple[str, ...]  # of a heading, which may break between them
+Variants = Mapping[str, Mapping[str, Score]]  # scores by variant and name
+
+
+def show_report(console: Console, grid: Grid, scores: Sequence[Score]) -> None:
+    """Print what each variant reads, its scores, its loss by warm-up, and the findings."""
+    write = Writer(console)
+    if not grid.finished:
+        write.line("No cell has finished yet: there is nothing to score.")
+        return
+    if grid.pruner is not None:
+        write.line("Cells were ended early by the pruner, so there are no scores.")
+    slices = by_slice([score for score in scores if not math.isnan(score.lr)])
+    seen = 0
+    for number, (where, variants) in enumerate(slices.items()):
+        seen += len(variants)
+        if number and seen > ROWS:
+            write.line(
+                f"{len(slices) - number} more combinations of learning rate and other axes: "
+                "report.html and sensitivity.csv have all."
+            )
+            break
+        if where:
+            write.line(where, "bold")
+        rows = {variant: _values(variants, own) for variant, own in variants.items()}
+        write.table(_titles(variants), rows)
+        write.plot(grid, variants)
+    else:
+        if grid.parts:
+            write.line("Δ side by side, each compared with its own reference warm-up", "bold")
+            write.table([(where,) for where in slices], _beside(slices))
+    for text in findings(grid, scores):
+        write.line(text)
+
+
+def headline(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """The same for scripts: for each group, rate and variant its reading, and scores by name.
+
+    What is not defined is NaN. Scores over all rates (`lr` NaN) have a row without a reading.
+    """
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for score in scores:
+        key = (score.group, f"{score.lr}", score.variant)
+        who = {"group": score.group, "lr": score.lr, "variant": score.variant, "reads": None}
+        row = rows.setdefault(key, {**who, "scores": {}})
+        row["scores"][score.score] = score
+    for row in rows.values():
+        if "interaction" in row["scores"]:
+            row["reads"] = reading(row["scores"])
+        row["scores"] = {
+            name: {field: getattr(score, field) for field in FIELDS}
+            for name, score in row["scores"].items()
+        }
+    return list(rows.values())
+
+
+class Writer:
+    """A console that knows whether it is a terminal; what is piped is plain text without boxes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._plain = not console.is_terminal or console.options.ascii_only
+
+    def line(self, text: str, style: str = "") -> None:
+        self._console.print(self._text(text, style))
+
+    def table(self, titles: Sequence[Words], rows: Mapping[str, Sequence[str]]) -> None:
+        """Rows by name, as wide as there is room; in a few lines each where there is none."""
+        endless = self._console.options.update(width=10_000)
+        for between in (" ", "\n"):
+            table = self._table(titles, rows, between)
+            if self._console.measure(table, options=endless).maximum <= self._console.width:
+                self._console.print(table)
+                return
+        for name, values in rows.items():
+            self.line(name, "bold")
+            for title, value in zip(titles, values, strict=True):
+                self.line(f"  {' '.join(title)}: {value}")
+
+    def plot(self, grid: Grid, variants: Variants) -> None:
+        """Loss against warm-up: one row a variant, one letter a warm-up, on one scale."""
+        losses, top = _losses(grid, variants)
+        if not losses:
+            return
+        letters = dict(zip(sorted({w for _, w in losses}), string.ascii_letters, strict=False))
+        longest = max(map(len, variants))
+        width = min(TRACK, max(LEAST, self._console.width - longest - 6))
+        low, high = min(losses.values()), max(top, *losses.values())
+        self.line(
+            f"val/nll, nats per token, mean over seeds: {nats(low)} at the left to {nats(high)} at "
+            "the right, where nothing is learned"
+        )
+        table = Table.grid(padding=(0, 2))
+        table.add_column(overflow="fold")
+        table.add_column(no_wrap=True)
+        for variant in variants:
+            marks = [" "] * width
+            for warmup, letter in letters.items():
+                if (variant, warmup) in losses:
+                    share = (losses[variant, warmup] - low) / (high - low) if high > low else 0.0
+                    place = round(share * (width - 1))
+                    marks[place] = letter if marks[place] == " " else SEVERAL
+            table.add_row(self._text(variant), self._text(f"│{''.join(marks)}│"))
+        self._console.print(table)
+        key = ", ".join(f"{letter}: warm-up {warmup:,}" for warmup, letter in letters.items())
+        self.line(f"{key}; {SEVERAL}: several at one place")
+
+    def _table(
+        self, titles: Sequence[Words], rows: Mapping[str, Sequence[str]], between: str
+    ) -> Table:
+        narrow = between != " "
+        table = Table(box=None, pad_edge=False, collapse_padding=narrow, header_style="bold")
+        table.add_column("variant")
+        for title in titles:
+            justify = "left" if title == READS else "right"
+            table.add_column(self._text(between.join(title)), justify=justify)
+        for name, values in rows.items():
+            broken = (value.replace(" [", f"{between}[") for value in values)
+            table.add_row(name, *map(self._text, broken))
+        return table
+
+    def _text(self, text: str, style: str = "") -> Text:
+        return Text(text.translate(PLAIN) if self._plain else text, style)
+
+
+def _titles(variants: Variants) -> list[Words]:
+    level = f"[{LEVEL:.0%}]"
+    fixed = [READS, ("Δ", level), ("interaction", level), ("p", "(Holm)")]
+    return [*fixed, *(("stalls", f"w={warmup}") for warmup in _warmups(variants))]
+
+
+def _values(variants: Variants, own: Mapping[str, Score]) -> list[str]:
+    return [
+        reading(own),
+        _estimate(own["delta"]),
+        _estimate(own["interaction"]),
+        p_value(own["interaction"].p_holm),
+        *(_stalls(own.get(f"{STALLS}{warmup}")) for warmup in _warmups(variants)),
+    ]
+
+
+def _beside(slices: Mapping[str, Variants]) -> dict[str, list[str]]:
+    """Delta of each variant in every slice, a dash where it has none."""
+    names = dict.fromkeys(name for variants in slices.values() for name in variants)
+    return {
+        name: [
+            _estimate(variants[name]["delta"]) if name in variants else DASH
+            for variants in slices.values()
+        ]
+        for name in names
+    }
+
+
+def _warmups(variants: Variants) -> list[int]:
+    names = {name for own in variants.values() for name in own if name.startswith(STALLS)}
+    return sorted(int(name.removeprefix(STALLS)) for name in names)
+
+
+def _estimate(score: Score) -> str:
+    if math.isnan(score.estimate):
+        return DASH
+    ends = "" if math.isnan(score.low) else f" {interval(score.low, score.high)}"
+    return nats(score.estimate) + ends
+
+
+def _stalls(score: Score | None) -> str:
+    return DASH if score is None or not score.cells else f"{score.diverged}/{score.cells}"
+
+
+def _losses(grid: Grid, variants: Variants) -> tuple[dict[tuple[str, int], float], float]:
+    """Mean losses by variant and warm-up in one slice of the grid, and its unigram entropy."""
+    own = next(iter(variants.values()))["delta"]
+    found: dict[tuple[str, int], list[float]] = {}
+    entropies = []
+    for cell in grid.finished:
+        if (cell.group, cell.lr or 0.0) == (own.group, own.lr) and math.isfinite(cell.loss):
+            found.setdefault((cell.variant, cell.warmup or 0), []).append(cell.loss)
+            entropies.append(cell.entropy)
+    return {key: mean(losses) for key, losses in found.items()}, max(entropies, default=math.nan)

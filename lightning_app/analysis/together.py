@@ -1,0 +1,139 @@
+"""Several grids as one: other data, other depth. Each stays a group of its own.
+
+No score compares runs of two grids: each has its baseline, its reference warm-up and its family of
+comparisons. A cell that several grids plan (one id: one experiment) is one run, and counts once
+wherever runs are pooled; a grid that has not finished it takes the result of one that has.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_app.analysis.runs import Cell, Grid, label, lookup
+from lightning_app.errors import UserError
+
+AXIS = "grid"  # the axis whose values are the names of the grids
+UNSAID = (  # folders of a machine, and what changes no result
+    *("data.root", "data.cache", "data.num_workers", "trainer.default_root_dir"),
+    *("trainer.logger", "trainer.callbacks", "trainer.log_every_n_steps"),
+    *("trainer.enable_checkpointing", "trainer.enable_progress_bar"),
+)
+
+
+def together(grids: Sequence[Grid]) -> Grid:
+    """One grid with the cells of all; its `parts` are the grids, its groups tell them apart.
+
+    Settings that are not the same in all of them are gone from its `config`; of several baselines
+    it names all, in words. Its folder lies beside that of the first and need not be there.
+
+    Raises:
+        UserError: for a grid that is given twice, for two of one name, and for one with a pruner,
+            which has no scores.
+    """
+    _check(grids)
+    first = grids[0]
+    keys = list(dict.fromkeys(key for grid in grids for key in grid.axes))
+    results = {cell.id: cell for grid in reversed(grids) for cell in grid.finished[::-1]}
+    parts = tuple(_part(grid, keys, results) for grid in grids)
+    names = [grid.name for grid in grids]
+    config: Mapping[str, Any] = first.config
+    for grid in grids[1:]:
+        config = _common(config, grid.config)
+    baselines = dict.fromkeys(grid.baseline for grid in grids if grid.baseline)
+    references = {grid.reference_warmup for grid in grids}
+    return Grid(
+        folder=first.folder.parent / "-vs-".join(names),
+        name=f"{', '.join(names[:-1])} and {names[-1]}",
+        question="\n\n".join(f"{grid.name}: {grid.question}" for grid in grids if grid.question),
+        config=config,
+        axes={AXIS: names} | {key: _values(key, parts) for key in keys},
+        metric=first.metric,
+        reference_warmup=first.reference_warmup if len(references) == 1 else None,
+        baseline=" or ".join(baselines) or None,
+        cells=tuple(cell for part in parts for cell in part.cells),
+        parts=parts,
+    )
+
+
+def shared(grid: Grid) -> int:
+    """How many cells stand in more than one of the parts."""
+    planned = Counter(cell.id for cell in grid.cells)
+    return sum(count > 1 for count in planned.values())
+
+
+def different(grid: Grid) -> list[Cell]:
+    """Every cell of the parts once, in the order of the plans."""
+    return list({cell.id: cell for cell in reversed(grid.cells)}.values())[::-1]
+
+
+def differences(grid: Grid) -> dict[str, list[Any]]:
+    """Settings that no axis varies and that are not the same in all parts: a value for each."""
+    found = {}
+    for key in dict.fromkeys(key for part in grid.parts for key, _ in _leaves(part.config)):
+        values = [lookup(part.config, key) for part in grid.parts]
+        if key not in grid.axes and key not in UNSAID and any(v != values[0] for v in values):
+            found[key] = values
+    return found
+
+
+def _check(grids: Sequence[Grid]) -> None:
+    if len(grids) < 2:
+        raise UserError("a comparison needs two grids or more")
+    folders = [grid.folder.resolve() for grid in grids]
+    for number, grid in enumerate(grids):
+        if folders[number] in folders[:number]:
+            raise UserError(f"{grid.name}: the grid is named twice; name two different ones")
+        if grid.name in [each.name for each in grids[:number]]:
+            raise UserError(f"{grid.folder}: name: another of the grids is called {grid.name} too")
+        if grid.pruner is not None:
+            raise UserError(
+                f"{grid.folder / 'grid.yaml'}: pruner: {grid.pruner}: a grid whose cells were "
+                "ended early has no scores to compare; a grid without a pruner has"
+            )
+
+
+def _part(grid: Grid, keys: Sequence[str], results: Mapping[str, Cell]) -> Grid:
+    """The grid with its name in each group, what any grid varies in each cell, known results."""
+    fixed = {key: lookup(grid.config, key) for key in keys if key not in grid.axes}
+    cells = []
+    for cell in grid.cells:
+        others = "" if cell.group == "all" else f", {cell.group}"
+        cells.append(
+            replace(
+                results.get(cell.id, cell),
+                axes={AXIS: grid.name, **fixed, **cell.axes},
+                variant=cell.variant,
+                baseline=cell.baseline,
+                group=f"{AXIS}={label(grid.name)}{others}",
+            )
+        )
+    return replace(grid, cells=tuple(cells))
+
+
+def _values(key: str, parts: Sequence[Grid]) -> list[Any]:
+    """The values of an axis over all parts, each once. They need not be hashable."""
+    found: list[Any] = []
+    for part in parts:
+        known = part.axes.get(key, [lookup(part.config, key)])
+        found += [value for value in known if value not in found]
+    return found
+
+
+def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What two configs both say."""
+    found: dict[str, Any] = {}
+    for key, value in one.items():
+        if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
+            found[key] = _common(value, other[key])
+        elif key in other and other[key] == value:
+            found[key] = value
+    return found
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value

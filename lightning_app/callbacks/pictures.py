@@ -1,0 +1,76 @@
+"""The images of a run in TensorBoard: its block and its attention maps."""
+
+from itertools import islice
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from lightning_app.callbacks.events import event_files, show
+from lightning_app.catalogue.drawing import draw
+from lightning_app.catalogue.raster import image
+from lightning_app.data.batching import MaskedBatch, TranslationBatch
+from lightning_app.probes.maps import attention_maps, longest_sentence
+from lightning_app.probes.pictures import attention_image
+
+BLOCK, ATTENTION = "block", "attention"
+LONG, LOOKED_AT = 12, 20
+"""Tokens of a sentence in which attention can be seen, and the batches to find one in."""
+
+
+class Pictures(pl.Callback):
+    """Draw the block as training starts, and the attention maps of an `example` as it ends.
+
+    Nothing is drawn where no event file is written. Training is not touched: the maps are taken in
+    evaluation mode, with the RNG put back.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step == 0 and any(event_files(trainer)):
+            module: Any = pl_module
+            stacks = module.architecture.stacks(module.block)
+            drawings = [draw(spec, side) for side, spec in stacks.items()]
+            show(trainer, BLOCK, image(module.block.preset, drawings), 0)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if any(event_files(trainer)):
+            show_attention(trainer, pl_module, example(trainer, pl_module))
+
+
+def example(trainer: pl.Trainer, module: pl.LightningModule) -> TranslationBatch | MaskedBatch:
+    """Return a validation sentence, the same at any time: the longest of its batch.
+
+    Of the first batch that holds `LONG` tokens in a row; else of the longest that was looked at.
+    """
+
+    def length(batch: TranslationBatch | MaskedBatch) -> int:
+        return batch[0].shape[1]
+
+    with torch.random.fork_rng(devices=[]):
+        loader = trainer.datamodule.val_dataloader()  # pyright: ignore[reportAttributeAccessIssue]
+        longest = None
+        for batch in islice(loader, LOOKED_AT):
+            if longest is None or length(batch) > length(longest):
+                longest = batch
+            if length(longest) >= LONG:
+                break
+    assert longest is not None
+    batch = trainer.strategy.batch_to_device(longest)
+    return longest_sentence(batch, module.objective.pad)  # pyright: ignore[reportAttributeAccessIssue,reportArgumentType]
+
+
+def show_attention(
+    trainer: pl.Trainer, module: pl.LightningModule, sentence: TranslationBatch | MaskedBatch
+) -> None:
+    """Put the attention maps of one sentence into the event files, at the present step."""
+    system: Any = module
+    model = system.model
+    assert isinstance(model, nn.Module)
+    maps = attention_maps(model, system.objective, sentence)
+    tokenizer = trainer.datamodule.tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+    texts = [sentence.tokens] if isinstance(sentence, MaskedBatch) else sentence[:2]
+    read = " → ".join(tokenizer.decode(text[0].tolist()) for text in texts)
+    step = trainer.global_step
+    lines = [f"{system.block.preset}, step {step}: softmax maps, before any shaping", read]
+    show(trainer, ATTENTION, attention_image(maps, lines), step)

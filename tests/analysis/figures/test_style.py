@@ -1,0 +1,85 @@
+"""Colours that everyone sees, on paper and on the dark page."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lightning_app.analysis.figures.style import COLOURS
+
+DARK = "#12151a"
+
+# Machado, Oliveira and Fernandes (2009), full severity, on linear RGB.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "deuteranopia": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "tritanopia": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2: (L1 + 0.05) / (L2 + 0.05) of the relative luminances, the lighter first."""
+    lights = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def oklab(light: np.ndarray) -> np.ndarray:
+    """Ottosson (2020), a space where equal distances look equal."""
+    cones = np.array(
+        [
+            [0.4122214708, 0.5363325363, 0.0514459929],
+            [0.2119034982, 0.6806995451, 0.1073969566],
+            [0.0883024619, 0.2817188376, 0.6299787005],
+        ]
+    )
+    lab = np.array(
+        [
+            [0.2104542553, 0.7936177850, -0.0040720468],
+            [1.9779984951, -2.4285922050, 0.4505937099],
+            [0.0259040371, 0.7827717662, -0.8086757660],
+        ]
+    )
+    return lab @ np.cbrt(cones @ np.clip(light, 0, 1))
+
+
+def test_the_measure_knows_black_and_white():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert oklab(linear("#ffffff"))[0] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", DARK])
+@pytest.mark.parametrize("colour", COLOURS)
+def test_each_variant_can_be_seen_on_either_page(colour, page):
+    assert contrast(colour, page) >= 3
+
+
+@pytest.mark.parametrize("seen", BLINDNESS.values(), ids=BLINDNESS)
+def test_no_two_variants_look_alike(seen):
+    """0.02 is just told apart side by side; lines that lie apart want more."""
+    for one, other in itertools.combinations(COLOURS, 2):
+        distance = np.linalg.norm(oklab(seen @ linear(one)) - oklab(seen @ linear(other)))
+        assert distance > 0.07, (one, other)

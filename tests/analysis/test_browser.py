@@ -1,0 +1,123 @@
+"""The page in a real browser: it works offline, on a phone, in the dark, and for everybody."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from lightning_app.analysis.report import write_report
+from tests.analysis.conftest import FakeGrid, typical
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+AXES = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60], RATE: [0.001, 0.004]}
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+LOOKS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        pytest.skip("there is no Chromium on the PATH")
+    with sync_playwright() as playwright:
+        # In a container there is no user namespace to shut the browser in.
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(FakeGrid(tmp_path_factory.mktemp("browser") / "demo", typical, AXES).folder)
+
+
+def opened(browser: Browser, report: Path, width: int = 1440, scheme: Any = "light") -> Page:
+    """The page, with a list of everything that a reader should not meet as `page.trouble`."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(10_000)
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("request", lambda request: trouble.append(request.url))
+    page.goto(report.as_uri())
+    assert trouble == [report.as_uri()]
+    trouble.clear()
+    page.__dict__["trouble"] = trouble
+    return page
+
+
+def test_a_reader_clicks_through_it(browser: Browser, report: Path) -> None:
+    page = opened(browser, report)
+    links = page.locator("nav a")
+    assert links.count() == 7
+    for link in links.all():
+        link.click()
+        section = page.locator(page.evaluate("location.hash"))
+        expect(section.locator("h2")).to_be_in_viewport()
+    for name, plot in (("final-value", "final"), ("curves-loss", "curves"), ("curves-along", "")):
+        select = page.locator(f"#explore-{name}")
+        last = select.locator("option").count() - 1
+        label = select.locator("option").nth(last).inner_text()
+        select.select_option(index=last)
+        if plot:
+            expect(page.locator(f"#explore-{plot} .ytitle")).to_contain_text(label)
+    page.locator("#explore-final-value").select_option(index=0)
+    page.locator("summary").click()
+    expect(page.locator("details pre").first).to_be_visible()
+    assert page.__dict__["trouble"] == []
+
+
+def test_a_point_tells_its_run_and_leads_to_its_folder(browser: Browser, report: Path) -> None:
+    page = opened(browser, report)
+    plot = page.locator("#explore-final")
+    plot.scroll_into_view_if_needed()
+    point = plot.locator(".scatterlayer .trace").nth(1).locator("path.point").first
+    box = point.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    expect(plot.locator(".hoverlayer")).to_contain_text("pre_ln")
+    with page.context.expect_page() as opening:
+        page.mouse.click(x, y)
+    folders = {path.as_uri() + "/" for path in (report.parent / "runs").glob("*pre_ln*")}
+    assert opening.value.url in folders
+
+
+def test_a_name_in_the_legend_hides_its_runs(browser: Browser, report: Path) -> None:
+    page = opened(browser, report)
+    page.locator("#explore").scroll_into_view_if_needed()
+    traces = page.locator("#explore-final .scatterlayer .trace")
+    expect(traces).to_have_count(3)
+    page.locator("#explore-final .legendtoggle").first.click()
+    expect(traces).to_have_count(2)
+
+
+def test_a_mark_of_a_figure_leads_to_its_run(browser: Browser, report: Path) -> None:
+    page = opened(browser, report)
+    marks = page.locator("figure svg a")
+    hrefs = {mark.get_attribute("xlink:href") for mark in marks.all()} - {None}
+    folders = {path.name for path in (report.parent / "runs").iterdir()}
+    assert {f"runs/{name}/" for name in folders} == hrefs
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_nothing_sticks_out_and_everybody_can_read_it(
+    browser: Browser, report: Path, width: int, scheme: str
+) -> None:
+    page = opened(browser, report, width, scheme)
+    page.locator("#explore").scroll_into_view_if_needed()
+    expect(page.locator("#explore-curves .trace")).to_have_count(3)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = Axe().run(page, options={"runOnly": RULES})
+    violations = found.response["violations"]
+    assert [(rule["id"], rule["nodes"][0]["html"]) for rule in violations] == []
+    assert len(found.response["passes"]) > 10
+    assert page.__dict__["trouble"] == []

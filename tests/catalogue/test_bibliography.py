@@ -1,0 +1,80 @@
+"""What is cited: every preset has its papers, and they are the ones that it names itself."""
+
+import re
+
+import pytest
+
+from lightning_app.analysis.exports.bibliography import bibliography, cited
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.optim import OptimizerConfig, ScheduleConfig
+
+ENTRIES = bibliography()
+NUMBER = re.compile(r"\d{4}\.\d{4,5}")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_papers_that_it_names(name: str) -> None:
+    entries = [ENTRIES[key] for key in cited([f"preset/{name}"])]
+    assert entries
+    numbers = {entry.fields["eprint"] for entry in entries if "eprint" in entry.fields}
+    assert numbers == set(NUMBER.findall(PRESETS[name].paper))
+    for entry in entries:
+        if name != "keel":  # named there by its method alone
+            assert entry.short in PRESETS[name].paper
+
+
+def test_every_topic_is_something_that_there_is() -> None:
+    topics = {topic.split("/")[0]: set() for entry in ENTRIES.values() for topic in entry.topics}
+    for entry in ENTRIES.values():
+        for topic in entry.topics:
+            kind, value = topic.split("/")
+            topics[kind].add(value)
+    assert topics["preset"] == set(PRESETS)
+    for kind, config in (("optimizer", OptimizerConfig), ("schedule", ScheduleConfig)):
+        for value in topics[kind]:
+            config(kind=value)
+    for kind in ("activation", "positions"):
+        for value in topics[kind]:
+            ArchitectureConfig(**{kind: value})
+
+
+def test_an_entry_is_whole_and_well_formed() -> None:
+    for entry in ENTRIES.values():
+        assert {"title", "author", "year"} <= set(entry.fields), entry.key
+        for value in entry.fields.values():
+            assert value.count("{") == value.count("}"), entry.key
+        if "eprint" in entry.fields:  # the number starts with year and month
+            assert NUMBER.fullmatch(entry.fields["eprint"])
+            years = int(entry.fields["year"]) - 2000 - int(entry.fields["eprint"][:2])
+            assert years in (0, 1), entry.key
+    numbers = [e.fields["eprint"] for e in ENTRIES.values() if "eprint" in e.fields]
+    assert len(numbers) == len(set(numbers))
+    assert len({entry.fields["title"] for entry in ENTRIES.values()}) == len(ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("key", "short"),
+    [
+        ("xiong2020layer", "Xiong et al. 2020"),
+        ("he2023simplifying", "He & Hofmann 2023"),
+        ("dehghani2023scaling", "Dehghani et al. 2023"),
+        ("student1908probable", "Student 1908"),
+        ("touvron2021going", "Touvron et al. 2021"),
+    ],
+)
+def test_the_short_form(key: str, short: str) -> None:
+    assert ENTRIES[key].short == short
+
+
+def test_nothing_is_known_of_another_topic() -> None:
+    assert cited(["preset/no_such", "data/text"]) == []
+
+
+def test_every_entry_of_the_file_is_read() -> None:
+    from importlib import resources
+
+    text = (resources.files("lightning_app.catalogue") / "bibliography.bib").read_text("utf-8")
+    assert re.findall(r"^@\w+\{(.*),$", text, re.MULTILINE) == list(ENTRIES)
+    fields = sum(len(entry.fields) + 1 for entry in ENTRIES.values())  # topics are taken out
+    assert len(re.findall(r"^ +\w+ *=", text, re.MULTILINE)) == fields
