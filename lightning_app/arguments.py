@@ -3,12 +3,16 @@
 import argparse
 from pathlib import Path
 
+GRID = "a YAML file, or the name of an ablation that ships"
+
 
 def add_grid(command: argparse.ArgumentParser) -> None:
     """Add the grid, and where its folder lies."""
-    command.add_argument(
-        "grid", metavar="GRID", help="a YAML file, or the name of an ablation that ships"
-    )
+    command.add_argument("grid", metavar="GRID", help=GRID)
+    add_experiments(command)
+
+
+def add_experiments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--experiments",
         type=Path,
@@ -16,6 +20,30 @@ def add_grid(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the grid's folder lies (default: experiments)",
     )
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON document on standard output, the rest on standard error",
+    )
+
+
+def add_report(command: argparse.ArgumentParser) -> None:
+    """Add the grids of a report, where it goes, and its server."""
+    command.add_argument("grids", metavar="GRID", nargs="+", help=f"{GRID}; several: side by side")
+    add_experiments(command)
+    add = command.add_argument
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="default: the grid's folder; of several, A-vs-B beside it",
+    )
+    add("--serve", action="store_true", help="then serve it with TensorBoard, on this machine only")
+    add("--port", type=int, metavar="N", help="of --serve (default: 6006; 0: any free one)")
+    add_json(command)
 
 
 def add_storage(command: argparse.ArgumentParser) -> None:

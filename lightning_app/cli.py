@@ -13,6 +13,8 @@ from lightning_app import __version__
 from lightning_app.arguments import (
     add_bench,
     add_grid,
+    add_json,
+    add_report,
     add_run,
     add_storage,
     add_storage_commands,
@@ -27,6 +29,8 @@ LIGHTNING = {
     "predict": "print the predictions of a checkpoint on the test split",
 }
 
+PORT = 6006  # of `ablate report --serve`, as TensorBoard has it
+
 SECTIONS = ("seed_everything", "trainer", "model", "data")
 
 
@@ -35,6 +39,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UserError(message)
+
+
+def check_port(port: int) -> None:
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"--port: expected 0 to 65535, found {port}")
 
 
 def blocks(args: argparse.Namespace) -> int:
@@ -83,26 +92,39 @@ def prepare(args: argparse.Namespace) -> int:
 def plan(args: argparse.Namespace) -> int:
     from lightning_app.ablation.commands import plan_command
 
-    return plan_command(args.grid, args.experiments, probe=args.probe)
+    return plan_command(args.grid, args.experiments, probe=args.probe, as_json=args.json)
 
 
 def run(args: argparse.Namespace) -> int:
     from lightning_app.ablation.commands import run_command
     from lightning_app.ablation.supervision.options import Options
 
-    return run_command(args.grid, args.experiments, Options.of(vars(args)))
+    options = Options.of(vars(args))
+    return run_command(args.grid, args.experiments, options, as_json=args.json)
 
 
 def status(args: argparse.Namespace) -> int:
     from lightning_app.ablation.status import status_command
 
-    return status_command(args.grid, args.experiments)
+    return status_command(args.grid, args.experiments, as_json=args.json)
 
 
 def report(args: argparse.Namespace) -> int:
     from lightning_app.ablation.commands import report_command
 
-    return report_command(args.grid, args.experiments, out=args.out)
+    if args.port is not None and not args.serve:
+        raise UserError("--port: is the port of --serve, which is not given")
+    if args.serve and args.json:
+        raise UserError("--serve: goes on until it is stopped; --json needs a command that ends")
+    port = PORT if args.port is None else args.port
+    check_port(port)
+    return report_command(
+        args.grids,
+        args.experiments,
+        out=args.out,
+        port=port if args.serve else None,
+        as_json=args.json,
+    )
 
 
 def submit(args: argparse.Namespace) -> int:
@@ -141,8 +163,7 @@ def storage(args: argparse.Namespace) -> int:
     from lightning_app.ablation.queue.server import proxy_command, serve_command
     from lightning_app.ablation.supervision.options import check_count
 
-    if not 0 <= args.port < 1 << 16:
-        raise UserError(f"--port: expected 0 to 65535, found {args.port}")
+    check_port(args.port)
     if args.action == "serve":
         return serve_command(args.dir, args.host, args.port)
     check_count("--lost-after", args.lost_after)
@@ -227,14 +248,16 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--probe", action="store_true", help="measure 20 steps of each distinct shape"
     )
+    add_json(command)
     command = add("run", run, "run what is missing of a grid; resumes by itself")
     add_grid(command)
     add_run(command)
+    add_json(command)
     command = add("status", status, "counts by state, running cells, time left, failures")
     add_grid(command)
-    command = add("report", report, "tables, figures and report.html of a grid")
-    add_grid(command)
-    command.add_argument("--out", type=Path, metavar="DIR", help="default: the grid's folder")
+    add_json(command)
+    command = add("report", report, "tables, figures and report.html of a grid, or of several")
+    add_report(command)
     command = add("submit", submit, "run a grid on a SLURM cluster: an array of supervisors")
     add_grid(command)
     add_submit(command)

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pydoc import locate
@@ -169,7 +170,8 @@ def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     try:
-        complete = dump(parser, parser.parse_object(tree))
+        # A copy: the parser puts objects of its own into lists of callbacks.
+        complete = dump(parser, parser.parse_object(deepcopy(tree)))
         keep_numbers(tree, complete)
         check(complete)
     except UserError as error:

@@ -1,5 +1,6 @@
 """Configs: what is completed, what is refused and in which words, and what makes two runs one."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,14 @@ def test_a_resolved_config_is_complete_and_resolves_to_itself() -> None:
     assert config["data"]["task"] == "translation"
     assert config["data"]["seed"] == 1
     assert resolve(config, "x.yaml") == config
+
+
+def test_resolving_leaves_what_was_written_as_it_was() -> None:
+    probe = {"class_path": "lightning_app.callbacks.probes.SignalProbe", "init_args": {}}
+    tree = {"trainer": {"callbacks": [probe], "max_steps": 2}}
+    before = json.dumps(tree)
+    resolve(tree, "mine.yaml")
+    assert json.dumps(tree) == before
 
 
 def test_the_same_experiment_has_the_same_id() -> None:

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "module": {*MODEL, "data", "steps"},
     "probes": {*MODEL, "data", "files", "analysis"},
     "theory": {*MODEL, "probes", "files", "analysis"},
-    "callbacks": {*MODEL, "data", "steps", "probes", "files"},
+    "callbacks": {*MODEL, "data", "steps", "probes", "files", "catalogue"},
     "config": RUN,
     "catalogue": {"blocks", "models", "files"},
     "translate": {*MODEL, "data", "module"},

@@ -38,8 +38,8 @@ def test_a_command_is_understood(command: str) -> None:
     if args.call.__name__ == "lightning":
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
         assert config_parser().parse_args(rest).trainer.max_steps > 0
-    if hasattr(args, "grid"):
-        assert read_grid(args.grid).axes
+    for grid in getattr(args, "grids", [args.grid] if hasattr(args, "grid") else []):
+        assert read_grid(grid).axes
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if re.match("ablate blocks( \\w+)?$", c)])

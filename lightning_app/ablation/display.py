@@ -8,10 +8,19 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from lightning_app.ablation.runs import fraction
 
 _REFRESH = 1.0  # seconds
+_LOOKS = {  # of the states of cells in a bar: a character and its colour
+    "ok": ("█", "green"),
+    "diverged": ("▓", "yellow"),
+    "pruned": ("▒", "blue"),
+    "failed": ("×", "red"),
+    "running": ("▸", "cyan"),
+    "waiting": ("·", "dim"),
+}
 
 
 def clock(seconds: float) -> str:
@@ -89,4 +98,31 @@ def running_table(running: Sequence[tuple[str, Mapping[str, Any] | None]]) -> Ta
                 "" if rate is None else f"{rate:.1f}",
                 "" if loss is None else f"{loss:.3f}",
             )
+    return table
+
+
+def bar(states: Mapping[str, int], width: int) -> Text:
+    """Cells by state as a bar. Every state that there is has a character of its own at least."""
+    there = {state: count for state, count in states.items() if count}
+    total, text = sum(there.values()), Text()
+    room = max(0, width - len(there))
+    seen = drawn = 0
+    for state, count in there.items():
+        seen += count
+        until = room * seen // total
+        character, style = _LOOKS[state]
+        text.append(character * (1 + until - drawn), style)
+        drawn = until
+    return text
+
+
+def states_table(variants: Mapping[str, Mapping[str, int]], states: Mapping[str, int]) -> Table:
+    """One row for each variant: how many of its cells are in each state that there is."""
+    there = [state for state, count in states.items() if count]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variant", overflow="fold")
+    for state in there:
+        table.add_column(state, justify="right")
+    for name, counts in variants.items():
+        table.add_row(Text(name), *(str(counts[state]) for state in there))
     return table

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from lightning_app.ablation.display import clock, plain_console
+from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid import SEED, WARMUP, Grid, read_grid
 from lightning_app.ablation.plan import (
     Cell,
@@ -79,7 +79,11 @@ class Shape:
 
 
 def plan_command(
-    grid: str | Path, experiments: Path = Path("experiments"), probe: bool = False
+    grid: str | Path,
+    experiments: Path = Path("experiments"),
+    probe: bool = False,
+    *,
+    as_json: bool = False,
 ) -> int:
     """Print what a grid comes to and what of it is done; write its plan. Trains nothing.
 
@@ -92,18 +96,20 @@ def plan_command(
         logging.getLogger(library).setLevel(logging.ERROR)
     spec = read_grid(grid)
     directory = experiments / spec.name
-    plan, configs = expand(spec, resolve, cell_id)
-    old = load_plan(directory)
-    if old is None or old.made_from != plan.made_from:
-        with supervisor_lock(directory), writing_in(directory):
-            check_folder(directory, spec, plan)
-            save_plan(directory, spec, plan)
-    shapes = _shapes(spec, directory, plan, configs)
-    for shape in shapes:
-        shape.parameters = parameters(shape.config)
-        if probe and shape.done < len(shape.cells):
-            shape.step = seconds_per_step(shape.config)
-    _print(spec, plan, directory, shapes)
+    with document("plan", as_json) as tree:
+        plan, configs = expand(spec, resolve, cell_id)
+        old = load_plan(directory)
+        if old is None or old.made_from != plan.made_from:
+            with supervisor_lock(directory), writing_in(directory):
+                check_folder(directory, spec, plan)
+                save_plan(directory, spec, plan)
+        shapes = _shapes(spec, directory, plan, configs)
+        for shape in shapes:
+            shape.parameters = parameters(shape.config)
+            if probe and shape.done < len(shape.cells):
+                shape.step = seconds_per_step(shape.config)
+        tree |= _look(spec, plan, directory, shapes)
+        _print(tree, _KEPT[spec.checkpoints][1])
     return 0
 
 
@@ -126,64 +132,97 @@ def _shapes(grid: Grid, directory: Path, plan: Plan, configs: list[dict[str, Any
     return list(shapes.values())
 
 
-def _print(grid: Grid, plan: Plan, directory: Path, shapes: list[Shape]) -> None:
-    console = plain_console()
+def _look(grid: Grid, plan: Plan, directory: Path, shapes: list[Shape]) -> dict[str, Any]:
+    """What is printed, in plain numbers: bytes, seconds, tokens; None for what is not known."""
     states = [run.state for shape in shapes for run in shape.runs]
     done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
-    ended = f"{done} done, {pruned} pruned" if pruned else f"{done} done"
+    left = len(plan.cells) - done - pruned
+    counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
+    bounded = all(tokens is not None for tokens, _ in counts)
+    devices = devices_of(grid)
+    kept = _KEPT[grid.checkpoints][0]
+    return {
+        "grid": plan.name,
+        "folder": directory,
+        "cells": len(plan.cells),
+        "excluded": plan.excluded,
+        "states": {"done": done, "pruned": pruned, "failed": failed, "to_run": left},
+        "axes": plan.axes,
+        "shapes": [
+            {
+                "label": shape.label,
+                "cells": len(shape.cells),
+                "done": shape.done,
+                "parameters": shape.parameters,
+                "tokens": shape.tokens,
+                "seconds": shape.seconds,
+            }
+            for shape in shapes
+        ],
+        "tokens": sum((tokens or 0) * cells for tokens, cells in counts) if bounded else None,
+        "devices": devices,
+        "workers": min(max(1, default_workers() // devices), left),
+        "seconds_left": _seconds(shapes, max(1, default_workers() // devices)),
+        "probed": any(shape.step is not None for shape in shapes),
+        "bytes": _disk(directory, shapes, kept, default_workers() // devices),
+    }
+
+
+def _print(tree: dict[str, Any], kept: str) -> None:
+    console = plain_console()
+    states = tree["states"]
+    ended = f"{states['done']} done"
+    ended += f", {states['pruned']} pruned" if states["pruned"] else ""
     console.print(
-        f"{plan.name}: {len(plan.cells)} cells, {plan.excluded} excluded, {ended}, "
-        f"{failed} failed, {len(plan.cells) - done - pruned} to run ({directory})",
+        f"{tree['grid']}: {tree['cells']} cells, {tree['excluded']} excluded, {ended}, "
+        f"{states['failed']} failed, {states['to_run']} to run ({tree['folder']})",
         markup=False,
     )
-    for axis, values in plan.axes.items():
+    for axis, values in tree["axes"].items():
         console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("variant", overflow="fold")
     for column in ("cells", "done", "parameters", "tokens a run", "seconds a run"):
         table.add_column(column, justify="right")
-    for shape in shapes:
+    for shape in tree["shapes"]:
         table.add_row(
-            shape.label,
-            str(len(shape.cells)),
-            str(shape.done),
-            f"{shape.parameters:,}",
-            "unbounded" if shape.tokens is None else f"{shape.tokens:,}",
-            "unknown" if shape.seconds is None else f"{shape.seconds:.1f}",
+            shape["label"],
+            str(shape["cells"]),
+            str(shape["done"]),
+            f"{shape['parameters']:,}",
+            "unbounded" if shape["tokens"] is None else f"{shape['tokens']:,}",
+            "unknown" if shape["seconds"] is None else f"{shape['seconds']:.1f}",
         )
     console.print(table)
-    console.print(f"tokens: {_tokens(shapes)} in all", markup=False)
-    devices = devices_of(grid)
-    if devices > 1:
-        console.print(f"devices: {devices} for each cell", markup=False)
-    console.print(f"time: {_time(shapes, devices)}", markup=False)
-    kept, words = _KEPT[grid.checkpoints]
-    size = _disk(directory, shapes, kept, default_workers() // devices)
-    console.print(f"disk: about {size / 1e6:,.0f} MB in all; {words}", markup=False)
+    tokens = "unbounded" if tree["tokens"] is None else f"{tree['tokens']:,}"
+    console.print(f"tokens: {tokens} in all", markup=False)
+    if tree["devices"] > 1:
+        console.print(f"devices: {tree['devices']} for each cell", markup=False)
+    console.print(f"time: {_time(tree)}", markup=False)
+    console.print(f"disk: about {tree['bytes'] / 1e6:,.0f} MB in all; {kept}", markup=False)
 
 
-def _tokens(shapes: Iterable[Shape]) -> str:
-    counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
-    if any(tokens is None for tokens, _ in counts):
-        return "unbounded"
-    return f"{sum((tokens or 0) * cells for tokens, cells in counts):,}"
+def _time(tree: dict[str, Any]) -> str:
+    if not tree["states"]["to_run"]:
+        return "nothing is left to run"
+    if tree["seconds_left"] is None:
+        return "unknown, use --probe"
+    source = "from a probe" if tree["probed"] else "from the cells that are done"
+    return f"about {clock(tree['seconds_left'])} with {tree['workers']} workers, {source}"
 
 
-def _time(shapes: list[Shape], devices: int) -> str:
+def _seconds(shapes: list[Shape], workers: int) -> float | None:
     """What is still to run, over as many workers as have cores for their devices."""
     left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
     cells = sum(count for _, count in left)
     if not cells:
-        return "nothing is left to run"
+        return 0.0
     known = [shape.seconds for shape in shapes if shape.seconds is not None]
     if not known:
-        return "unknown, use --probe"
+        return None
     mean = sum(known) / len(known)  # for shapes of which none has finished yet
     total = sum((mean if shape.seconds is None else shape.seconds) * n for shape, n in left)
-    workers = min(max(1, default_workers() // devices), cells)
-    measured = any(shape.step is not None for shape in shapes)
-    source = "from a probe" if measured else "from the cells that are done"
-    return f"about {clock(total / workers)} with {workers} workers, {source}"
+    return total / min(workers, cells)
 
 
 def _disk(directory: Path, shapes: list[Shape], kept: int, workers: int) -> float:

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from lightning_app.ablation.display import clock, plain_console, running_table
-from lightning_app.ablation.grid import read_grid
-from lightning_app.ablation.plan import load_plan
+from lightning_app.ablation.display import bar, clock, plain_console, running_table, states_table
+from lightning_app.ablation.documents import document
+from lightning_app.ablation.grid import Grid, read_grid
+from lightning_app.ablation.plan import Plan, load_plan, variant
 from lightning_app.ablation.runs import (
     LOCK,
     describe,
@@ -17,9 +19,15 @@ from lightning_app.ablation.runs import (
 )
 from lightning_app.errors import UserError
 
+STATES = ("ok", "diverged", "pruned", "failed", "running", "waiting")
+PROGRESS = ("step", "max_steps", "rate", "loss")  # rate in steps per second, loss in nats
+BAR = 80  # characters at most
 
-def status_command(grid: str | Path, experiments: Path = Path("experiments")) -> int:
-    """Print counts by state, running cells, time left, and the errors of failed cells.
+
+def status_command(
+    grid: str | Path, experiments: Path = Path("experiments"), *, as_json: bool = False
+) -> int:
+    """Print counts by state and variant, running cells, time left, and errors of failed cells.
 
     Time left: the mean seconds of finished cells, over as many workers as cells run now.
     """
@@ -30,31 +38,64 @@ def status_command(grid: str | Path, experiments: Path = Path("experiments")) ->
         raise UserError(f"{directory}: holds no plan yet; `ablate plan` or `ablate run` makes one")
     if plan.axes != spec.axes:
         raise UserError(f"{directory}: holds another grid than {spec.source}; its axes differ")
-    states: Counter[str] = Counter()
+    with document("status", as_json) as tree:
+        tree |= {"grid": plan.name, "folder": directory, **_look(spec, directory, plan)}
+        _print(tree)
+    return 0
+
+
+def _look(spec: Grid, directory: Path, plan: Plan) -> dict[str, Any]:
+    states = dict.fromkeys(STATES, 0)
+    variants: dict[str, Counter[str]] = {}
     running, failed, seconds = [], [], []
     for cell in plan.cells:
         folder, run = run_folder(directory, cell), read_run(directory, cell)
         if run.result is not None:
-            states[run.result["status"]] += 1
+            state = run.result["status"]
             seconds.append(run.result["seconds"])
         elif run.state == "pruned" and spec.pruner is not None:
-            states["pruned"] += 1
+            state = "pruned"
         elif is_held(folder / LOCK):
-            states["running"] += 1
+            state = "running"
             running.append((cell.name, read_progress(folder, run.attempts)))
         elif run.state == "failed":
-            states["failed"] += 1
-            failed.append((cell.name, run.error))
+            state = "failed"
+            failed.append({"name": cell.name, "error": run.error})
         else:
-            states["waiting"] += 1
-    console = plain_console()
-    console.print(f"{plan.name}: {len(plan.cells)} cells: {describe(states)}", markup=False)
-    if running:
-        console.print(running_table(running))
+            state = "waiting"
+        states[state] += 1
+        variants.setdefault(variant(cell.axes, spec.base_config), Counter())[state] += 1
+    left = None
     if running and seconds:
         cells = states["waiting"] + sum(1 - fraction(progress) for _, progress in running)
         left = cells * sum(seconds) / len(seconds) / len(running)
-        console.print(f"time left: {clock(left)} with {len(running)} workers", markup=False)
-    for name, error in failed:
-        console.print(f"{name}: {error}", markup=False)
-    return 0
+    return {
+        "cells": len(plan.cells),
+        "states": states,
+        "variants": {
+            name: {state: found[state] for state in STATES} for name, found in variants.items()
+        },
+        "running": [
+            {"name": name, **{key: (progress or {}).get(key) for key in PROGRESS}}
+            for name, progress in running
+        ],
+        "failed": failed,
+        "seconds_left": left,
+    }
+
+
+def _print(tree: dict[str, Any]) -> None:
+    console = plain_console()
+    states, running = Counter(tree["states"]), tree["running"]
+    console.print(f"{tree['grid']}: {tree['cells']} cells: {describe(states)}", markup=False)
+    if console.is_terminal and not console.options.ascii_only:
+        console.print(bar(states, min(console.width, BAR)))
+    console.print(states_table(tree["variants"], states))
+    if running:
+        begun = [(each["name"], None if each["step"] is None else each) for each in running]
+        console.print(running_table(begun))
+    if tree["seconds_left"] is not None:
+        left = clock(tree["seconds_left"])
+        console.print(f"time left: {left} with {len(running)} workers", markup=False)
+    for each in tree["failed"]:
+        console.print(f"{each['name']}: {each['error']}", markup=False)

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lightning_app.analysis.figures import save, styled
+from lightning_app.analysis.figures.files import save
+from lightning_app.analysis.figures.style import styled
 from lightning_app.bench.compare import Comparison, Contender, How, compare
 from lightning_app.bench.learners import Setting, preset_work
 from lightning_app.bench.tables import MEGA

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.analysis.figures import COLOURS, INK, MUTED, save, styled
+from lightning_app.analysis.figures.files import save
+from lightning_app.analysis.figures.style import COLOURS, INK, MUTED, styled
 from lightning_app.probes.figures import looks, panel_grid
 from lightning_app.theory.collapse import SAS, SKIPLESS
 from lightning_app.theory.lemmas import (

@@ -1,16 +1,21 @@
 """The commands with the real program: two cells of two steps on the built-in corpus."""
 
+import json
+import math
 import os
+import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from lightning_app.ablation.documents import document
 from lightning_app.ablation.supervision.options import parse_time
 from lightning_app.errors import UserError
 
+ROOT = Path(__file__).parents[2]
 GRID = """\
 # Does it run?
 name: two_steps
@@ -34,12 +39,18 @@ def ablate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env={
             **os.environ,
             "LIGHTNING_APP_CACHE": str(folder / "cache"),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(ROOT),
         },
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def child_seconds() -> float:
+    """Processor time of the commands so far, which does not depend on what else runs here."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_plan_run_and_run_again(tmp_path: Path) -> None:
@@ -48,21 +59,47 @@ def test_plan_run_and_run_again(tmp_path: Path) -> None:
     assert "two_steps: 2 cells, 0 excluded, 0 done, 0 failed, 2 to run" in planned.stdout
     assert "time: unknown, use --probe" in planned.stdout
     assert "tokens: 2,048 in all" in planned.stdout
-    first = ablate(tmp_path, "run", "grid.yaml")
+    first = ablate(tmp_path, "run", "grid.yaml", "--json")
     assert first.returncode == 0, first.stderr
-    assert "[2/2]" in first.stdout
+    assert "[2/2]" in first.stderr
+    told = json.loads(first.stdout)
+    assert told["states"] == {"ok": 0, "diverged": 2, "pruned": 0, "failed": 0, "missing": 0}
+    assert (told["schema"], told["command"], told["exit_code"]) == (1, "run", 0)
+    section = (ROOT / "docs" / "json.md").read_text().split("\n## run\n")[1].split("\n## ")[0]
+    heads = re.findall(r"^- ([^:]+):", section, re.M)
+    assert set(told) == {"schema", "command", *re.findall(r"`(\w+)`", " ".join(heads))}
     folder = tmp_path / "experiments" / "two_steps"
+    assert tmp_path / told["report"] == folder / "report.html"
     assert (folder / "report.html").is_file()
     assert len(list(folder.glob("runs/*/result.json"))) == 2
-    start = time.monotonic()
+    start = child_seconds()
     again = ablate(tmp_path, "run", "grid.yaml")
     assert (again.returncode, again.stderr) == (0, "")
-    assert time.monotonic() - start < 20.0
-    assert again.stdout.splitlines() == [
-        "two_steps: 2 cells: 2 diverged",
+    assert child_seconds() - start < 20.0
+    lines = again.stdout.splitlines()
+    assert lines[0] == "two_steps: 2 cells: 2 diverged"
+    assert re.fullmatch(r"pre_ln +- +- +- +- +1/1", lines[3])
+    assert lines[-2:] == [
         "report: experiments/two_steps/report.html",
         "curves: tensorboard --logdir experiments/two_steps",
     ]
+    assert again.stdout.isascii()
+
+
+def test_a_document_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with document("plan", as_json=True) as tree:
+        print("a word to the reader")
+        tree["values"] = [math.nan, math.inf, 1.5, None, True, Path("a/b"), {"x": -math.inf}]
+    out, error = capsys.readouterr()
+    assert error == "a word to the reader\n"
+    assert json.loads(out) == {
+        "schema": 1,
+        "command": "plan",
+        "values": [None, None, 1.5, None, True, "a/b", {"x": None}],
+    }
+    with pytest.raises(UserError), document("plan", as_json=True):
+        raise UserError("no")
+    assert capsys.readouterr().out == ""
 
 
 def test_times_are_hours_minutes_and_perhaps_seconds() -> None:

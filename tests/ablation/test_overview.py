@@ -115,3 +115,20 @@ def test_devices_of_a_cell_are_said_where_there_are_several(
     assert "devices:" not in planned(write(tmp_path), capsys)
     text = planned(write(tmp_path, trainer={"devices": 2}), capsys)
     assert "\ndevices: 2 for each cell\n" in text
+
+
+def test_scripts_read_the_same_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = write(tmp_path)
+    planned(grid, capsys)
+    end(tmp_path, 1)
+    text = planned(grid, capsys)
+    assert plan_command(grid, grid.parent, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    states = told["states"]
+    assert f"{states['done']} done, {states['failed']} failed, {states['to_run']} to run" in text
+    assert (states["done"], told["cells"]) == (1, CELLS)
+    assert told["seconds_left"] * told["workers"] == pytest.approx(3.0 * (CELLS - 1))
+    assert f"tokens: {told['tokens']:,} in all" in text
+    assert megabytes(text) == round(told["bytes"] / 1e6)
+    (shape,) = told["shapes"]
+    assert shape["tokens"] * CELLS == told["tokens"]

@@ -5,6 +5,7 @@ import signal
 import pytest
 from conftest import World  # pyright: ignore[reportMissingImports]
 
+from lightning_app.ablation.display import bar
 from lightning_app.ablation.status import status_command
 from lightning_app.errors import UserError
 
@@ -32,6 +33,44 @@ def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFix
     text = status(world, capsys)
     assert "tiny: 12 cells: 4 ok, 4 diverged, 4 failed\n" in text
     assert text.count(": ValueError: a bad day\n") == 4
+
+
+def test_scripts_read_the_status_as_one_document(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.write(seeds=1, delay=0.3, axes={"behaviour": ["crash", "ok"]})
+    process = world.start()
+    told: list[dict] = [{}]
+
+    def look() -> object:
+        assert status_command(world.grid, world.folder.parent, as_json=True) == 0
+        told.append(json.loads(capsys.readouterr().out))
+        running = told[-1]["running"]
+        return told[-1]["seconds_left"] is not None and any(each["step"] for each in running)
+
+    world.wait_for(lambda: (world.folder / "plan.json").is_file())
+    world.wait_for(look)
+    process.communicate(timeout=60)
+    seen = told[-1]
+    assert seen["states"]["running"] == len(seen["running"]) > 0
+    assert {each["max_steps"] for each in seen["running"] if each["step"]} == {4}
+    assert sum(seen["states"].values()) == seen["cells"] == 8
+    for state, count in seen["states"].items():
+        assert sum(each[state] for each in seen["variants"].values()) == count
+    look()
+    end = told[-1]
+    assert (end["states"]["ok"], end["states"]["failed"], end["seconds_left"]) == (4, 4, None)
+    assert [each["error"] for each in end["failed"]] == ["ValueError: a bad day"] * 4
+
+
+def test_a_terminal_gets_a_bar_as_long_as_the_counts_say() -> None:
+    states = {"ok": 1, "diverged": 0, "failed": 29, "waiting": 70}
+    for width in (3, 40, 80):
+        text = bar(states, width).plain
+        assert len(text) == width
+        assert [text.count(character) > 0 for character in "█▓×·"] == [True, False, True, True]
+        assert text.count("×") == pytest.approx(0.29 * width, abs=2)
+    assert bar({"ok": 7}, 20).plain == "█" * 20
 
 
 def test_before_anything_is_planned(world: World) -> None:

@@ -1,0 +1,37 @@
+"""What `--json` prints: one document on standard output, and everything else on standard error."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1  # grows when a key changes its meaning or goes
+
+
+@contextmanager
+def document(command: str, as_json: bool) -> Iterator[dict[str, Any]]:
+    """Yield what the caller fills, and print it at the end if it is wanted `as_json`.
+
+    A mistake prints no document: it is told on standard error, as ever.
+    """
+    tree: dict[str, Any] = {"schema": SCHEMA, "command": command}
+    if not as_json:
+        yield tree
+        return
+    with redirect_stdout(sys.stderr):
+        yield tree
+    print(json.dumps(plain(tree), indent=1, allow_nan=False), flush=True)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: numbers that are not finite are null, paths are strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
