@@ -98,7 +98,7 @@ def test_the_page(make_grid, outcome):
     assert len(page.all("caption")) == len(page.all("table")) == 5
     figures = len(list((grid.folder / "figures").glob("*.svg")))
     assert len(page.all("figcaption")) == len(page.all("svg")) == figures
-    assert all(attributes.get("role") == "img" for attributes in page.all("svg"))
+    assert all(attributes.get("role") == "group" for attributes in page.all("svg"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     questions = ["need", "cost", "stable", "inside", "explore", "run", "appendix"]

@@ -20,7 +20,7 @@ from lightning_app.analysis.figures.drawing import Drawing, Part, Question, Sket
 from lightning_app.analysis.figures.files import pdf, svg
 from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, read_log
 from lightning_app.analysis.figures.slices import drawn_slices
-from lightning_app.analysis.figures.style import COLOURS, styled
+from lightning_app.analysis.figures.style import colours, styled
 from lightning_app.analysis.runs import Cell, Grid
 from lightning_app.files import write_whole
 
@@ -92,7 +92,7 @@ def _over_rates(grid: Grid, group: str, figures: int) -> Part:
         group=group,
         lr=rates.pop() if len(rates) == 1 else None,
         cells=cells,
-        colours=_colours(grid),
+        colours=colours(grid.variants),
         logs={},
         points=POINTS,
         figures=figures,
@@ -106,15 +106,11 @@ def _part(grid: Grid, group: str, lr: float | None, cells: Sequence[Cell]) -> Pa
         group=group,
         lr=lr,
         cells=cells,
-        colours=_colours(grid),
+        colours=colours(grid.variants),
         logs={cell.id: read_log(cell, LOGGED.__contains__) for cell in cells},
         points=most,
         figures=FIGURES,
     )
-
-
-def _colours(grid: Grid) -> dict[str, str]:
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(grid.variants)}
 
 
 def _draw(kind: Kind, part: Part, folder: Path, suffix: str) -> list[Drawing]:

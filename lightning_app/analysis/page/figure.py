@@ -76,4 +76,4 @@ def _inline(drawing: Drawing, title: str, number: int) -> Markup:
         text = text.replace(colour, variable)
     text = text.replace("fill: #ffffff", "fill: none")
     named = element("title", title)
-    return Markup(re.sub(r"<svg([^>]*)>", rf'<svg\1 role="img">{named}', text, count=1))
+    return Markup(re.sub(r"<svg([^>]*)>", rf'<svg\1 role="group">{named}', text, count=1))
