@@ -8,15 +8,7 @@ from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.numbers import DASH
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
-from lightning_app.analysis.page.parts import (
-    bodies,
-    column,
-    estimate,
-    head,
-    notes,
-    section,
-    table,
-)
+from lightning_app.analysis.page.parts import column, estimate, head, scored, section, table
 from lightning_app.analysis.runs import Cell
 from lightning_app.analysis.sensitivity import Score
 from lightning_app.analysis.statistics import mean
@@ -51,9 +43,7 @@ def _retuned(contents: Contents) -> Markup:
         f"without warm-up minus the smallest over rates and warm-ups. Rates: {rates}. "
         f"{in_short(contents.grid)}"
     )
-    rows = bodies(shown, row, len(columns))
-    found = table(contents.next_table(), caption, columns, rows)
-    return Markup(found + notes(shown, "Notes:"))
+    return scored(contents.next_table(), caption, columns, shown, row)
 
 
 def _bleu(contents: Contents) -> Markup:
@@ -73,9 +63,7 @@ def _bleu(contents: Contents) -> Markup:
         "sentences: paired approximate randomisation (Riezler and Maxwell 2005, as in sacreBLEU), "
         f"not corrected for the number of tests. {in_short(contents.grid)}"
     )
-    rows = bodies(shown, row, len(columns))
-    found = table(contents.next_table(), caption, columns, rows)
-    return Markup(found + notes(shown, "Notes:"))
+    return scored(contents.next_table(), caption, columns, shown, row)
 
 
 def _resources(contents: Contents) -> Markup:

@@ -10,15 +10,13 @@ from lightning_app.analysis.numbers import nats, p_value
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.parts import (
-    bodies,
     column,
     estimate,
     head,
     mean_of,
-    notes,
+    scored,
     section,
     stalled,
-    table,
 )
 from lightning_app.analysis.runs import Cell
 from lightning_app.analysis.sensitivity import Score
@@ -72,11 +70,9 @@ def _headline(contents: Contents) -> Markup:
         f"{'Bootstrap-t intervals besides: sensitivity.csv. ' if booted else ''}"
         f"{in_short(grid)}"
     )
-    return Markup(
-        table(contents.next_table(), caption, columns, bodies(shown, row, len(columns)))
-        + notes(shown, "A dash is an undefined score. Notes:")
-        + _power(scores)
-    )
+    heading = "A dash is an undefined score. Notes:"
+    found = scored(contents.next_table(), caption, columns, shown, row, heading)
+    return Markup(found + _power(scores))
 
 
 def _power(scores: Sequence[Score]) -> Markup:
@@ -130,6 +126,4 @@ def _by_warmup(contents: Contents) -> Markup:
         "flat it is over warm-ups (R_w, S_w: 0 is flat; formulas in the appendix). "
         f"{in_short(grid)}"
     )
-    rows = bodies(shown, row, len(columns))
-    found = table(contents.next_table(), caption, columns, rows)
-    return Markup(found + notes(shown, "Notes:"))
+    return scored(contents.next_table(), caption, columns, shown, row)

@@ -47,6 +47,19 @@ def table(number: str, caption: str, columns: Sequence[Markup], rows: Iterable[C
     return element("div", inner, class_="scroll", tabindex="0", role="region", aria_label=number)
 
 
+def scored(
+    number: str,
+    caption: str,
+    columns: Sequence[Markup],
+    shown: Sequence[Score],
+    row: Row,
+    heading: str = "Notes:",
+) -> Markup:
+    """A table with a row for each variant of each slice, and under it the notes of its scores."""
+    rows = bodies(shown, row, len(columns))
+    return Markup(table(number, caption, columns, rows) + notes(shown, heading))
+
+
 def column(title: str, unit: str = "", text: bool = False) -> Markup:
     second = [element("span", unit, class_="unit")] if unit else []
     return element("th", title, *second, scope="col", class_="text" if text else None)

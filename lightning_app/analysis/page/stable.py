@@ -5,7 +5,7 @@ from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.numbers import DASH, rate
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
-from lightning_app.analysis.page.parts import bodies, column, head, notes, section, table
+from lightning_app.analysis.page.parts import column, head, scored, section
 from lightning_app.analysis.sensitivity import Score
 
 
@@ -42,6 +42,4 @@ def _largest(contents: Contents) -> Markup:
         f"diverged. Rates: {rates}; between two of them, and outside, nothing is known. "
         f"{in_short(grid)}"
     )
-    rows = bodies(shown, row, len(columns))
-    found = table(contents.next_table(), caption, columns, rows)
-    return Markup(found + notes(shown, "Notes:"))
+    return scored(contents.next_table(), caption, columns, shown, row)
