@@ -249,7 +249,8 @@ def bleu_difference(
     if not len(first) == len(second) == len(references) > 0:
         counts = f"{len(first)}, {len(second)} and {len(references)}"
         raise ValueError(f"hypotheses and references must be as many as each other, not {counts}")
-    metric = BLEU(tokenize=tokenize, lowercase=lowercase)
+    # Told how the text is tokenised, sacreBLEU need not warn that it is.
+    metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     systems: list[tuple[str, Sequence[str]]] = [("second", second), ("first", first)]
     test = PairedTest(systems, {"BLEU": metric}, [list(references)], "ar", n_samples=trials)
     signatures, found = test()

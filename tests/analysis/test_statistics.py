@@ -253,3 +253,12 @@ def test_wilson_holds_on_average_and_not_everywhere(coverage):
         _, exact = coverage.wilson_coverage(seeds)
         assert 0.95 < exact.mean() < 0.96
         assert 0.82 < exact.min() < 0.84
+
+
+def test_tokenised_text_is_no_reason_to_warn(caplog):
+    lines = [f"{sentence} ." for sentence in SENTENCES * 10]
+    assert len(lines) >= 100
+    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="none", trials=10)
+    assert caplog.messages == []
+    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="13a", trials=10)
+    assert "tokenized period" in caplog.text  # here it may be a mistake
