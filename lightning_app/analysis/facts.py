@@ -3,9 +3,11 @@
 from typing import Any
 
 from lightning_app.analysis.numbers import DASH
-from lightning_app.analysis.runs import Grid, label
+from lightning_app.analysis.runs import Cell, Grid, label
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.together import differences, different, shared
+
+UNKNOWN = "not recorded"  # by the version that trained the runs
 
 
 def counts(grid: Grid) -> str:
@@ -204,9 +206,10 @@ def _budget(grid: Grid) -> str:
     if not steps:
         planned = grid.setting("trainer.max_steps")
         return f"{planned:,} steps planned" if planned else DASH
-    seconds = sorted(float(cell.record["seconds"]) for cell in grid.finished)
-    middle = f"{seconds[len(seconds) // 2]:,.1f} s of wall time (median)"
-    return f"{steps} optimizer steps, {tokens} tokens, {middle}"
+    recorded = (cell.record.get("seconds") for cell in grid.finished)
+    seconds = sorted(float(value) for value in recorded if value is not None)
+    middle = f", {seconds[len(seconds) // 2]:,.1f} s of wall time (median)" if seconds else ""
+    return f"{steps} optimizer steps, {tokens} tokens{middle}"
 
 
 def _data(grid: Grid) -> str:
@@ -216,7 +219,7 @@ def _data(grid: Grid) -> str:
         sizes = data.get("sizes") or {}
         counts = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
         vocabulary = data.get("vocab_size")
-        text = f"{data.get('name')}: {data.get('protocol')}; {counts}"
+        text = f"{_corpus_name(grid, cell)}: {data.get('protocol') or UNKNOWN}; {counts or UNKNOWN}"
         found[f"{text}; vocabulary {vocabulary:,}" if vocabulary else text] = None
     entropies = sorted({round(cell.entropy, 3) for cell in grid.finished})
     unigram = " to ".join(f"{value:.3f}" for value in dict.fromkeys(entropies[:1] + entropies[-1:]))
@@ -303,17 +306,22 @@ def _corpus(grid: Grid) -> str:
     for cell in grid.finished:
         data = cell.data
         sizes = " / ".join(f"{count:,}" for count in (data.get("sizes") or {}).values())
-        found[f"{data.get('name')}, {sizes} examples"] = None
+        found[_corpus_name(grid, cell) + (f", {sizes} examples" if sizes else "")] = None
     return " and ".join(found) or str(grid.setting("data.name") or "not known")
 
 
+def _corpus_name(grid: Grid, cell: Cell) -> str:
+    return str(cell.data.get("name") or grid.setting("data.name") or UNKNOWN)
+
+
 def _distinct(grid: Grid, key: str) -> list[str]:
-    return list(dict.fromkeys(str(cell.record.get(key)) for cell in grid.finished))
+    return list(dict.fromkeys(str(cell.record.get(key) or UNKNOWN) for cell in grid.finished))
 
 
 def _range(grid: Grid, key: str) -> str:
-    values = [int(cell.record.get(key) or 0) for cell in grid.finished]
+    recorded = [cell.record.get(key) for cell in grid.finished]
+    values = [int(value) for value in recorded if value is not None]
     if not values:
-        return ""
+        return "an unknown number of" if recorded else ""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -2,10 +2,11 @@
 
 import csv
 import errno
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,45 @@ def test_odd_grids_have_a_report(make_grid, name):
     page = Page(write_report(make_grid(outcome, axes, curves=name == "one seed").folder))
     for said in wanted:
         assert said in page.text
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+
+
+def rewrite(grid: Any, number: int, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the result of a cell on disk."""
+    path = grid.run(grid.cells[number]) / "result.json"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def test_a_metric_that_is_not_finite(make_grid):
+    """A run that ended `ok` without a finite loss counts nowhere, and every table says so."""
+    grid = make_grid(one_seed, {**SIX, SEED: [1, 2, 3]}, curves=False)
+    rewrite(
+        grid, 0, lambda record: record["metrics"].update({"val/nll": None, "val/accuracy": None})
+    )
+    page = Page(write_report(grid.folder))
+    assert "1 of 3 seeds without a finite loss" in page.text
+    assert "12 of 12 planned cells finished" in page.text
+    assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
+
+
+def test_a_run_of_an_older_schema(make_grid, outcome):
+    """What an earlier version did not write is told as not recorded, the scores are the same."""
+    grid = make_grid(outcome, SIX, curves=False)
+    write_report(grid.folder)
+    before = pd.read_csv(grid.folder / "sensitivity.csv")
+    kept = {"id", "name", "status", "metrics", "unigram_entropy", "steps"}
+
+    def forget(record: dict[str, Any]) -> None:
+        for key in record.keys() - kept:
+            del record[key]
+
+    for number in range(len(grid.cells)):
+        rewrite(grid, number, forget)
+    page = Page(write_report(grid.folder))
+    pd.testing.assert_frame_equal(before, pd.read_csv(grid.folder / "sensitivity.csv"))
+    assert "not recorded" in (grid.folder / "methods.md").read_text()
     assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.facts import UNKNOWN, in_short
 from lightning_app.analysis.figures.drawing import Drawing, Question
 from lightning_app.analysis.figures.slices import drawn_slices, slices_of
 from lightning_app.analysis.markup import Markup, element
@@ -51,7 +51,7 @@ def _figure(contents: Contents, drawing: Drawing, number: int) -> Markup:
 
 def _setting(contents: Contents, drawing: Drawing) -> str:
     seeds = len({cell.seed for cell in drawing.cells})
-    devices = dict.fromkeys(str(cell.record.get("device")) for cell in drawing.cells)
+    devices = dict.fromkeys(str(cell.record.get("device") or UNKNOWN) for cell in drawing.cells)
     parts = [f"n = {seeds} seed{'s' * (seeds != 1)}, {len(drawing.cells)} finished runs"]
     parts += [] if drawing.group == "all" else [drawing.group]
     parts += [] if drawing.lr is None else [f"learning rate {drawing.lr:g}"]
