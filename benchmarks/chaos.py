@@ -248,8 +248,9 @@ class Stage:
                 if path.name.startswith("torchinductor_"):
                     continue  # the cache of torch, made upon its import to stay
                 self.problems[f"{name}: left in the temporary folder: {path}"] = None
-            if "Traceback" in turn.log.read_text():
-                self.problems[f"{turn.log}: a traceback"] = None
+            _, traceback, rest = turn.log.read_text().partition("Traceback")
+            if traceback:
+                self.problems[f"{turn.log}: {traceback}{rest[:3000]}"] = None
             unexpected = turn.codes.keys() - {0, 1, 2, 130, -signal.SIGKILL}
             if unexpected:
                 self.problems[f"{turn.log}: exit codes {sorted(unexpected)}"] = None
