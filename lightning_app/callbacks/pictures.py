@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from lightning_app.callbacks.events import event_files, show
@@ -34,7 +35,8 @@ class Pictures(pl.Callback):
             show(trainer, BLOCK, image(module.block.preset, drawings), 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if any(event_files(trainer)):
+        # One rank alone cannot run a model that is spread over all of them.
+        if any(event_files(trainer)) and not isinstance(trainer.strategy, FSDPStrategy):
             show_attention(trainer, pl_module, example(trainer, pl_module))
 
 
