@@ -85,6 +85,8 @@ def draw(points: Sequence[Point], path: Path) -> Path:
 
 
 def _line(axes: Any, points: Sequence[Point], name: str, height: str, look: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     places, heights = [], []
     for point in points:
         result = next(r for r in point.comparison.results if r.name == name)
@@ -96,5 +98,8 @@ def _line(axes: Any, points: Sequence[Point], name: str, height: str, look: Any)
     axes.plot(places, heights, marker="o", markersize=3.0, **look)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    # Values within one power of ten need numbers too.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(places, [str(place) for place in places])
     axes.minorticks_off()
