@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from lightning_app.analysis.exports.bibliography import cited, distinct, values_of
+from lightning_app.analysis.facts import UNKNOWN
 from lightning_app.analysis.runs import PRESET, RATE, SEED, WARMUP, Grid, label
 from lightning_app.analysis.sensitivity import LEARNED
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
-
-UNKNOWN = "not recorded"
 
 
 def methods(grid: Grid) -> str:

@@ -134,7 +134,7 @@ def _attention(
         table=pd.DataFrame(rows),
         title=kind.title,
         text=f"{kind.text} At the last step that was probed, on one fixed validation batch. "
-        f"{which(cells)}",
+        f"{which(cells)} At most {MOST_RUNS} runs a variant, by seed.",
         limits=kind.limits,
         links=links,
         cells=cells,

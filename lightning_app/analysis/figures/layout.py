@@ -47,9 +47,7 @@ def arrange(
     handles: Sequence[Any],
     below: float = 0.0,
 ) -> None:
-    """Label the axes, add the legend, and give everything its room; `below` is left free.
-
-    In inches.
+    """Label the axes, add the legend, and give everything its room; `below` inches are left free.
 
     Matplotlib's own layout asks every panel for every tick several times, which takes longer than
     all the drawing.

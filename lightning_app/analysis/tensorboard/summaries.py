@@ -49,10 +49,9 @@ def replace(
     """Leave exactly one index file in the folder, the one with these events, by step.
 
     A file is named by what it holds, after a number that grows with each replacement, and before
-    `mark`. TensorBoard
-    reads the files of a folder by name and does not come back to an earlier one, and a smaller
-    step makes it forget the greater ones. So the file stands before the trainer's as long as that
-    one may grow (no `wall_time`), and after it when the run has finished.
+    `mark`. TensorBoard reads the files of a folder by name and does not come back to an earlier
+    one, and a smaller step makes it forget the greater ones. So the file stands before the
+    trainer's as long as that one may grow (no `wall_time`), and after it when the run has finished.
     """
     found = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
     content = _records(wall_time, events)
