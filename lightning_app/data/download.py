@@ -32,6 +32,19 @@ WIKITEXT2_HUB = "Salesforce/wikitext"
 TIMEOUT = 60  # seconds without an answer
 
 
+def place(config: DataConfig, downloads: Path) -> Path:
+    """Return the folder below `downloads` that holds the corpus once it is downloaded.
+
+    Raises:
+        UserError: the corpus has no public home.
+    """
+    if config.name == "text":
+        raise UserError(f"data.root is '{config.root}': data.name 'text' reads local folders only")
+    if config.root is None and config.name == "iwslt14":
+        return downloads / "iwslt14_deen"
+    return downloads / f"{config.name}-{_repository(config).replace('/', '--')}"
+
+
 def fetch(config: DataConfig, downloads: Path) -> Path:
     """Return the folder of the corpus below `downloads`, downloading it the first time.
 
@@ -41,14 +54,14 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
     Raises:
         UserError: no network, no such file, or not what was expected.
     """
+    folder = place(config, downloads)
     if config.root is None and config.name == "iwslt14":
-        folder = downloads / "iwslt14_deen"
         return complete(folder, lambda partial: _iwslt14(IWSLT14_URL, partial))
-    if config.name == "text":
-        raise UserError(f"data.root is '{config.root}': data.name 'text' reads local folders only")
-    repository = config.root.removeprefix(HUB) if config.root else WIKITEXT2_HUB
-    folder = downloads / f"{config.name}-{repository.replace('/', '--')}"
-    return complete(folder, lambda partial: _hub(config, repository, partial))
+    return complete(folder, lambda partial: _hub(config, _repository(config), partial))
+
+
+def _repository(config: DataConfig) -> str:
+    return config.root.removeprefix(HUB) if config.root else WIKITEXT2_HUB
 
 
 def _iwslt14(url: str, folder: Path) -> None:

@@ -6,6 +6,7 @@
 
 import gzip
 import hashlib
+import json
 import lzma
 import os
 import zlib
@@ -127,19 +128,51 @@ def locate(config: DataConfig) -> Source:
     return Source(columns=columns, references=references, notes=notes if notes.is_file() else None)
 
 
+def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
+    """Return the SHA-256 of what the corpus of `config` holds, wherever its files lie.
+
+    It covers each file as it lies on disk, by role, but not the notes of a download.
+
+    Args:
+        config: The `data` section of a run.
+        fetch: Whether to download a corpus that is not on this machine. Otherwise None is
+            returned for it.
+
+    Raises:
+        UserError: a folder or file is missing, or the download fails.
+    """
+    if config.name == "synthetic":
+        return hashlib.sha256(f"synthetic-{synthetic.SEED}".encode()).hexdigest()
+    downloaded = _local_root(config) is None
+    if downloaded and not fetch and not download.place(config, _downloads(config)).is_dir():
+        return None
+    digests = locate(config).digests()
+    digests.pop("notes", None)
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+
 def _root(config: DataConfig) -> Path:
-    if config.root is not None and not config.root.startswith(download.HUB):
-        return Path(config.root).expanduser()
-    if config.root is None:
-        shared = os.environ.get("LIGHTNING_APP_DATA")
-        if shared:
-            root = Path(shared).expanduser() / FOLDERS[config.name]
-            if not root.is_dir():
-                raise UserError(
-                    f"LIGHTNING_APP_DATA: {root} is no folder; data.name '{config.name}' needs it"
-                )
-            return root
-    return download.fetch(config, cache_root(config) / "downloads")
+    return _local_root(config) or download.fetch(config, _downloads(config))
+
+
+def _downloads(config: DataConfig) -> Path:
+    return cache_root(config) / "downloads"
+
+
+def _local_root(config: DataConfig) -> Path | None:
+    """Return the folder that the config or the environment names, None for a public home."""
+    if config.root is not None:
+        is_public = config.root.startswith(download.HUB)
+        return None if is_public else Path(config.root).expanduser()
+    shared = os.environ.get("LIGHTNING_APP_DATA")
+    if not shared:
+        return None
+    root = Path(shared).expanduser() / FOLDERS[config.name]
+    if not root.is_dir():
+        raise UserError(
+            f"LIGHTNING_APP_DATA: {root} is no folder; data.name '{config.name}' needs it"
+        )
+    return root
 
 
 def _exists(root: Path, name: str) -> bool:

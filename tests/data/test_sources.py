@@ -1,11 +1,16 @@
 import gzip
 import lzma
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lightning_app.data import download
 from lightning_app.data.config import DataConfig, Splits
-from lightning_app.data.sources import locate, read, read_lines
+from lightning_app.data.sources import corpus_digest, locate, read, read_lines
 from lightning_app.errors import UserError
 
 
@@ -166,3 +171,56 @@ def test_text_real(shared_data: Path, folder: str):
         "multi30k_deen": (29_000, 1_014, 1_000),
     }[folder]
     assert tuple(len(of) for of in load(config).splits.values()) == sizes
+
+
+def test_digest_of_a_corpus_is_of_its_content_and_not_of_its_place(write_pairs, text_config):
+    root = write_pairs()
+    config = text_config(root)
+    digest = corpus_digest(config)
+    assert digest is not None
+    assert len(digest) == 64
+    moved = shutil.copytree(root, root.with_name("moved"))
+    assert corpus_digest(replace(config, root=str(moved))) == digest
+    (moved / "protocol.txt").write_text("notes of a download")
+    assert corpus_digest(replace(config, root=str(moved)), fetch=False) == digest
+    path = moved / "valid.en"
+    path.write_bytes(path.read_bytes().replace(b"dog", b"dig", 1))
+    assert corpus_digest(replace(config, root=str(moved))) != digest
+
+
+def test_digest_knows_which_file_is_which(write_pairs, text_config):
+    root = write_pairs(test_de=["x"], test_en=["x"], valid_de=["y"], valid_en=["y"])
+    config = text_config(root)
+    swapped = replace(config, splits=Splits(valid="test", test="valid"))
+    assert corpus_digest(config) != corpus_digest(swapped)
+
+
+def test_digest_downloads_nothing_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(download, "fetch", lambda *_: pytest.fail("downloaded"))
+    for name, root in (("iwslt14", None), ("iwslt14", "hf://someone/talks"), ("wikitext2", None)):
+        config = DataConfig(name=name, root=root, task="masked_lm", cache=str(tmp_path))
+        assert corpus_digest(config, fetch=False) is None
+
+
+def test_digest_of_a_download_that_is_there(tmp_path: Path):
+    downloads = tmp_path / "downloads" / "wikitext2-Salesforce--wikitext"
+    downloads.mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        (downloads / f"wiki.{split}.tokens").write_text("a b\n")
+    config = DataConfig(name="wikitext2", task="masked_lm", cache=str(tmp_path))
+    assert corpus_digest(config, fetch=False) == corpus_digest(config)
+
+
+def test_digest_of_the_synthetic_corpus_is_a_constant():
+    assert corpus_digest(DataConfig()) == corpus_digest(DataConfig(seed=7), fetch=False)
+
+
+def test_digest_needs_neither_torch_nor_lightning():
+    code = """
+import sys
+from lightning_app.data.config import DataConfig
+from lightning_app.data.sources import corpus_digest
+corpus_digest(DataConfig())
+assert not {"torch", "lightning", "numpy", "datasets"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
