@@ -52,7 +52,10 @@ def in_child(function, *arguments):
 def plan(tree, sender):
     config = program.resolve(tree, "demo")
     prepare_data(program.__name__, (config["data"],))
-    sender.send(program.cell_id(config))
+    if hasattr(program, "identify"):
+        sender.send(program.identify(config).id)
+    else:
+        sender.send(program.cell_id(config))  # of versions before ids of schema 2
 
 def used():
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)

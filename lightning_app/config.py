@@ -1,11 +1,8 @@
 """The config of one run: parsed, completed and checked by LightningCLI's own parser."""
 
-import hashlib
-import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -47,31 +44,6 @@ NEEDLESS = (
     ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
     # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.
     "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
-)
-
-# What cannot change a result: where, on what and how verbosely a run is executed. The precision
-# and the number of steps do change it, so does the clipping of gradients.
-IRRELEVANT = (
-    "trainer.accelerator",
-    "trainer.strategy",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.logger",
-    "trainer.callbacks",
-    "trainer.log_every_n_steps",
-    "trainer.enable_checkpointing",
-    "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
-    "trainer.profiler",
-    "trainer.barebones",
-    "trainer.plugins",
-    "trainer.enable_autolog_hparams",
-    "trainer.default_root_dir",
-    "trainer.model_registry",
-    "model.compile",
-    "data.root",
-    "data.cache",
-    "data.num_workers",
 )
 
 
@@ -350,23 +322,3 @@ def _type_name(kind: str) -> str:
         return f"one of {literal[1]}"
     name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
     return {"NoneType": "null", "float": "a number", "int": "a whole number"}.get(name, name)
-
-
-def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
-    for key, value in tree.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{dotted}.")
-        else:
-            yield dotted, value
-
-
-def cell_id(config: dict[str, Any]) -> str:
-    """Return the identity of a resolved config: 16 hexadecimal digits of what can change a result.
-
-    Two configs with the same id are the same experiment, whatever the devices, folders or logs.
-    """
-    relevant = {key: value for key, value in leaves(config) if key not in IRRELEVANT}
-    text = json.dumps(relevant, sort_keys=True, ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -20,7 +20,6 @@ from lightning_app.ablation.checkpoint import NAMED, check_checkpoint, find_chec
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.trial import run_name
 from lightning_app.config import (
-    cell_id,
     check,
     config_parser,
     data_module,
@@ -28,6 +27,7 @@ from lightning_app.config import (
     transformer_module,
 )
 from lightning_app.errors import UserError
+from lightning_app.experiment import cell_id
 from lightning_app.files import output_folder, write_whole
 from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix

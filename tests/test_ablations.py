@@ -1,6 +1,7 @@
 """Every YAML that ships: it loads, has the cells its opening states, and its first cell trains."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import yaml
 from lightning_app.ablation.grid import read_grid
 from lightning_app.ablation.plan import cell_tree, expand
 from lightning_app.ablation.trial import run_cell
-from lightning_app.config import cell_id, resolve
+from lightning_app.config import resolve
+from lightning_app.experiment import identity_of
 
 GRIDS = sorted(Path("ablations").glob("*.yaml"))
 BASES = sorted(Path("ablations/base").glob("*.yaml"))
@@ -26,7 +28,7 @@ def test_a_base_is_a_config_of_its_own(path: Path) -> None:
 def test_a_grid_has_the_cells_that_it_states(path: Path) -> None:
     stated = re.search(r"^# (\d+) cells: (.*)", path.read_text(), re.M)
     assert stated, "the opening states the number of cells"
-    plan, configs = expand(read_grid(path), resolve, cell_id)
+    plan, configs = expand(read_grid(path), resolve, partial(identity_of, fetch=False))
     assert plan.name == path.stem
     assert len(plan.cells) == int(stated[1])
     steps = re.search(r"([\d,]+) steps", stated[2])
@@ -45,7 +47,7 @@ def test_the_first_cell_of_a_grid_trains(
 ) -> None:
     """Two steps, on the built-in corpus and with small batches."""
     grid = read_grid(path)
-    plan, _ = expand(grid, resolve, cell_id)
+    plan, _ = expand(grid, resolve, partial(identity_of, fetch=False))
     tree: dict[str, Any] = cell_tree(grid.base_config, plan.cells[0].axes)
     tree["trainer"] = {**tree["trainer"], "max_steps": 2, "limit_val_batches": 1}
     tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}

@@ -13,6 +13,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
 MODEL = {"blocks", "models", "objectives", "optim"}
 RUN = {*MODEL, "data", "probes", "callbacks", "module"}
+IDENTITY = {"identity", "experiment"}
 COMMANDS = {"theory", "catalogue", "preparation", "translate", "probing", "bench"}
 # What each part may import besides itself; all but the blocks may import `errors`.
 ALLOWED: dict[str, set[str]] = {
@@ -35,10 +36,12 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"blocks", "models", "files"},
     "translate": {*MODEL, "data", "module"},
     "shipped": set(),
+    "identity": {"files"},
+    "experiment": {"blocks", "models", "data", "identity"},
     "preparation": {*RUN, "config", "shipped"},
     "analysis": {"files"},
-    "ablation": {*RUN, "config", "files", "memory", "shipped", "analysis"},
-    "probing": {*RUN, "config", "files", "ablation"},
+    "ablation": {*RUN, *IDENTITY, "config", "files", "memory", "shipped", "analysis"},
+    "probing": {*RUN, *IDENTITY, "config", "files", "ablation"},
     "bench": {*MODEL, "data", "probes", "files", "analysis", "ablation"},
     "cli": {*RUN, *COMMANDS, "arguments", "config", "shipped", "analysis", "ablation"},
     "__main__": {"cli"},

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 import torch
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 
-from lightning_app.config import leaves
 from lightning_app.errors import UserError
+from lightning_app.identity.relevant import leaves
 
 NAMED = ("last", "best")
 

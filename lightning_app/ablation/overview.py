@@ -2,19 +2,21 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from lightning_app.ablation.adoption import Found, find_finished, strays
 from lightning_app.ablation.display import clock, plain_console
 from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid import SEED, WARMUP, Grid, read_grid
 from lightning_app.ablation.plan import (
     Cell,
     Plan,
-    check_folder,
     devices_of,
     expand,
     load_plan,
@@ -85,35 +87,45 @@ def plan_command(
     *,
     as_json: bool = False,
 ) -> int:
-    """Print what a grid comes to and what of it is done; write its plan. Trains nothing.
+    """Print what a grid comes to and what of it is done. Trains nothing.
 
-    With `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
+    The plan is written where there is none yet; a later one is `ablate run`'s to write. With
+    `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
     from lightning_app.ablation.cost import parameters, seconds_per_step
-    from lightning_app.config import cell_id, resolve
+    from lightning_app.config import resolve
+    from lightning_app.experiment import identity_of
 
     for library in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(library).setLevel(logging.ERROR)
     spec = read_grid(grid)
     directory = experiments / spec.name
     with document("plan", as_json) as tree:
-        plan, configs = expand(spec, resolve, cell_id)
-        old = load_plan(directory)
-        if old is None or old.made_from != plan.made_from:
+        plan, configs = expand(spec, resolve, partial(identity_of, fetch=False))
+        if load_plan(directory) is None:
             with supervisor_lock(directory), writing_in(directory):
-                check_folder(directory, spec, plan)
                 save_plan(directory, spec, plan)
-        shapes = _shapes(spec, directory, plan, configs)
+        found = {each.cell.id: each for each in find_finished(directory, plan)}
+        shapes = _shapes(spec, directory, plan, configs, found)
         for shape in shapes:
             shape.parameters = parameters(shape.config)
             if probe and shape.done < len(shape.cells):
                 shape.step = seconds_per_step(shape.config)
         tree |= _look(spec, plan, directory, shapes)
+        others = set(strays(directory, plan)) - {each.folder.name for each in found.values()}
+        tree |= {"elsewhere": len(found), "others": len(others)}
+        tree["fetched"] = None not in plan.corpora
         _print(tree, _KEPT[spec.checkpoints][1])
     return 0
 
 
-def _shapes(grid: Grid, directory: Path, plan: Plan, configs: list[dict[str, Any]]) -> list[Shape]:
+def _shapes(
+    grid: Grid,
+    directory: Path,
+    plan: Plan,
+    configs: list[dict[str, Any]],
+    found: Mapping[str, Found],
+) -> list[Shape]:
     shapes: dict[str, Shape] = {}
     for cell, config in zip(plan.cells, configs, strict=True):
         model, data = config["model"], {**config["data"], "seed": None}
@@ -126,6 +138,8 @@ def _shapes(grid: Grid, directory: Path, plan: Plan, configs: list[dict[str, Any
         shape = shapes.setdefault(key, Shape(label=label, config=config))
         shape.cells.append(cell)
         run = read_run(directory, cell)
+        if cell.id in found:
+            run = Run(state="done", attempts=run.attempts, result=found[cell.id].result)
         if run.pruned is not None and grid.pruner is None:  # it goes on, as there is no pruner now
             run = replace(run, state="missing", pruned=None)
         shape.runs.append(run)
@@ -178,6 +192,16 @@ def _print(tree: dict[str, Any], kept: str) -> None:
         f"{states['failed']} failed, {states['to_run']} to run ({tree['folder']})",
         markup=False,
     )
+    if tree["elsewhere"]:
+        console.print(
+            f"  {tree['elsewhere']} of them finished under another name: taken over by run"
+        )
+    if tree["others"]:
+        console.print(f"  {tree['others']} finished runs in the folder are no cells of it: kept")
+    if not tree["fetched"]:
+        console.print(
+            "  the corpus is not on this machine yet: what is finished on it is not known"
+        )
     for axis, values in tree["axes"].items():
         console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)
     table = Table(box=None, pad_edge=False)

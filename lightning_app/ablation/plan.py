@@ -16,25 +16,33 @@ from typing import Any
 import yaml
 
 from lightning_app.ablation.grid import BLOCK, PRESET, SEED, WARMUP, Grid, same
+from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.files import write_whole
+from lightning_app.identity.ids import Identity
 
 Tree = Mapping[str, Any]
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
-Identify = Callable[[dict[str, Any]], str]
+Identify = Callable[[dict[str, Any]], Identity]
+Corpus = Callable[[Tree], str | None]
 
 DEVICES = "trainer.devices"
+SCHEMA = 2  # of plan.json; 1 had ids of the config alone
 
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order."""
+    """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order.
+
+    `former` is its id of schema 1, empty where that schema could not say what the cell is.
+    """
 
     id: str
     name: str
     axes: Mapping[str, Any]
+    former: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +51,8 @@ class Plan:
 
     `hash` identifies the axes, the cells and the metric, hence the study. `made_from` identifies
     the grid's content and the code that resolved it: where it is unchanged, the plan still holds.
-    `data` lists the distinct data configs of the cells.
+    `data` lists the distinct data configs of the cells, `corpora` the digest of what the corpus of
+    each holds, None for one that is not on this machine.
     """
 
     name: str
@@ -55,6 +64,7 @@ class Plan:
     excluded: int
     data: tuple[Mapping[str, Any], ...]
     cells: tuple[Cell, ...]
+    corpora: tuple[str | None, ...] = ()
 
     @property
     def study(self) -> str:
@@ -78,10 +88,13 @@ def expand(grid: Grid, resolve: Resolve, identify: Identify) -> tuple[Plan, list
     """
     _check_axes(grid, resolve(dict(grid.base_config), grid.source))
     cells, configs = [], []
+    corpora: dict[str, str | None] = {}
     for axes, config in _resolved(grid, resolve):
         identity = identify(config)
-        cells.append(Cell(id=identity, name=_cell_name(grid, axes, identity), axes=axes))
+        name = _cell_name(grid, axes, identity.id)
+        cells.append(Cell(id=identity.id, name=name, axes=axes, former=identity.former))
         configs.append(config)
+        corpora[_canonical(config["data"])] = identity.corpus
     if not cells:
         raise UserError(f"{grid.source}: exclude: no cell is left")
     _check_identities(grid, cells)
@@ -99,6 +112,7 @@ def expand(grid: Grid, resolve: Resolve, identify: Identify) -> tuple[Plan, list
         axes=grid.axes,
         excluded=prod(map(len, grid.axes.values())) - len(cells),
         data=tuple(data.values()),
+        corpora=tuple(corpora[key] for key in data),
         cells=tuple(cells),
     )
     return plan, configs
@@ -147,35 +161,27 @@ def load_plan(directory: Path) -> Plan | None:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: no valid JSON; remove the file to plan anew") from error
-    if tree.pop("schema", None) != 1:
+    schema = tree.pop("schema", None)
+    if schema not in (1, SCHEMA):
         return None
     cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
-    return Plan(**{**tree, "data": tuple(tree["data"]), "cells": cells})
+    data = tuple(tree["data"])
+    corpora = tuple(tree.get("corpora") or [None] * len(data))
+    return Plan(**{**tree, "data": data, "corpora": corpora, "cells": cells})
+
+
+def still_holds(plan: Plan, grid: Grid, corpus: Corpus = corpus_of) -> bool:
+    """Whether a saved plan is what the grid, this program and the corpora of now would give."""
+    if plan.made_from != made_from(grid):
+        return False
+    return all(corpus(data) == known for data, known in zip(plan.data, plan.corpora, strict=True))
 
 
 def save_plan(directory: Path, grid: Grid, plan: Plan) -> None:
     """Write `grid.yaml` and `plan.json`, the plan last."""
     question = yaml.safe_dump(grid.tree(), sort_keys=False, allow_unicode=True, width=100)
     write_whole(directory / "grid.yaml", question)
-    write_whole(directory / "plan.json", json.dumps({"schema": 1, **asdict(plan)}, indent=1))
-
-
-def check_folder(directory: Path, grid: Grid, plan: Plan) -> None:
-    """Refuse a folder that holds runs of another grid of the same name.
-
-    A grid that only grew finds its old cells again.
-    """
-    if not (directory / "runs").is_dir():
-        return
-    planned = {cell.name for cell in plan.cells}
-    found = (run.name for run in (directory / "runs").iterdir() if run.is_dir())
-    foreign = sorted(name for name in found if name not in planned)
-    if foreign:
-        raise UserError(
-            f"{directory}: holds {len(foreign)} runs of another grid (such as {foreign[0]}) that "
-            f"{grid.source} (plan {plan.hash}) does not plan; give this grid another 'name' or "
-            f"move the folder away"
-        )
+    write_whole(directory / "plan.json", json.dumps({"schema": SCHEMA, **asdict(plan)}, indent=1))
 
 
 def _resolved(grid: Grid, resolve: Resolve) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -8,9 +8,10 @@ import torch.utils.tensorboard  # the logger would import it in every cell
 from lightning_app.ablation import trial
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.ablation.supervision.ranks import join
-from lightning_app.config import cell_id, config_parser, data_module, resolve
+from lightning_app.config import config_parser, data_module, resolve
+from lightning_app.experiment import identity_of as identify
 
-__all__ = ["cell_id", "count_devices", "prepare", "resolve", "run_cell"]
+__all__ = ["count_devices", "identify", "prepare", "resolve", "run_cell"]
 
 config_parser()  # every cell inherits it from the fork server
 

@@ -49,17 +49,21 @@ from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.callbacks.unprofiled import Unprofiled
 from lightning_app.config import (
     RunCLI,
-    cell_id,
     check,
     config_parser,
     data_module,
     keep_numbers,
 )
+from lightning_app.data.corpus import corpus_of, data_config
+from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError
+from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.files import write_whole, writing_in
+from lightning_app.identity.record import Record, read_record, write_record
+from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.memory import peak_resident_bytes
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had ids of the config alone
 PACKAGES = (
     "torch",
     "lightning",
@@ -177,6 +181,8 @@ class Run(RunCLI):
         self.tree = self.dump()
         keep_numbers(self._written, self.tree)
         check(self.tree)
+        self.record = Record.of(self.tree, stacks_of(self.tree), corpus_of(self.tree["data"]))
+        self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]
         named = Path("experiments/fit/runs") / run_name(self.tree)
         self.folder: Path = self._folder or (Path(root) if root else named)
@@ -210,18 +216,36 @@ class Run(RunCLI):
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
 
     def _check_folder(self) -> None:
+        """Refuse the folder of another experiment, be it another config, block or corpus."""
         config = self.folder / "config.yaml"
         if not config.exists():
             return
-        tree = yaml.safe_load(config.read_text(encoding="utf-8"))
+        there = read_record(self.folder) or self._former_record(config)
+        steps = {"trainer.max_steps": self.tree["trainer"]["max_steps"]}
         if self.resumed:  # a run may go on to more steps
-            tree["trainer"]["max_steps"] = self.tree["trainer"]["max_steps"]
-        other, identity = cell_id(tree), cell_id(self.tree)
-        if other != identity:
+            there, here = there.with_config(steps), self.record.with_config(steps)
+        else:
+            here = self.record
+        if there.id != here.id:
             raise UserError(
-                f"{self.folder}: holds another run (config {other}, this one is {identity}); "
-                "give trainer.default_root_dir another folder"
+                f"{self.folder}: holds another run ({there.difference(here)}; its id is "
+                f"{there.id}, this one's {here.id}); give trainer.default_root_dir another folder"
             )
+
+    def _former_record(self, config: Path) -> Record:
+        """What a run left of which only the config was recorded, with ids of schema 1.
+
+        Its blocks and its corpus are known by what it left at its end, if it came so far.
+        """
+        tree = yaml.safe_load(config.read_text(encoding="utf-8"))
+        blocks, result = self.folder / "block.json", self.folder / RESULT
+        stacks = json.loads(blocks.read_text("utf-8")) if blocks.is_file() else stacks_of(self.tree)
+        corpus = self.record.corpus
+        if result.is_file():
+            known = json.loads(result.read_text("utf-8"))["data"]["checksum"]
+            now = prepare(data_config(self.tree["data"])).meta["checksum"]
+            corpus = corpus if now == known else f"tokens {known}"
+        return Record.of(tree, stacks, corpus)
 
     @rank_zero_only
     def _prepare_data(self) -> None:
@@ -249,6 +273,7 @@ class Run(RunCLI):
                 shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         with writing_in(self.folder):
             self.attempt_folder.mkdir(parents=True, exist_ok=True)
+        write_record(self.folder, self.record)
         write_whole(self.folder / "config.yaml", yaml.safe_dump(self.tree, sort_keys=False))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -260,7 +285,7 @@ class Run(RunCLI):
         if self._trains:
             progress = Progress(self.attempt_folder / "progress.json")
             callbacks += [self.divergence, self.throughput, GainLogger(), progress]
-            callbacks += [Agreement(cell_id(self.tree)), Pictures()]
+            callbacks += [Agreement(self.id), Pictures()]
             if self._pruned_by is not None:
                 files = (self.attempt_folder / REPORTS, self.attempt_folder / STOP)
                 callbacks.append(Pruning(self._pruned_by, *files))
@@ -312,7 +337,7 @@ class Run(RunCLI):
         metrics["train/tokens_per_second"] = self.throughput.rate
         result = {
             "schema": SCHEMA,
-            "id": cell_id(self.tree),
+            "id": self.id,
             "name": self.folder.name,
             "status": "ok" if divergence is None else "diverged",
             "diverged": None if divergence is None else asdict(divergence),
@@ -385,7 +410,7 @@ class Run(RunCLI):
         reports = read_reports(self.folder)
         pruned = {
             "schema": SCHEMA,
-            "id": cell_id(self.tree),
+            "id": self.id,
             "name": self.folder.name,
             "status": "pruned",
             "step": step,
@@ -432,7 +457,9 @@ def run_name(tree: Mapping[str, Any]) -> str:
     model = tree["model"]
     preset = model["block"]["preset"]
     warmup = model["schedule"]["warmup_steps"]
-    return f"{preset}-w{warmup}-s{tree['seed_everything']}-{cell_id(dict(tree))[:8]}"
+    # A command that evaluates a part of a split means the run that was trained without that limit.
+    identity = cell_id(without_evaluation_limits(tree))
+    return f"{preset}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"
 
 
 def device_name(trainer: pl.Trainer) -> str:

@@ -16,7 +16,7 @@ from lightning_app.errors import UserError
 AXIS = "grid"  # the axis whose values are the names of the grids
 UNSAID = (  # folders of a machine, and what changes no result
     *("data.root", "data.cache", "data.num_workers", "trainer.default_root_dir"),
-    *("trainer.logger", "trainer.callbacks", "trainer.log_every_n_steps"),
+    *("trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_checkpointing", "trainer.enable_progress_bar"),
 )
 

@@ -12,7 +12,7 @@ import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_app.data import download, synthetic
 from lightning_app.data.config import DataConfig
@@ -143,12 +143,29 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
     """
     if config.name == "synthetic":
         return hashlib.sha256(f"synthetic-{synthetic.SEED}".encode()).hexdigest()
-    downloaded = _local_root(config) is None
-    if downloaded and not fetch and not download.place(config, _downloads(config)).is_dir():
+    if not fetch and not _is_here(config):
         return None
     digests = locate(config).digests()
     digests.pop("notes", None)
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+
+def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | None:
+    """Return path, size and time of each file of a corpus, which tell whether to read it again.
+
+    Empty for the built-in corpus, and None for one that `fetch` does not allow to download.
+    """
+    if config.name == "synthetic":
+        return ()
+    if not fetch and not _is_here(config):
+        return None
+    files = locate(config).files().values()
+    return tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+
+
+def _is_here(config: DataConfig) -> bool:
+    local = _local_root(config) is not None
+    return local or download.place(config, _downloads(config)).is_dir()
 
 
 def _root(config: DataConfig) -> Path:

@@ -18,6 +18,7 @@ import yaml
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole
+from lightning_app.identity.ids import Identity
 
 BASE = {
     "seed_everything": 1,
@@ -56,6 +57,13 @@ def resolve(tree: dict, source: str) -> dict:
         raise UserError(f"{source}: model.block.norm: 'none' is impossible with sas")
     config["data"]["seed"] = config["seed_everything"]
     return config
+
+
+CORPUS = "0" * 64
+
+
+def identify(config: dict) -> Identity:
+    return Identity(id=cell_id(config), corpus=CORPUS)
 
 
 def cell_id(config: dict) -> str:
@@ -189,7 +197,9 @@ def main() -> int:
         wait="nowait" not in words,
     )
     try:
-        run_grid(read_grid(grid), Path(folder), options, program="stand_in")
+        run_grid(
+            read_grid(grid), Path(folder), options, program="stand_in", corpus=lambda data: CORPUS
+        )
     except UserError as error:
         print(f"ablate: {error}", file=sys.stderr)
         return 2

@@ -10,7 +10,6 @@ from lightning_app.ablation.grid import Grid, read_grid
 from lightning_app.ablation.plan import (
     Plan,
     cell_tree,
-    check_folder,
     combinations,
     devices_of,
     expand,
@@ -32,7 +31,7 @@ def grid(**changes: Any) -> Grid:
 
 
 def plan_of(given: Grid) -> Plan:
-    return expand(given, stand_in.resolve, stand_in.cell_id)[0]
+    return expand(given, stand_in.resolve, stand_in.identify)[0]
 
 
 def test_seeds_are_slowest_then_file_order() -> None:
@@ -67,7 +66,7 @@ def test_sections_resolved_apart_give_what_resolving_every_cell_gives() -> None:
         SEED: [1, 2],
     }
     given = grid(axes=axes, exclude=({PRESET: "post_ln", SEED: 1},))
-    plan, configs = expand(given, stand_in.resolve, stand_in.cell_id)
+    plan, configs = expand(given, stand_in.resolve, stand_in.identify)
     assert len(plan.cells) == 72
     for cell, config in zip(plan.cells, configs, strict=True):
         full = stand_in.resolve(cell_tree(given.base_config, cell.axes), "")
@@ -85,7 +84,7 @@ def test_thousands_of_cells_take_few_resolutions() -> None:
 
     axes = {PRESET: ["a", "b", "c"], "model.optimizer.lr": [k / 10 for k in range(1, 11)]}
     given = grid(axes={**axes, WARMUP: [0, 10, 20], SEED: list(range(50))})
-    plan, _ = expand(given, counted, stand_in.cell_id)
+    plan, _ = expand(given, counted, stand_in.identify)
     assert len(plan.cells) == 4500
     assert len(calls) <= 2 + 3 + 10 + 3 + 50
 
@@ -142,7 +141,7 @@ def test_a_cell_runs_on_one_host() -> None:
         return {**config, "trainer": {**config["trainer"], "num_nodes": 2}}
 
     with pytest.raises(UserError, match="num_nodes: 2; each cell of a grid runs on 1 host"):
-        expand(grid(), on_two, stand_in.cell_id)
+        expand(grid(), on_two, stand_in.identify)
 
 
 def test_a_coupled_schedule_needs_no_reference() -> None:
@@ -185,8 +184,8 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
     assert plan.made_from == made_from(given) == made_from(read_grid(tmp_path / "grid.yaml"))
     assert made_from(replace(given, base_config={"delay": 1})) != plan.made_from
     tree = json.loads((tmp_path / "plan.json").read_text())
-    assert (tree["schema"], tree["name"], tree["excluded"]) == (1, "tiny", 0)
-    assert tree["cells"][0].keys() == {"id", "name", "axes"}
+    assert (tree["schema"], tree["name"], tree["excluded"]) == (2, "tiny", 0)
+    assert tree["cells"][0].keys() == {"id", "name", "axes", "former"}
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(UserError, match=r"plan\.json: no valid JSON"):
         load_plan(tmp_path)
@@ -197,17 +196,6 @@ def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:
     assert plan.study == f"tiny-{plan.hash}" == plan_of(grid(question="?")).study
     assert plan_of(grid(mode="max")).study != plan.study
     assert plan_of(grid(base_config={"delay": 1})).study != plan.study
-
-
-def test_runs_of_another_grid_are_refused(tmp_path: Path) -> None:
-    given = grid()
-    plan = plan_of(given)
-    check_folder(tmp_path, given, plan)
-    (tmp_path / "runs" / plan.cells[0].name).mkdir(parents=True)
-    check_folder(tmp_path, given, plan)
-    other = grid(base_config={"delay": 1})
-    with pytest.raises(UserError, match=f"holds 1 runs of another grid .*{plan.cells[0].name}"):
-        check_folder(tmp_path, other, plan_of(other))
 
 
 def test_combinations_need_no_resolved_config() -> None:

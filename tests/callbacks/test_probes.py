@@ -17,7 +17,8 @@ from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.residual import Gain
 from lightning_app.callbacks.probes import SignalProbe, gains, histograms, shown, tag
-from lightning_app.config import cell_id, resolve
+from lightning_app.config import resolve
+from lightning_app.experiment import cell_id
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.module import TransformerModule
 from lightning_app.probes.table import MODEL, Place, from_csv

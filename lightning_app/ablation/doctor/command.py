@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning_app.ablation.adoption import Found, find_finished, take_over
 from lightning_app.ablation.doctor.file_checks import Unsound, read_record, read_yaml
 from lightning_app.ablation.doctor.findings import (
     ASIDE,
@@ -26,7 +27,6 @@ from lightning_app.ablation.plan import (
     Cell,
     Plan,
     cell_tree,
-    check_folder,
     expand,
     load_plan,
     save_plan,
@@ -39,6 +39,7 @@ from lightning_app.ablation.supervision.guard import HOLDER, is_supervised, supe
 from lightning_app.ablation.supervision.runner import PROGRAM
 from lightning_app.errors import UserError
 from lightning_app.files import writing_in
+from lightning_app.identity.record import read_record as read_identity
 
 _PASSES = 4  # what a fix uncovers is mended too; nothing hides deeper than this
 _SHOWN = 3  # notes of one kind that are printed each
@@ -101,13 +102,13 @@ class _Doctor:
         self._index = index
         self._elsewhere = elsewhere
         self._fix = fix
-        self._plan = expand(grid, module.resolve, module.cell_id)[0]
+        self._plan = expand(grid, module.resolve, module.identify)[0]
         self._cells = {cell.name: cell for cell in self._plan.cells}
         self._inspector = Inspector(
             directory=directory,
             keep=grid.checkpoints,
             prunes=grid.pruner is not None,
-            identify=module.cell_id,
+            identify=lambda config: module.identify(config).id,
             resolve=lambda cell: module.resolve(
                 cell_tree(grid.base_config, cell.axes), str(run_folder(directory, cell))
             ),
@@ -163,7 +164,11 @@ class _Doctor:
             return []
         by_id = {cell.id: cell for cell in self._plan.cells}
         paths = [path for path in runs.iterdir() if path.name not in self._cells]
-        found, unknown, taken = [], [], set()
+        finished = find_finished(self._directory, self._plan)
+        finished = [each for each in finished if each.folder.parent == runs]
+        found, unknown = [self._finished(each) for each in finished], []
+        taken = {each.cell.name for each in finished}
+        paths = [path for path in paths if path not in [each.folder for each in finished]]
         # Of several folders of one cell, one with a result takes its name.
         for path in sorted(paths, key=lambda path: (not (path / RESULT).exists(), path)):
             cell = by_id.get(self._identity(path) or "")
@@ -181,10 +186,25 @@ class _Doctor:
             found.append(Finding(path=runs, what=f"{what}; left alone", note=True))
         return found
 
+    def _finished(self, found: Found) -> Finding:
+        """A finished run of a planned cell under another name, or with an id of schema 1."""
+
+        def take() -> str:
+            take_over(self._directory, [found], self._grid.checkpoints)
+            return f"taken over as {found.cell.name}"
+
+        return Finding(
+            path=found.folder,
+            what=f"is the finished run of the cell {found.cell.name}",
+            remedy="take it over",
+            fix=take,
+        )
+
     def _identity(self, folder: Path) -> str | None:
-        """The id of the cell whose folder it seems to be, by its config or else its result."""
-        with suppress(Unsound, OSError):
-            return self._inspector.config_id(folder / "config.yaml")
+        """The id of the cell whose folder it seems to be, by its record or else its result."""
+        with suppress(UserError):
+            if record := read_identity(folder):
+                return record.id
         with suppress(Unsound, OSError):
             return str(read_record(folder / RESULT).get("id"))
         return None
@@ -206,7 +226,7 @@ class _Doctor:
 
     def _plan_file(self) -> Iterator[Finding]:
         path = self._directory / "plan.json"
-        finding = partial(Finding, path=path, remedy="plan anew", fix=self._plan_anew)
+        finding = partial(Finding, path=path, remedy="plan anew", fix=self._save_plan)
         try:
             stored = load_plan(self._directory)
         except (UserError, KeyError, TypeError, AttributeError, ValueError):
@@ -234,10 +254,6 @@ class _Doctor:
         except Unsound as error:
             remedy = f"write it anew from {self._grid.source}"
             yield Finding(path=path, what=str(error), remedy=remedy, fix=self._save_plan)
-
-    def _plan_anew(self) -> str:
-        check_folder(self._directory, self._grid, self._plan)
-        return self._save_plan()
 
     def _save_plan(self) -> str:
         with writing_in(self._directory):

@@ -85,10 +85,6 @@ class Inspector:
             *_leftovers(files),
         ]
 
-    def config_id(self, path: Path) -> str:
-        """The id that a `config.yaml` amounts to. Raises `Unsound`."""
-        return self._identity(read_yaml(path))
-
     def _identity(self, tree: dict[str, Any]) -> str:
         try:
             return self.identify(tree)

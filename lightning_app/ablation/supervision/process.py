@@ -39,7 +39,7 @@ _OLD_WORKER_GONE = 60.0  # seconds that a killed supervisor's worker may take to
 class Job:
     """One attempt of a cell, as its processes are told of it.
 
-    `program` is a module with `resolve`, `cell_id` and `run_cell`; `tree` the cell's unresolved
+    `program` is a module with `resolve`, `identify` and `run_cell`; `tree` the cell's unresolved
     config and `identity` its planned id. `metric` is what a pruner looks at, if there is one;
     `keep` says which checkpoints stay after success.
     """
@@ -115,7 +115,7 @@ def answer(channel: Connection, function: Callable[..., Any], *arguments: Any) -
 def make_plan(program: str, grid: Grid) -> Plan:
     """The plan of a grid, resolved here because the parser is heavy to import."""
     module = importlib.import_module(program)
-    return expand(grid, module.resolve, module.cell_id)[0]
+    return expand(grid, module.resolve, module.identify)[0]
 
 
 def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
@@ -133,8 +133,11 @@ def count_devices(program: str) -> int:
 def _train(program: Any, job: Job) -> None:
     """Write the config, which every rank reads, and train."""
     config = program.resolve(dict(job.tree), str(job.folder / "config.yaml"))
-    if program.cell_id(config) != job.identity:
-        raise RuntimeError(f"the config's id {program.cell_id(config)} is not the planned one")
+    if (found := program.identify(config).id) != job.identity:
+        raise RuntimeError(
+            f"the config's id is {found} and not {job.identity}, as planned: the files of the "
+            "corpus or the program have changed since; start the grid again"
+        )
     write_whole(job.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     program.run_cell(job, 0)
     if not is_over(job.folder, job.metric is not None):

@@ -8,16 +8,17 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from lightning_app.ablation.adoption import find_finished, take_over
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.plan import (
+    Corpus,
     Plan,
     cell_tree,
-    check_folder,
     combinations,
     devices_of,
     load_plan,
-    made_from,
     save_plan,
+    still_holds,
 )
 from lightning_app.ablation.queue.queue import Claim, Queue
 from lightning_app.ablation.queue.storages import storage_spec
@@ -34,6 +35,7 @@ from lightning_app.ablation.supervision.workers import (
     preload,
     share_cores,
 )
+from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.files import writing_in
 
@@ -47,20 +49,33 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def current_plan(grid: Grid, directory: Path, make: Callable[[], Plan], alone: bool) -> Plan:
-    """The saved plan of a grid where it still holds, else a new one, saved. Under the lock."""
+def current_plan(
+    grid: Grid, directory: Path, make: Callable[[], Plan], alone: bool, corpus: Corpus = corpus_of
+) -> Plan:
+    """The saved plan of a grid where it still holds, else a new one, saved. Under the lock.
+
+    Who is alone takes over what is finished under other names.
+    """
     plan = load_plan(directory)
-    if plan is None or plan.made_from != made_from(grid):
+    if plan is None or not still_holds(plan, grid, corpus):
         if not alone:
             raise UserError(
-                f"{directory}: other supervisors run this grid from another form of {grid.source} "
-                "or with another version of this program; let them end first"
+                f"{directory}: other supervisors run this grid from another form of {grid.source}, "
+                "on another state of its corpus or with another version of this program; let them "
+                "end first"
             )
         plan = make()
-        check_folder(directory, grid, plan)
+        _take_over(grid, directory, plan)
         with writing_in(directory):
             save_plan(directory, grid, plan)
+    elif alone:
+        _take_over(grid, directory, plan)
     return plan
+
+
+def _take_over(grid: Grid, directory: Path, plan: Plan) -> None:
+    for line in take_over(directory, find_finished(directory, plan), grid.checkpoints):
+        print(line, flush=True)
 
 
 def run_grid(
@@ -69,11 +84,13 @@ def run_grid(
     options: Options | None = None,
     *,
     program: str = PROGRAM,
+    corpus: Corpus = corpus_of,
     index: Callable[[Path], object] = lambda directory: None,
 ) -> tuple[Plan, int]:
     """Run what is missing of a grid; return its plan and how many cells others run at the end.
 
-    `program` is the module that resolves, prepares and trains; `index` is called with the grid's
+    `program` is the module that resolves, prepares and trains; `corpus` gives the digest of what a
+    corpus holds; `index` is called with the grid's
     folder now and then. Raises `UserError`, `Interrupted` when a signal came, `StorageLost`, and
     `OSError` (ENOSPC) when the disk is full. Whatever happens, what is done stays done and no
     process is left.
@@ -102,7 +119,7 @@ def run_grid(
         with turn(directory / START, lambda: stop.requested, why):
             lock = supervisor_lock(directory, spec.shown, spec.several)
             alone = held.enter_context(lock)
-            plan = current_plan(grid, directory, lambda: fresh or make(), alone)
+            plan = current_plan(grid, directory, lambda: fresh or make(), alone, corpus)
             queue = Queue(
                 directory,
                 plan,

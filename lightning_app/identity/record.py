@@ -1,0 +1,74 @@
+"""`identity.json` of a run's folder: what its id is made of, so that two ids can be compared."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lightning_app.errors import UserError
+from lightning_app.files import write_whole
+from lightning_app.identity.ids import SCHEMA, experiment_id
+from lightning_app.identity.relevant import Tree, pins, relevant, relevant_blocks
+
+NAME = "identity.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What can change the result of a run.
+
+    `config` and `blocks` hold the fields that differ from the pinned defaults, `corpus` is the
+    digest of what the corpus holds.
+    """
+
+    config: Mapping[str, Any]
+    blocks: Mapping[str, Any]
+    corpus: str | None
+
+    @classmethod
+    def of(cls, config: Tree, stacks: Tree, corpus: str | None) -> "Record":
+        """Return the record of a resolved config and its resolved blocks."""
+        return cls(config=relevant(config), blocks=relevant_blocks(stacks), corpus=corpus)
+
+    @property
+    def id(self) -> str:
+        """The id of the experiment: 16 hexadecimal digits."""
+        return experiment_id(self.config, self.blocks, self.corpus)
+
+    def with_config(self, fields: Mapping[str, Any]) -> "Record":
+        """Return the record with other values of some fields of the config."""
+        return replace(self, config={**self.config, **fields})
+
+    def difference(self, other: "Record") -> str:
+        """Say in words how two records differ, with the first field of the config that does."""
+        known = {**pins()["config"], **pins()["added"]}
+        for key in sorted({*self.config, *other.config}):
+            mine, theirs = (each.config.get(key, known.get(key)) for each in (self, other))
+            if mine != theirs:
+                return f"{key} is {json.dumps(mine)} there and {json.dumps(theirs)} here"
+        if self.corpus != other.corpus:
+            return "it was trained on other files of the corpus"
+        return "its blocks are defined otherwise"
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write `identity.json` into a run's folder."""
+    tree = {"schema": SCHEMA, "id": record.id, **asdict(record)}
+    write_whole(folder / NAME, json.dumps(tree, indent=1))
+
+
+def read_record(folder: Path) -> Record | None:
+    """Read `identity.json` of a run's folder, None where there is none.
+
+    Raises:
+        UserError: where it is damaged.
+    """
+    path = folder / NAME
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return Record(config=tree["config"], blocks=tree["blocks"], corpus=tree["corpus"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged; move the run's folder away") from error

@@ -1,0 +1,168 @@
+"""What of a run's config can change its result, and the defaults that ids leave out."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from lightning_app.identity.trainer import trainer_defaults
+
+Tree = Mapping[str, Any]
+
+_IRRELEVANT = (
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.logger",
+    "trainer.log_every_n_steps",
+    "trainer.enable_checkpointing",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.profiler",
+    "trainer.barebones",
+    "trainer.enable_autolog_hparams",
+    "trainer.default_root_dir",
+    "trainer.model_registry",
+    "trainer.limit_predict_batches",
+    "model.compile",
+    "data.root",
+    "data.cache",
+    "data.num_workers",
+)
+"""Where, on what and how verbosely a run is executed, with everything inside of these fields.
+
+`data.root` and `data.cache` say where files lie; the corpus counts by what they hold.
+"""
+
+_HARMLESS: Mapping[str, tuple[str, ...]] = {
+    "trainer.callbacks": (
+        *("DeviceStatsMonitor", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary"),
+        *("RichModelSummary", "RichProgressBar", "TQDMProgressBar", "ThroughputMonitor"),
+        *("GainLogger", "Pictures", "Progress", "SignalProbe", "Throughput"),
+    ),
+    "trainer.plugins": (
+        *("AsyncCheckpointIO", "TorchCheckpointIO", "WholeCheckpoints"),
+        *("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
+    ),
+    "trainer.strategy": (
+        *("auto", "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp"),
+        *("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"),
+    ),
+}
+"""The callbacks, plugins and strategies that only watch, store or share out the same work."""
+
+_OURS = ("lightning.pytorch.", "lightning.fabric.", "lightning_app.")
+"""The packages whose classes the names above mean."""
+
+
+@cache
+def pins() -> Mapping[str, Mapping[str, Any]]:
+    """Return the pinned defaults: `config` and `blocks` by dotted key, and `added`.
+
+    An id holds only what differs from them, so that a new field at its default changes no id.
+    `added` holds the fields of a config that came after schema 2 was fixed. A pin never changes,
+    also where a default does.
+    """
+    tree = json.loads(files("lightning_app.identity").joinpath("pins.json").read_text("utf-8"))
+    return {name: tree[name] for name in ("config", "blocks", "added")}
+
+
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def relevant(config: Tree) -> dict[str, Any]:
+    """Return the fields of a resolved config that can change a result and differ from their pins.
+
+    Limits of the test split count where the run evaluates it.
+    """
+    known = {**pins()["config"], **pins()["added"]}
+    kept = {key: value for key, value in config.items() if key != "trainer"}
+    trainer = {key: _harmful(f"trainer.{key}", value) for key, value in config["trainer"].items()}
+    if not config["model"]["objective"]["evaluate_test"]:
+        trainer["limit_test_batches"] = None
+    found = _differing({**kept, "trainer": trainer}, known, lambda key: key)
+    return {key: value for key, value in found.items() if not is_irrelevant(key)}
+
+
+def relevant_blocks(stacks: Tree) -> dict[str, Any]:
+    """Return what differs from the pins in the resolved specification of each stack, by layer."""
+    plain = json.loads(json.dumps(stacks))
+    found: dict[str, Any] = {}
+    for side, stack in plain.items():
+        around = {key: value for key, value in stack.items() if key != "blocks"}
+        found[side] = _differing(around, pins()["blocks"], lambda key: key)
+        for layer, block in enumerate(stack["blocks"]):
+            here = _differing(block, pins()["blocks"], lambda key: f"blocks.{key}")
+            found[f"{side}.{layer}"] = here
+    return found
+
+
+def without_evaluation_limits(config: Tree) -> dict[str, Any]:
+    """Return a config that evaluates whole splits, as a limit is no part of which run is meant."""
+    names = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
+    return {**config, "trainer": {**config["trainer"], **dict.fromkeys(names)}}
+
+
+def _differing(tree: Tree, known: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
+    """The leaves that are not as pinned. A mapping where the pin is null counts as being there."""
+    found: dict[str, Any] = {}
+    for key, value in leaves(tree):
+        pinned = name(key)
+        words = key.split(".")
+        for count in range(1, len(words)):
+            above = ".".join(words[:count])
+            if known.get(name(above), {}) is None:
+                found[above] = {}
+        if pinned not in known and _is_new_default(pinned, value):
+            continue
+        if pinned not in known or not _same(value, known[pinned]):
+            found[key] = value
+    return found
+
+
+def _is_new_default(key: str, value: Any) -> bool:
+    """Whether a field of the Trainer that a newer Lightning brings is at its default."""
+    section, _, field = key.partition(".")
+    if section != "trainer" or "." in field:
+        return False
+    defaults = trainer_defaults()
+    return field in defaults and _same(value, defaults[field])
+
+
+def _same(left: Any, right: Any) -> bool:
+    # By their text: 1 and 1.0 batches mean other things, and so do 1 and true.
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def is_irrelevant(key: str) -> bool:
+    """Whether a field of a config says only where, on what or how verbosely a run is executed."""
+    return any(key == name or key.startswith(f"{name}.") for name in _IRRELEVANT)
+
+
+def _harmful(field: str, value: Any) -> Any:
+    """The part of the Trainer's callbacks, plugins or strategy that is not known to be harmless."""
+    if field not in _HARMLESS or value is None:
+        return value
+    entries = value if isinstance(value, list) else [value]
+    left = [entry for entry in entries if not _is_harmless(field, entry)]
+    if field == "trainer.strategy":
+        return left[0] if left else "auto"
+    return left or None
+
+
+def _is_harmless(field: str, entry: Any) -> bool:
+    names = _HARMLESS[field]
+    if isinstance(entry, str):
+        return entry in names or (entry.startswith(_OURS) and entry.rpartition(".")[2] in names)
+    path = entry.get("class_path", "") if isinstance(entry, Mapping) else ""
+    if field == "trainer.strategy":
+        return False  # its arguments may change how gradients are exchanged
+    return path.startswith(_OURS) and path.rpartition(".")[2] in names

@@ -1,0 +1,201 @@
+"""Ids: what changes one, what does not, and how new fields and defaults leave old ids alone."""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.blocks import presets
+from lightning_app.config import resolve
+from lightning_app.experiment import cell_id, identity_of, stacks_of
+from lightning_app.identity import relevant as relevance
+from lightning_app.identity.ids import experiment_id, former_id, identify
+from lightning_app.identity.record import Record, read_record, write_record
+from lightning_app.identity.relevant import leaves, pins, without_evaluation_limits
+from lightning_app.identity.trainer import trainer_defaults
+
+BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
+STOPPING = {
+    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+    "init_args": {"monitor": "val/nll"},
+}
+PROBE = {"class_path": "lightning_app.callbacks.probes.SignalProbe"}
+BAR = {"class_path": "lightning.pytorch.callbacks.TQDMProgressBar"}
+CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "x"}}
+OTHER_CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "y"}}
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    """A resolved config with fields set by dotted keys, `__` for the dot."""
+    tree: dict[str, Any] = deepcopy(BASE)
+    for key, value in fields.items():
+        *above, last = key.split("__")
+        reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
+    return resolve(tree, "x.yaml")
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    return cell_id(config())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trainer__callbacks": [STOPPING]},
+        {"trainer__callbacks": [PROBE, STOPPING]},
+        {"trainer__plugins": {"class_path": "lightning.pytorch.plugins.DoublePrecision"}},
+        {"trainer__strategy": "deepspeed"},
+        {"trainer__strategy": {"class_path": "lightning.pytorch.strategies.DDPStrategy"}},
+        {"trainer__limit_val_batches": 2},
+        {"trainer__limit_test_batches": 2},
+        {"trainer__accumulate_grad_batches": 2},
+        {"model__block__shaped_attention": {}},
+        {"model__architecture__activation": "gelu"},
+        {"data__window": 64},
+        {"data__splits": {"train": "other"}},
+    ],
+    ids=str,
+)
+def test_what_can_change_a_result_changes_the_id(fields: dict[str, Any], plain: str) -> None:
+    assert cell_id(config(**fields)) != plain
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trainer__callbacks": [PROBE]},
+        {"trainer__callbacks": [BAR, PROBE]},
+        {"trainer__callbacks": []},
+        {"trainer__plugins": "lightning.pytorch.plugins.TorchCheckpointIO"},
+        {"trainer__strategy": "ddp"},
+        {"trainer__devices": 4},
+        {"trainer__logger": False},
+        {"trainer__logger": CSV},
+        {"trainer__logger": [CSV, OTHER_CSV]},
+        {"trainer__profiler": "simple"},
+        {"trainer__limit_predict_batches": 2},
+        {"model__compile": "blocks"},
+        {"data__cache": "/somewhere"},
+        {"data__num_workers": 2},
+    ],
+    ids=str,
+)
+def test_what_cannot_change_a_result_leaves_the_id(fields: dict[str, Any], plain: str) -> None:
+    assert cell_id(config(**fields)) == plain
+
+
+def test_a_limit_of_the_test_split_counts_where_it_is_evaluated() -> None:
+    without = {"model__objective__evaluate_test": False}
+    limited = config(**without, trainer__limit_test_batches=2)
+    assert cell_id(limited) == cell_id(config(**without))
+    assert without_evaluation_limits(limited) == config(**without)
+
+
+def test_another_definition_of_a_preset_is_another_experiment(
+    plain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = presets.PRESETS["pre_ln"]
+
+    def redefined(stack: presets.Stack) -> presets.StackSpec:
+        return replace(same(stack), embedding_gain=2.0)
+
+    written = config()
+    stacks = stacks_of(written)
+    assert identity_of(written).id == plain
+    monkeypatch.setitem(presets.PRESETS, "pre_ln", redefined)
+    sizes = config(model__architecture__max_positions=1025)  # nothing of it was resolved before
+    assert stacks_of(sizes) != stacks
+    corpus = identity_of(written).corpus
+    assert identify(written, stacks=stacks_of(sizes), corpus=corpus).id != plain
+
+
+def test_an_edited_corpus_is_another_experiment_and_a_moved_one_is_not(tmp_path: Path) -> None:
+    def write(folder: Path, last: str = "drei\n") -> str:
+        folder.mkdir(exist_ok=True)
+        for split in ("train", "valid", "test"):
+            (folder / f"{split}.de").write_text("eins\nzwei\n" + last)
+            (folder / f"{split}.en").write_text("one\ntwo\nthree\n")
+        return cell_id(config(data__name="text", data__root=str(folder)))
+
+    here = write(tmp_path / "here")
+    assert write(tmp_path / "there") == here
+    assert write(tmp_path / "here", "vier\n") != here
+    assert write(tmp_path / "here") == here
+
+
+def test_every_field_of_today_has_a_pin() -> None:
+    """A new field needs one: its value that stands for what was before, under `added`."""
+    known = {**pins()["config"], **pins()["added"]}
+    assert [key for key, _ in leaves(config()) if key not in known] == []
+    full = config(
+        model__block__preset="sas",
+        model__block__shaped_attention={"alpha": 1.0},
+        model__block__attention_skip={"value": 0.5},
+        model__block__value_gains={"kept": {"learned": True}},
+    )
+    assert [key for key, _ in leaves(full["model"], "model.") if key not in known] == []
+    blocks = pins()["blocks"]
+    for side in stacks_of(full).values():
+        around = {key: value for key, value in side.items() if key != "blocks"}
+        first = dict(leaves(json.loads(json.dumps(side["blocks"][0])), "blocks."))
+        assert [key for key in (*around, *first) if key not in blocks] == []
+
+
+def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = config()
+    stacks = stacks_of(written)
+    before = identify(written, stacks=stacks, corpus="c")
+    wider = deepcopy(written)
+    wider["model"]["architecture"]["memory"] = 0
+    wider["trainer"]["newest"] = "off"
+    defaults = {**trainer_defaults(), "newest": "off"}
+    monkeypatch.setattr(relevance, "trainer_defaults", lambda: defaults)
+    added = {**pins(), "added": {**pins()["added"], "model.architecture.memory": 0}}
+    monkeypatch.setattr(relevance, "pins", lambda: added)
+    assert identify(wider, stacks=stacks, corpus="c").id == before.id
+    wider["model"]["architecture"]["memory"] = 1
+    assert identify(wider, stacks=stacks, corpus="c").id != before.id
+    wider["model"]["architecture"]["memory"] = 0
+    wider["trainer"]["newest"] = "on"
+    assert identify(wider, stacks=stacks, corpus="c").id != before.id
+
+
+def test_ids_of_schema_2_stay_as_they_are() -> None:
+    """Pinned: a change here is another schema, and orphans every finished run."""
+    assert experiment_id({"a": 1}, {"encoder": {}}, "c") == "0a73a8977a01d14b"
+    assert cell_id(config()) == "d1b3919c43aedd92"
+    assert cell_id(config(model__block__preset="sas", seed_everything=2)) == "4aa4506fdfb2ff21"
+    demo = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    assert cell_id(resolve(demo, "x")) == "6a95e08dd3579078"
+
+
+def test_former_ids_are_those_of_b91519c() -> None:
+    demo = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
+    demo["model"]["block"] = {"preset": "post_ln"}
+    demo["model"]["schedule"]["warmup_steps"] = 0
+    assert former_id(resolve(demo, "x")) == "4c1558dc8f39ef80"
+
+
+def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
+    def record(corpus: str = "c", **fields: Any) -> Record:
+        tree = config(**fields)
+        return Record.of(tree, stacks_of(tree), corpus)
+
+    mine = record()
+    write_record(tmp_path, mine)
+    assert read_record(tmp_path) == mine
+    assert mine.id == identify(config(), stacks=stacks_of(config()), corpus="c").id
+    assert mine.difference(record("d")) == "it was trained on other files of the corpus"
+    other = record(trainer__max_steps=7)
+    assert mine.difference(other) == "trainer.max_steps is 20000 there and 7 here"
+    assert mine.with_config({"trainer.max_steps": 7}).id == other.id
+    defined: Mapping[str, Any] = {**mine.blocks, "encoder": {"embedding_gain": 2.0}}
+    assert mine.difference(replace(mine, blocks=defined)) == "its blocks are defined otherwise"
+    assert read_record(tmp_path / "nowhere") is None
