@@ -430,8 +430,11 @@ def t_fixup(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
 
 
 def mix_ln(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
-    """Li et al. 2024 (2412.13795): Post-LN in the first quarter of layers, Pre-LN after it."""
-    first_quarter = layer.number <= math.ceil(layer.stack.depth / 4)
+    """Li et al. 2024 (2412.13795): Post-LN in the first quarter of layers, Pre-LN after it.
+
+    A quarter holds whole layers alone; the first layer is Post-LN however few there are.
+    """
+    first_quarter = layer.number == 1 or layer.number <= layer.stack.depth / 4
     return (post_ln if first_quarter else pre_ln)(layer, around, f, x)
 
 

@@ -5,7 +5,6 @@ self-attention, CA cross-attention, FF the feed-forward, A the attention map, C 
 depth of the stack, l or n the layer from 1.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -268,16 +267,19 @@ def t_fixup(stack: Stack) -> StackSpec:
 
 
 @preset(
-    equation="l <= ceil(L/4): x' = N(x + f(x)); above: x' = x + f(N(x)); N after the last block",
+    equation="l <= max(1, floor(L/4)): x' = N(x + f(x)); else x + f(N(x)); N after the last block",
     paper="Li et al. 2024, Mix-LN (2412.13795)",
     fixes="deep layers of Pre-LN that contribute little",
 )
 def mix_ln(stack: Stack) -> StackSpec:
-    """Post-LN in the first quarter of layers, rounded up, and Pre-LN above.
+    """Post-LN in the first quarter of layers, rounded down, and Pre-LN above.
 
-    Known from secondary sources.
+    The authors' code takes the number by hand and runs 3 of 12 and 6 of 24 layers as Post-LN; that
+    the paper rounds down is known from secondary sources. It is silent on fewer than 4 layers,
+    where rounding down would leave `pre_ln`: our choice is Post-LN in the first. An encoder and a
+    decoder go by their own depths; the authors have one stack.
     """
-    first = math.ceil(stack.depth / 4)
+    first = max(1, stack.depth // 4)
     blocks = (around(POST),) * first + (around(PRE),) * (stack.depth - first)
     return StackSpec(blocks=blocks, final_norm="layer_norm")
 

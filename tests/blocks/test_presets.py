@@ -246,12 +246,17 @@ def test_layer_scale_starts_smaller_in_deeper_stacks(depth: int, start: float) -
         assert b.around_ff.branch == Gain(value=start, learned=True, vector=True)
 
 
-@pytest.mark.parametrize(("depth", "first"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+@pytest.mark.parametrize(
+    ("depth", "first"),
+    [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 2), (12, 3), (18, 4), (24, 6)],
+)
 def test_mix_ln_is_post_ln_in_the_first_quarter(depth: int, first: int) -> None:
-    spec = PRESETS["mix_ln"](replace(ALONE, depth=depth))
+    """Rounded down, as the authors have 3 of 12 and 6 of 24, and at least one layer."""
     post = PRESETS["post_ln"](ALONE).blocks[0]
     pre = PRESETS["pre_ln"](ALONE).blocks[0]
-    assert spec.blocks == (post,) * first + (pre,) * (depth - first)
+    for peer_depth in (0, 12):  # each stack goes by its own depth
+        spec = PRESETS["mix_ln"](replace(ALONE, depth=depth, peer_depth=peer_depth))
+        assert spec.blocks == (post,) * first + (pre,) * (depth - first)
 
 
 def test_layer_norm_scaling_divides_by_the_root_of_the_layer() -> None:

@@ -143,7 +143,7 @@ def test_lines_do_not_cross_words(shown: Picture) -> None:
         ("layer_norm_scaling", ["× 1/√n"]),
         ("realformer", ["Zₙ = Sₙ + Zₙ₋₁", "A = softmax(Zₙ / n)"]),
         ("sas", ["α I + β A − γ C", "V = I + ΔW in layer 1", "V = I in layers 2-6", "P = I"]),
-        ("mix_ln", ["layers 1–2", "layers 3–6"]),
+        ("mix_ln", ["layer 1", "layers 2–6"]),
         ("dual_stream", ["r"]),
         ("qk_norm", ["LayerNorm of q, k"]),
         ("normformer", ["× 1 on each head", "LayerNorm inside"]),

@@ -117,6 +117,8 @@ COMBINATIONS = {
     ),
     "shaped-shared": shaping("centre", ShapingSpec(per_head=False)),
     "shaped-without-centre": shaping("identity", ShapingSpec(gamma=None)),
+    # A quarter of eleven, rounded up, would be three
+    "mix_ln-deep": case("mix_ln", {"encoder_depth": 11, "decoder_depth": 5}),
     # Activations and positions
     "post_ln-learned": case("post_ln", {"positions": "learned", "max_positions": 19}),
     "parallel-leaky_relu": case("parallel", {"activation": "leaky_relu", "activation_slope": 0.3}),
