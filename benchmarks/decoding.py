@@ -32,9 +32,10 @@ from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.masks import causal_mask, mask_of, padding_mask
 from lightning_app.data.cutting import global_batches
 from lightning_app.data.datamodule import TextDataModule
-from lightning_app.data.tokenizer import BOS, EOS, PAD
+from lightning_app.data.tokenizer import PAD
 from lightning_app.data.translation import TranslationRows
 from lightning_app.models import heads, search
+from lightning_app.objectives.translation import MARKS
 
 GOAL = 5.0
 
@@ -150,7 +151,7 @@ def main() -> None:
         for name, (package, net) in forms.items():
             how = package.SearchConfig(beam=args.beam, length_ratio=1.0, length_extra=0)
             begin = time.process_time()
-            parts = [package.search(net, batch, BOS, EOS, how) for batch in batches]
+            parts = [package.search(net, batch, MARKS, how) for batch in batches]
             seconds[name].append(time.process_time() - begin)
             found[name] = [hypothesis.tokens for part in parts for hypothesis in part]
 

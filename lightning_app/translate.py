@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_app.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from lightning_app.data.tokenizer import EOS, PAD, Tokenizer
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
 from lightning_app.module import TransformerModule
+from lightning_app.objectives.translation import MARKS
 
 CHUNK = 512  # lines read before the first is written
 TOKENS = 4096  # source tokens translated at once, padding counted
@@ -84,6 +85,6 @@ def translate(
         rows, order = order[-count:], order[:-count]
         batch = [torch.tensor(sources[i], device=device) for i in rows]
         batch = pad_sequence(batch, batch_first=True, padding_value=PAD)
-        for i, hypothesis in zip(rows, search(model, batch, BOS, EOS, how), strict=True):
+        for i, hypothesis in zip(rows, search(model, batch, MARKS, how), strict=True):
             translations[i] = tokenizer.decode(hypothesis.tokens)
     return translations

@@ -29,6 +29,14 @@ class SearchConfig:
             raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
 
 
+class Marks(NamedTuple):
+    """The ids that are no text; with the padding of the model, a hypothesis holds none of them."""
+
+    bos: int
+    eos: int
+    mask: int
+
+
 class Hypothesis(NamedTuple):
     """Target tokens without the begin and end marks, and the score they were chosen by."""
 
@@ -125,7 +133,7 @@ def over(beams: Int[Tensor, "row beam"], parts: Tensor) -> Tensor:
 
 @torch.no_grad()
 def search(
-    model: EncoderDecoder, source: Int[Tensor, "batch source"], bos: int, eos: int, s: SearchConfig
+    model: EncoderDecoder, source: Int[Tensor, "batch source"], marks: Marks, s: SearchConfig
 ) -> list[Hypothesis]:
     """Return the best hypothesis of each source sentence.
 
@@ -139,23 +147,23 @@ def search(
     reached = set(limits.tolist())
     state = model.start(source, s.beam)
     beams = Beams.start(limits, s.beam, max(reached, default=0))
-    newest = torch.full_like(beams.scores, bos, dtype=torch.long)
+    newest = torch.full_like(beams.scores, marks.bos, dtype=torch.long)
+    unwritten = [model.pad, marks.bos, marks.mask]
     found: dict[int, Hypothesis] = {}
 
     for step in range(1, max(reached, default=0) + 1):
         logits, state = model.step(newest, state)
         candidates = logits.float().log_softmax(dim=-1).unflatten(0, newest.shape)
-        candidates[..., model.pad] = -torch.inf
-        candidates[..., bos] = -torch.inf
+        candidates[..., unwritten] = -torch.inf
         vocabulary = candidates.shape[2]
         if step in reached:
-            goes_on = torch.arange(vocabulary, device=source.device) != eos
+            goes_on = torch.arange(vocabulary, device=source.device) != marks.eos
             candidates.masked_fill_((beams.limit == step)[:, None, None] & goes_on, -torch.inf)
         candidates += beams.scores[:, :, None]
         # Each prefix can end in one way only, so 2 * beam candidates hold `beam` that go on.
         top, flat = candidates.flatten(1).topk(min(2 * s.beam, s.beam * vocabulary), dim=1)
         beams, origin, done = beams.advance(
-            top, flat // vocabulary, flat % vocabulary, step, eos, s.length_penalty
+            top, flat // vocabulary, flat % vocabulary, step, marks.eos, s.length_penalty
         )
         newest, state = beams.prefixes[:, :, step - 1], state.reorder(origin)
         if done.any():

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from lightning_app.data.batching import TranslationBatch
-from lightning_app.data.tokenizer import BOS, EOS, PAD
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD
 from lightning_app.models.heads import EncoderDecoder
-from lightning_app.models.search import SearchConfig, search
+from lightning_app.models.search import Marks, SearchConfig, search
 from lightning_app.objectives.base import Objective, ObjectiveConfig, Sums
 from lightning_app.objectives.output import output_sums
 
 GREEDY = SearchConfig(beam=1)
+MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
 
 
 def gather(hypotheses: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -71,7 +72,7 @@ class Translation(Objective):
             wanted &= batch.index < limit
         if not wanted.any():
             return {}
-        found = search(model, batch.source[wanted], BOS, EOS, how)
+        found = search(model, batch.source[wanted], MARKS, how)
         rows = batch.index[wanted].tolist()
         return {row: hypothesis.tokens for row, hypothesis in zip(rows, found, strict=True)}
 

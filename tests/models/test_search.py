@@ -9,9 +9,10 @@ import torch
 
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
-from lightning_app.models.search import SearchConfig, search
+from lightning_app.models.search import Marks, SearchConfig, search
 
-PAD, BOS, EOS = 0, 2, 3
+PAD, BOS, EOS, MASK = 0, 2, 3, 4
+MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
 
 
 def tiny(preset: str, vocab_size: int = 11, seed: int = 0, **positions: Any) -> EncoderDecoder:
@@ -54,7 +55,7 @@ def plain_beam(model, source: torch.Tensor, s: SearchConfig) -> list[int]:
 def log_probs(model: EncoderDecoder, source: torch.Tensor, prefix: list[int]) -> list[float]:
     with torch.no_grad():
         values = model(source[None], torch.tensor([prefix]))[0, -1].log_softmax(-1)
-    values[PAD] = values[BOS] = -math.inf
+    values[[PAD, BOS, MASK]] = -math.inf
     return values.tolist()
 
 
@@ -69,23 +70,23 @@ SOURCE = torch.tensor(
 def test_equals_the_plain_search(preset: str, beam: int, length_penalty: float) -> None:
     model = tiny(preset)
     how = SearchConfig(beam=beam, length_penalty=length_penalty, length_ratio=1.0, length_extra=3)
-    found = search(model, SOURCE, BOS, EOS, how)
+    found = search(model, SOURCE, MARKS, how)
     assert [h.tokens for h in found] == [plain_beam(model, row, how) for row in SOURCE]
 
 
 def test_a_wide_beam_finds_the_best_of_all_sequences() -> None:
-    model = tiny("pre_ln", vocab_size=6, seed=3)
-    source = torch.tensor([[4, 5, 3]])
+    model = tiny("pre_ln", vocab_size=7, seed=3)
+    source = torch.tensor([[6, 5, 3]])
     how = SearchConfig(beam=200, length_penalty=1.0, length_ratio=0.0, length_extra=4)
     best = (-math.inf, ())
     for length in range(4):
-        for body in itertools.product([1, 4, 5], repeat=length):
+        for body in itertools.product([1, 5, 6], repeat=length):
             tokens = [BOS, *body, EOS]
             score = sum(
                 log_probs(model, source[0], tokens[:i])[tokens[i]] for i in range(1, len(tokens))
             )
             best = max(best, (score / (length + 1), body))
-    found = search(model, source, BOS, EOS, how)[0]
+    found = search(model, source, MARKS, how)[0]
     assert tuple(found.tokens) == best[1]
     assert found.score == pytest.approx(best[0], abs=1e-5)
 
@@ -93,9 +94,9 @@ def test_a_wide_beam_finds_the_best_of_all_sequences() -> None:
 def test_a_sentence_is_translated_alike_alone_and_in_a_batch() -> None:
     model = tiny("realformer", seed=5)
     how = SearchConfig(beam=3, length_ratio=1.0, length_extra=4)
-    together = search(model, SOURCE, BOS, EOS, how)
+    together = search(model, SOURCE, MARKS, how)
     for row, hypothesis in zip(SOURCE, together, strict=True):
-        alone = search(model, row[row != PAD][None], BOS, EOS, how)[0]
+        alone = search(model, row[row != PAD][None], MARKS, how)[0]
         assert alone.tokens == hypothesis.tokens
         assert alone.score == pytest.approx(hypothesis.score, abs=1e-5)
 
@@ -105,7 +106,7 @@ def test_every_hypothesis_keeps_its_length_limit() -> None:
     with torch.no_grad():
         model.embedding.tokens.weight[EOS] -= 3.0  # it would rather never end
     how = SearchConfig(beam=2, length_ratio=1.0, length_extra=2)
-    for row, hypothesis in zip(SOURCE, search(model, SOURCE, BOS, EOS, how), strict=True):
+    for row, hypothesis in zip(SOURCE, search(model, SOURCE, MARKS, how), strict=True):
         assert len(hypothesis.tokens) < int((row != PAD).sum()) + 2
 
 
@@ -116,7 +117,7 @@ def test_a_learned_table_of_positions_bounds_the_search(room: int) -> None:
     with torch.no_grad():
         model.embedding.tokens.weight[EOS] -= 3.0  # it would rather never end
     how = SearchConfig(beam=2, length_ratio=1.0, length_extra=20)
-    found = search(model, SOURCE, BOS, EOS, how)
+    found = search(model, SOURCE, MARKS, how)
     assert max(len(hypothesis.tokens) for hypothesis in found) == room - 1
 
 
@@ -124,8 +125,27 @@ def test_a_learned_table_of_positions_bounds_the_search(room: int) -> None:
 def test_other_positions_equal_the_plain_search(positions: str) -> None:
     model = tiny("realformer", positions=positions, max_positions=19)
     how = SearchConfig(beam=3, length_penalty=1.0, length_ratio=1.0, length_extra=3)
-    found = search(model, SOURCE, BOS, EOS, how)
+    found = search(model, SOURCE, MARKS, how)
     assert [h.tokens for h in found] == [plain_beam(model, row, how) for row in SOURCE]
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+@pytest.mark.parametrize("unwanted", [PAD, BOS, MASK])
+def test_what_is_no_text_is_never_written(unwanted: int, beam: int) -> None:
+    """Whatever the model makes of it, as one that was trained to fill masks may."""
+    model = tiny("pre_ln", seed=7)
+    step = model.step
+
+    def preferring(tokens: torch.Tensor, state: Any) -> Any:
+        logits, state = step(tokens, state)
+        logits[:, unwanted] += 50.0
+        return logits, state
+
+    model.step = preferring
+    how = SearchConfig(beam=beam, length_ratio=1.0, length_extra=4)
+    found = search(model, SOURCE, MARKS, how)
+    assert max(len(hypothesis.tokens) for hypothesis in found) > 1
+    assert all(token not in (PAD, BOS, EOS, MASK) for h in found for token in h.tokens)
 
 
 def test_a_beam_under_one_is_refused() -> None:
