@@ -141,6 +141,9 @@ def attend_plainly(
         else:
             scores = torch.baddbmm(below.expand(shape).flatten(0, 1), q, k)
         logits = scores / divisor if divisor != 1.0 else scores
+        if divisor < 1.0 and mask.blank is not None:
+            # Masked scores may become -inf here, and the softmax of a row of nothing else is NaN.
+            logits = logits.unflatten(0, shape[:2]).masked_fill(mask.blank, 0.0).flatten(0, 1)
         weights = F.dropout(logits.softmax(dim=-1), dropout).to(value.dtype)
         heads = torch.bmm(weights, value.flatten(0, 1)).unflatten(0, shape[:2])
     if mask.blank is not None:

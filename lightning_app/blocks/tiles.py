@@ -48,10 +48,10 @@ def tiles(query: Tensor, key: Tensor, causal: bool) -> Iterator[Tile]:
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
     limit = GPU_TILE if query.is_cuda else TILE
-    rows = max(1, min(queries, limit // keys))
+    rows = max(1, min(queries, limit // max(1, keys)))
     if causal:
         rows = min(rows, max(64, -(-queries // 4)))
-    together = max(1, min(heads, limit // (rows * keys)))
+    together = max(1, min(heads, limit // (rows * max(1, keys))))
     for sentence in range(batch):
         for head in range(0, heads, together):
             for row in range(0, queries, rows):

@@ -155,6 +155,51 @@ def test_residual_attention_is_the_equation(form: Form, case: dict[str, Any]) ->
     assert worst([*found, *gradients(found, single, narrow)], exact) < 1e-5  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("divisor", [1e-3, 0.2, 0.25, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_without_a_key_give_zeros_at_every_divisor(
+    form: Form, divisor: float, dtype: torch.dtype
+) -> None:
+    """In a chain, with rows that see keys beside them; masked scores over 1/4 would overflow."""
+    torch.manual_seed(1)
+    sizes = {"batch": 2, "heads": 2, "queries": 6, "keys": 5, "dim": 3, "value_dim": 3, "depth": 2}
+    layers = layers_for(sizes, dtype)
+    allowed = torch.rand(2, 1, 6, 5) < 0.6
+    allowed[0] = allowed[1, :, 2] = False
+    divided = [divisor, divisor]
+    ours = run(form, layers, mask_of(allowed), divided)
+    for heads in ours:
+        assert heads[0].abs().sum() == heads[1, :, 2].abs().sum() == 0.0
+    found = gradients(ours, layers, [torch.ones_like(x) for x in ours])
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+    for gradient in found:  # of the first sentence, whose rows see nothing
+        assert gradient[0].abs().sum() == 0.0
+    if divisor >= 0.2:  # beyond, the equation written out overflows
+        wide = [tuple(x.detach().double().requires_grad_() for x in layer) for layer in layers]
+        expected = literal(wide, allowed, divided)  # pyright: ignore[reportArgumentType]
+        exact = gradients(expected, wide, [torch.ones_like(x) for x in expected])  # pyright: ignore[reportArgumentType]
+        assert worst([*ours, *found], [*expected, *exact]) < 1e-4
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(4, 0), (0, 0), (0, 4)])
+def test_no_keys_or_no_queries_give_zeros(
+    form: Form, dropout: float, masked: bool, queries: int, keys: int
+) -> None:
+    sizes = {"batch": 2, "heads": 3, "queries": queries, "keys": keys, "dim": 2, "value_dim": 5}
+    layers = layers_for({**sizes, "depth": 2})
+    seen = torch.ones(2, 1, 1, keys, dtype=torch.bool)
+    ours = run(form, layers, mask_of(seen) if masked else full_mask(keys, CPU), [1.0, 2.0], dropout)
+    for heads in ours:
+        assert heads.shape == (2, 3, queries, 5)
+        assert heads.abs().sum() == 0.0
+    for gradient in gradients(ours, layers, [torch.ones_like(x) for x in ours]):
+        assert gradient.abs().sum() == 0.0
+
+
 @pytest.mark.parametrize("form", FAST)
 @settings(EXAMPLES, max_examples=40)
 @given(case=cases(), dropout=st.sampled_from([0.1, 0.5]))
