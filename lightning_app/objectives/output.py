@@ -55,6 +55,7 @@ class OutputLoss(torch.autograd.Function):
         nll  = sum_t c_t (-log p_t[y_t])
         loss = (1 - e) nll + e sum_t c_t mean_v(-log p_t[v])
              = nll + e sum_t c_t (z_t[y_t] - mean_v z_t[v])
+             = nll + e sum_t c_t ((E[y_t] - mean_v E[v]) x_t + b[y_t] - mean_v b[v])
 
     with e the label smoothing (Szegedy et al. 2016, 1512.00567). The gradient by z_t is
     ``c_t (g_t - e / V)`` with ``g_t = p_t - (1 - e) onehot(y_t)``, so that
@@ -64,9 +65,10 @@ class OutputLoss(torch.autograd.Function):
         db   = sum_t c_t g_t - (e / V) sum_t c_t
 
     Each chunk of tokens makes its g and drops it; the backward pass only scales dx, dE and db by
-    the gradient that comes in. Smoothing needs no pass over entries (token, vocabulary): the mean
-    of z_t is the mean row of E times x_t. Under autocast the products are taken in its type, and
-    all else, also the sums over chunks, in float32 at least.
+    the gradient that comes in. Smoothing needs no pass over entries (token, vocabulary): see the
+    last form. Large numbers are subtracted from each other before a small one joins them, so that
+    logits of 1e3 take no digits off a loss of 1. Under autocast the products are taken in its type,
+    and all else, also the sums over chunks, in float32 at least.
     """
 
     @staticmethod
@@ -92,14 +94,16 @@ class OutputLoss(torch.autograd.Function):
             turned = matrix.t().contiguous() if takes_onednn(inputs, matrix) else matrix.t()
             seen = inputs * counted[:, None].to(narrow)
             mean, total = table.mean(dim=0, dtype=exact), counted @ states.to(exact)
+            bias_mean = None if bias is None else bias.mean(dtype=exact)
             # What smoothing adds to a row is there from the start.
             d_table = (-e / len(table) * total).expand(table.shape).contiguous()
             d_bias = None
             if bias is not None:
                 d_bias = (-e / len(table) * counted.sum()).expand(bias.shape).contiguous()
             d_states = torch.empty(states.shape, dtype=exact, device=states.device)
-            losses, own_logits = [], []
-            for x, cx, c, y, dx in zip(
+            losses, nlls = [], []
+            for whole, x, cx, c, y, dx in zip(
+                states.split(chunk),
                 inputs.split(chunk),
                 seen.split(chunk),
                 counted.split(chunk),
@@ -115,8 +119,14 @@ class OutputLoss(torch.autograd.Function):
                 # log-sum-exp from the largest entry: its probability is at least 1 / V, that of
                 # the label may be zero in floating point.
                 peak = logits.amax(dim=-1, keepdim=True)
-                losses.append(peak - g.amax(dim=-1, keepdim=True).log_() - own)
-                own_logits.append(own)
+                nll = (peak - own - g.amax(dim=-1, keepdim=True).log_()).squeeze(1)
+                nlls.append(nll)
+                if e:
+                    above = ((table[y[:, 0]].to(exact) - mean) * whole.to(exact)).sum(dim=-1)
+                    if bias is not None:
+                        above += bias[y[:, 0]] - bias_mean
+                    nll = nll + e * above
+                losses.append(nll)
                 g.scatter_(1, y, e - 1.0, reduce="add")
                 if d_bias is not None:
                     d_bias.addmv_(g.t(), c)
@@ -125,11 +135,7 @@ class OutputLoss(torch.autograd.Function):
                 add_product(d_table, g.t(), cx)
                 del logits, g  # the next chunk takes their place
             d_states = d_states.sub_(e * mean).mul_(counted[:, None])
-            nll = counted @ torch.cat(losses).squeeze(1)
-            all_logits = total @ mean
-            if bias is not None:
-                all_logits += counted.sum() * bias.mean(dtype=exact)
-            loss = nll + e * (counted @ torch.cat(own_logits).squeeze(1) - all_logits)
+            loss, nll = counted @ torch.cat(losses), counted @ torch.cat(nlls)
         d_bias = None if bias is None or d_bias is None else d_bias.to(bias.dtype)
         ctx.save_for_backward(d_states.to(states.dtype), d_table.to(table.dtype), d_bias)
         ctx.mark_non_differentiable(nll)

@@ -157,6 +157,66 @@ def test_a_label_whose_probability_underflows_has_its_loss() -> None:
     torch.testing.assert_close(states.grad, torch.tensor([[400.0], [0.0]]))
 
 
+def large(kind: str, smoothing: float, bias: bool) -> Case:
+    """Logits of 1e3 that float32 holds exactly: far apart, or all but alike."""
+    draw = torch.Generator().manual_seed(3)
+
+    def eighths(*shape: int) -> Tensor:
+        return torch.randint(-16, 17, shape, generator=draw).double() / 8
+
+    states, table, shift = eighths(40, 6), eighths(13, 6), torch.zeros(13)
+    if kind == "far apart":
+        states = 128.0 * states
+    elif bias:
+        shift = 1000.0 + shift
+    else:
+        states, table = (
+            torch.cat([x, torch.full_like(x[:, :1], value)], 1)
+            for x, value in ((states, 1.0), (table, 1000.0))
+        )
+    return Case(
+        leaf(states),
+        leaf(table),
+        leaf(shift.double() + eighths(13)) if bias else None,
+        torch.randint(0, 13, (40,), generator=draw),
+        torch.ones(40, dtype=torch.float64),
+        smoothing,
+    )
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["far apart", "alike"])
+def test_large_logits_lose_no_digits(kind: str, smoothing: float, bias: bool, grad: bool) -> None:
+    """Token by token: rounding differs from one to the next, so that a sum would hide it."""
+    exact = large(kind, smoothing, bias)
+    logits = exact.states @ exact.table.t() + (0.0 if exact.bias is None else exact.bias)
+    assert 1e3 < float(logits.detach().abs().max()) < 1e4
+    assert torch.equal(logits.float().double(), logits)
+    for t in range(40):
+        one = exact._replace(
+            states=leaf(exact.states[t : t + 1]),
+            labels=exact.labels[t : t + 1],
+            counted=exact.counted[t : t + 1],
+        )
+        wanted, wanted_nll = naive(one)
+        some = one.to(torch.float32)
+        with torch.set_grad_enabled(grad):
+            sums = some.sums()
+        for ours, theirs in ((sums.loss, wanted), (sums.nll, wanted_nll)):
+            # The mean of a bias of 1e3 is rounded, by 3e-5 at most.
+            torch.testing.assert_close(
+                ours.double(), theirs, rtol=3e-7, atol=1e-6 + 3e-5 * smoothing
+            )
+        if grad:
+            found = torch.autograd.grad(sums.loss, some.leaves())
+            for ours, theirs in zip(found, torch.autograd.grad(wanted, one.leaves()), strict=True):
+                # Rows of the table as large as 1e3 cancel in the gradient of the states.
+                scale = 1.0 + float(theirs.abs().max()) + (1e3 if kind == "alike" else 0.0)
+                torch.testing.assert_close(ours.double(), theirs, rtol=0.0, atol=1e-6 * scale)
+
+
 @pytest.mark.parametrize("chunk", [None, 1, 5, 40])
 def test_without_gradients_the_right_guesses_are_counted(chunk: int | None) -> None:
     some = case(37, 5, 7, bias=True)
