@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from lightning_app.errors import UserError
@@ -81,6 +82,14 @@ def writing_in(folder: Path) -> Iterator[None]:
         if error.errno not in _REFUSED:
             raise
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def free_name(path: Path) -> Path:
+    """Return `path`, or `path` with the first number from 2 on that nothing is named by."""
+    if not os.path.lexists(path):
+        return path
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return next(each for each in numbered if not os.path.lexists(each))
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": set(),
     "blocks": set(),
     "models": {"blocks"},
-    "data": set(),
+    "data": {"files"},
     "objectives": {"blocks", "models", "data"},
     "optim": {"blocks", "models"},
     "steps": set(),

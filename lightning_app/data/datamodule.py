@@ -1,5 +1,6 @@
 """The LightningDataModule of every corpus and both tasks."""
 
+from functools import cached_property
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -91,19 +92,22 @@ class TextDataModule(pl.LightningDataModule):
             num_workers=num_workers,
             seed=seed,
         )
-        self.corpus: PreparedCorpus
         self.tokenizer: Tokenizer
         self.vocab_size: int
         self.unigram_entropy: float
         self.description: dict[str, Any]
 
+    @cached_property
+    def corpus(self) -> PreparedCorpus:
+        """The corpus, prepared and verified once, when it is wanted first."""
+        return prepare(self.config)
+
     def prepare_data(self) -> None:
-        """Read, tokenise and cache the corpus, unless that is done."""
-        prepare(self.config)
+        """Read, tokenise and cache the corpus, unless that is done; verify it."""
+        _ = self.corpus
 
     def setup(self, stage: str | None = None) -> None:
         """Open the cached corpus; after `prepare_data` nothing is made here."""
-        self.corpus = prepare(self.config)
         meta = self.corpus.meta
         self.tokenizer = self.corpus.tokenizer
         self.vocab_size = meta["vocab_size"]
@@ -126,6 +130,7 @@ class TextDataModule(pl.LightningDataModule):
             "vocab_size": meta["vocab_size"],
             "tokenizer_sha256": meta["tokenizer_sha256"],
             "checksum": meta["checksum"],
+            "digest": self.corpus.digest,
         }
 
     def references(self, split: Split) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from lightning_app.data import moses
 from lightning_app.data.config import DataConfig
+from lightning_app.data.digests import LIST, find_damage, write_list
 from lightning_app.data.folders import complete
 from lightning_app.errors import UserError
 
@@ -54,10 +55,26 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
     Raises:
         UserError: no network, no such file, or not what was expected.
     """
+
+    def make(partial: Path) -> None:
+        if config.root is None and config.name == "iwslt14":
+            _iwslt14(IWSLT14_URL, partial)
+        else:
+            _hub(config, _repository(config), partial)
+        write_list(partial)
+
+    return complete(place(config, downloads), make, _damage)
+
+
+def is_there(config: DataConfig, downloads: Path) -> bool:
+    """Whether the corpus is downloaded, and as it was then."""
     folder = place(config, downloads)
-    if config.root is None and config.name == "iwslt14":
-        return complete(folder, lambda partial: _iwslt14(IWSLT14_URL, partial))
-    return complete(folder, lambda partial: _hub(config, _repository(config), partial))
+    return folder.is_dir() and _damage(folder) is None
+
+
+def _damage(folder: Path) -> str | None:
+    """Return what is wrong with a download; one of before there were lists cannot be checked."""
+    return find_damage(folder) if (folder / LIST).exists() else None
 
 
 def _repository(config: DataConfig) -> str:

@@ -1,7 +1,7 @@
 """Text becomes a folder of memory-mapped token ids, once; everything later only reads it.
 
 <cache>/<name>-<checksum of what made it>/
-    meta.json  tokenizer.model
+    meta.json  tokenizer.model  digests.sha256
     <split>.<column>.{ids,offsets}.npy      row i is ids[offsets[i]:offsets[i + 1]], ends in EOS
     <split>.{source,target,reference}.txt   valid and test of a translation corpus
 """
@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ import numpy as np
 
 from lightning_app.data import cutting, moses, sources, tokenizer
 from lightning_app.data.config import DataConfig
+from lightning_app.data.digests import digest_of, find_damage, write_list
 from lightning_app.data.folders import complete
 from lightning_app.errors import UserError
 
@@ -30,6 +30,7 @@ _KEY = ("name", "task", "tokenizer", "vocab_size", "source_language", "target_la
 _CODE = (
     "config",
     "cutting",
+    "digests",
     "download",
     "lexicon",
     "moses",
@@ -51,6 +52,11 @@ class PreparedCorpus:
     def meta(self) -> dict[str, Any]:
         """What `meta.json` says: sizes, drops, tokens, rates, protocol, digests."""
         return json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 over all that training and evaluation read."""
+        return digest_of(self.folder, without="meta.json")
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
@@ -82,9 +88,10 @@ class PreparedCorpus:
 
 
 def prepare(config: DataConfig) -> PreparedCorpus:
-    """Read, check, tokenise and cache a corpus; a second call only finds it.
+    """Read, check, tokenise and cache a corpus; a second call finds it and verifies its files.
 
-    Safe with several processes at once, and after a kill: the folder appears whole or not at all.
+    A folder in which a file is not as it was written is put aside and made again. Safe with
+    several processes at once, and after a kill: the folder appears whole or not at all.
 
     Raises:
         UserError: something is wrong with the files, the config, or the rights of the cache.
@@ -93,7 +100,12 @@ def prepare(config: DataConfig) -> PreparedCorpus:
     source = sources.locate(config)
     checksum = _checksum(config, source)
     folder = sources.cache_root(config) / f"{config.name}-{checksum}"
-    return PreparedCorpus(complete(folder, lambda partial: _write(partial, config, source)))
+
+    def make(partial: Path) -> None:
+        _write(partial, config, source)
+        write_list(partial)
+
+    return PreparedCorpus(complete(folder, make, find_damage))
 
 
 def _checksum(config: DataConfig, source: sources.Source) -> str:
@@ -112,7 +124,6 @@ def _checksum(config: DataConfig, source: sources.Source) -> str:
 
 
 def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
-    began = time.perf_counter()
     corpus = sources.read(source, config)
     read = {split: len(rows) for split, rows in corpus.splits.items()}
     splits = {
@@ -189,7 +200,6 @@ def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
         }
         if config.task == "translation"
         else {},
-        "seconds": round(time.perf_counter() - began, 2),
     }
     text = json.dumps(meta, indent=2, ensure_ascii=False) + "\n"
     (folder / "meta.json").write_text(text, encoding="utf-8")

@@ -165,7 +165,7 @@ def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | No
 
 def _is_here(config: DataConfig) -> bool:
     local = _local_root(config) is not None
-    return local or download.place(config, _downloads(config)).is_dir()
+    return local or download.is_there(config, _downloads(config))
 
 
 def _root(config: DataConfig) -> Path:

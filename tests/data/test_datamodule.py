@@ -179,7 +179,9 @@ def test_attributes(make):
         "vocab_size",
         "tokenizer_sha256",
         "checksum",
+        "digest",
     }
+    assert data.description["digest"] == data.corpus.digest
     assert data.description["sizes"] == {"train": 60, "valid": 60, "test": 60}
 
 

@@ -1,12 +1,10 @@
 """What `ablate doctor` finds in a grid's folder, and how files are put aside without loss."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
-from lightning_app.files import writing_in
+from lightning_app.files import free_name, writing_in
 
 RUNS_AGAIN = "so that the cell runs again"
 ASIDE = "aside"  # folder of the grid that takes what --fix moves out of runs/
@@ -40,7 +38,7 @@ class Finding:
 
 def put_aside(path: Path) -> str:
     """Rename a file or folder to `<name>.damaged`, over nothing, and say so."""
-    target = _free(path.with_name(f"{path.name}.damaged"))
+    target = free_name(path.with_name(f"{path.name}.damaged"))
     with writing_in(path.parent):
         path.rename(target)
     return f"moved to {target.name}"
@@ -48,7 +46,7 @@ def put_aside(path: Path) -> str:
 
 def move_aside(path: Path, directory: Path) -> str:
     """Move a run's folder out of `runs/` into `aside/` of the grid's folder, and say so."""
-    target = _free(directory / ASIDE / path.name)
+    target = free_name(directory / ASIDE / path.name)
     with writing_in(directory):
         target.parent.mkdir(exist_ok=True)
         path.rename(target)
@@ -64,10 +62,3 @@ def damaged(path: Path, what: str, then: str = "") -> Finding:
         remedy=f"move it to {path.name}.damaged{consequence}",
         fix=lambda: f"{put_aside(path)}{consequence}",
     )
-
-
-def _free(path: Path) -> Path:
-    if not os.path.lexists(path):
-        return path
-    numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
-    return next(each for each in numbered if not os.path.lexists(each))

@@ -1,0 +1,147 @@
+"""One changed bit anywhere in the cache is found before anything is read from it."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lightning_app.data import download
+from lightning_app.data.config import DataConfig
+from lightning_app.data.datamodule import TextDataModule
+from lightning_app.data.digests import LIST, find_damage
+from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.sources import corpus_digest, locate
+from lightning_app.errors import UserError
+from tests.bits import flip
+
+
+@pytest.fixture
+def corpus(write_pairs, text_config) -> PreparedCorpus:
+    return prepare(text_config(write_pairs()))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_one_flipped_bit_in_any_file_is_found(corpus: PreparedCorpus) -> None:
+    """200 of them, wherever they fall, and each file at least once."""
+    files = sorted(corpus.folder.iterdir())
+    chance = random.Random(13)
+    chosen = [*files, *chance.choices(files, k=200 - len(files))]
+    for path in chosen:
+        whole = path.read_bytes()
+        bit = flip(path, chance)
+        assert find_damage(corpus.folder) is not None, (path.name, bit)
+        path.write_bytes(whole)
+    assert find_damage(corpus.folder) is None
+
+
+def test_every_bit_of_the_list_counts(corpus: PreparedCorpus) -> None:
+    path = corpus.folder / LIST
+    whole = path.read_bytes()
+    for place in range(0, 8 * len(whole), 7):
+        data = bytearray(whole)
+        data[place // 8] ^= 1 << place % 8
+        path.write_bytes(data)
+        assert find_damage(corpus.folder) is not None, place
+
+
+@pytest.mark.parametrize("name", ["train.source.ids.npy", "meta.json", LIST])
+def test_a_damaged_folder_is_put_aside_and_made_again(
+    corpus: PreparedCorpus, text_config, tmp_path: Path, capsys, name: str
+) -> None:
+    whole = contents(corpus.folder)
+    flip(corpus.folder / name, random.Random(1))
+    spoilt = contents(corpus.folder)
+    again = prepare(text_config(tmp_path / "corpus"))
+    assert again.folder == corpus.folder
+    assert again.digest == corpus.digest
+    assert contents(again.folder) == whole
+    aside = corpus.folder.with_name(f"{corpus.folder.name}.damaged")
+    assert contents(aside) == spoilt
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert f"{corpus.folder}: damaged: " in said[0]
+    assert f"put aside as {aside.name} and made again" in said[0]
+
+
+@pytest.mark.parametrize("name", ["valid.source.txt", LIST])
+def test_a_missing_file_is_damage(corpus: PreparedCorpus, name: str) -> None:
+    (corpus.folder / name).unlink()
+    assert find_damage(corpus.folder) is not None
+
+
+def test_hidden_files_of_others_do_no_harm(corpus: PreparedCorpus) -> None:
+    (corpus.folder / ".nfs0001").touch()
+    assert find_damage(corpus.folder) is None
+
+
+def test_damage_in_a_folder_that_cannot_be_written_is_named(
+    corpus: PreparedCorpus, text_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(corpus.folder / "valid.target.txt", random.Random(1))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(UserError, match=r"valid\.target\.txt is not as .* cannot be written to"):
+        prepare(text_config(tmp_path / "corpus"))
+
+
+def test_the_digest_is_of_the_data_and_not_of_its_place(
+    corpus: PreparedCorpus, text_config, tmp_path: Path
+) -> None:
+    assert len(corpus.digest) == 64
+    root, cache = tmp_path / "corpus", str(tmp_path / "elsewhere")
+    assert prepare(text_config(root, cache=cache)).digest == corpus.digest
+    path = root / "valid.de"
+    path.write_bytes(path.read_bytes().replace(b"hund", b"wolf", 1))
+    assert prepare(text_config(root)).digest != corpus.digest
+
+
+def test_a_run_verifies_its_data_once(
+    corpus: PreparedCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+
+    def note(folder: Path) -> None:
+        seen.append(folder)
+
+    monkeypatch.setattr("lightning_app.data.prepare.find_damage", note)
+    data = TextDataModule(
+        "text", str(tmp_path / "corpus"), str(tmp_path / "cache"), tokenizer="word", vocab_size=None
+    )
+    data.prepare_data()
+    for stage in ("fit", "validate", "test"):
+        data.setup(stage)
+    assert seen == [corpus.folder]
+
+
+def test_a_damaged_download_is_made_again(
+    write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_iwslt14", lambda _, partial: _copy(write_pairs(), partial))
+    config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
+    path = locate(config).columns["valid"]["source"]
+    whole, digest = path.read_bytes(), corpus_digest(config, fetch=False)
+    assert digest is not None
+    flip(path, random.Random(1))
+    assert corpus_digest(config, fetch=False) is None
+    assert corpus_digest(config) == digest
+    assert path.read_bytes() == whole
+
+
+def test_a_download_without_a_list_is_taken_as_it_is(
+    write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_iwslt14", lambda *_: pytest.fail("downloaded"))
+    config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
+    shutil.copytree(write_pairs(), tmp_path / "cache" / "downloads" / "iwslt14_deen")
+    assert corpus_digest(config, fetch=False) is not None
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True)
