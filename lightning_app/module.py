@@ -16,6 +16,7 @@ from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.objectives import build_objective
 from lightning_app.objectives.base import ObjectiveConfig, Sums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
+from lightning_app.saved import is_finite
 from lightning_app.steps import is_logged
 
 
@@ -227,6 +228,7 @@ class TransformerModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["vocab_size"] = self.vocab_size
         checkpoint["profiled"] = self.profiled
+        checkpoint["finite"] = is_finite(checkpoint["state_dict"])
         # A run that is killed after this goes on from here: what it logged must be there then.
         for logger in self.loggers:
             logger.save()

@@ -16,7 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from lightning_app.ablation.checkpoint import NAMED, check_checkpoint, find_checkpoint
+from lightning_app.ablation.checkpoint import (
+    NAMED,
+    Checkpoint,
+    check_checkpoint,
+    check_data,
+    find_checkpoint,
+)
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.trial import run_name
 from lightning_app.config import (
@@ -87,7 +93,7 @@ def probe_command(
         logging.getLogger(library).setLevel(logging.ERROR)
     trees = [read_config(config, overrides) for config in configs]
     names = variant_names(configs, trees)
-    paths = [
+    checkpoints = [
         None if checkpoint is None else checkpoint_of(checkpoint, config, tree)
         for config, tree in zip(configs, trees, strict=True)
     ]
@@ -96,9 +102,9 @@ def probe_command(
     console = plain_console()
     probed = []
     with output_folder(folder):
-        for config, name, tree, path in zip(configs, names, trees, paths, strict=True):
+        for config, name, tree, start in zip(configs, names, trees, checkpoints, strict=True):
             try:
-                subject = build(name, tree, path, batches)
+                subject = build(name, tree, start, batches)
                 found = look(subject, tree, sharpness=sharpness)
             except UserError as error:
                 raise UserError(f"{config}: {error}") from error
@@ -156,8 +162,8 @@ def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
     return f"{'-'.join(names)[:100]}-{identity}"
 
 
-def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Path:
-    """Return the file that ``--checkpoint`` means, once it is known to hold this config's model.
+def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
+    """Return what ``--checkpoint`` means, once it is known to hold this config's model.
 
     ``last`` and ``best`` are those of the run: the folder of a run's own config.yaml, else where
     `ablate fit` puts the run of this config.
@@ -168,15 +174,14 @@ def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Path:
         folder = config.parent
     try:
         path = find_checkpoint(given, folder)
-        check_checkpoint(path, tree["model"])
+        return check_checkpoint(path, tree["model"])
     except UserError as error:
         hint = "" if given in NAMED else f"; a file, {' or '.join(NAMED)}"
         message = str(error).replace("--ckpt_path", "--checkpoint")
         raise UserError(f"{config}: {message}{hint if 'no file' in message else ''}") from error
-    return path
 
 
-def build(name: str, tree: dict[str, Any], checkpoint: Path | None, batches: int) -> Subject:
+def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batches: int) -> Subject:
     """Return the model as `ablate fit` starts it from this config, or as a checkpoint has it.
 
     The batches are the first ones of the validation split.
@@ -191,11 +196,15 @@ def build(name: str, tree: dict[str, Any], checkpoint: Path | None, batches: int
     assert model is not None
     step, moments = 0, None
     if checkpoint is not None:
-        stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        try:
+            check_data(checkpoint, data)
+        except UserError as error:
+            raise UserError(str(error).replace("--ckpt_path", "--checkpoint")) from error
+        stored = torch.load(checkpoint.path, map_location="cpu", weights_only=True)
         if stored["vocab_size"] != data.vocab_size:
             raise UserError(
-                f"--checkpoint {checkpoint}: its vocabulary has {stored['vocab_size']} tokens, "
-                f"that of the data {data.vocab_size}"
+                f"--checkpoint {checkpoint.path}: its vocabulary has {stored['vocab_size']} "
+                f"tokens, that of the data {data.vocab_size}"
             )
         module.load_state_dict(stored["state_dict"])
         step = int(stored["global_step"])

@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_app.data.tokenizer import EOS, PAD, Tokenizer
+from lightning_app.data.datamodule import TextDataModule
+from lightning_app.data.tokenizer import EOS, PAD, Tokenizer, sha256
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
 from lightning_app.module import TransformerModule
 from lightning_app.objectives.translation import MARKS
+from lightning_app.saved import read_checkpoint
 
 CHUNK = 512  # lines read before the first is written
 TOKENS = 4096  # source tokens translated at once, padding counted
@@ -34,6 +36,12 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
             )
     if beam is not None and beam < 1:
         raise UserError(f"translate: --beam {beam}: at least 1, which is greedy search")
+    try:
+        data = read_checkpoint(path).get(TextDataModule.__qualname__)
+    except UserError as error:
+        raise UserError(f"translate: {error}") from error
+    if data is not None and sha256(vocabulary.read_bytes()) != data["tokenizer_sha256"]:
+        raise UserError(f"translate: {vocabulary}: damaged, or not the tokenizer of {path.name}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = TransformerModule.load_from_checkpoint(path, map_location=device, weights_only=True)
     model = module.model

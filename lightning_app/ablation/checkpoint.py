@@ -1,23 +1,42 @@
-"""Checkpoints: which one a command starts from, whether it is of this model, how one is written."""
+"""Checkpoints: which one a command starts from, whether it is of this run, how one is written."""
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 
+from lightning_app.archive import seal
+from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError
+from lightning_app.files import free_name
 from lightning_app.identity.relevant import leaves
+from lightning_app.saved import read_checkpoint
 
 NAMED = ("last", "best")
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint that was verified.
+
+    Attributes:
+        path: Its file.
+        step: The step after which it was written.
+        data: What it says about the data of its run; None of a run before that was recorded.
+    """
+
+    path: Path
+    step: int
+    data: Mapping[str, Any] | None
+
+
 class WholeCheckpoints(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there in one step.
+    """Writes a sealed checkpoint beside its place and moves it there in one step.
 
     Lightning writes it in the folder for temporary files. Where that is another file system, as
     with experiments on a shared one, the move is a copy, and a kill in its middle leaves neither
@@ -29,6 +48,7 @@ class WholeCheckpoints(TorchCheckpointIO):
     ) -> None:
         with _replacing(Path(path)) as file:
             torch.save(checkpoint, file)
+            seal(file)
 
 
 def with_whole_checkpoints(plugins: Any) -> list[Any]:
@@ -52,7 +72,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -75,37 +95,43 @@ def find_checkpoint(given: str, folder: Path) -> Path:
     return path
 
 
-def checkpoint_of_cell(folder: Path, model: Mapping[str, Any], rank: int = 0) -> Path | None:
+def checkpoint_of_cell(
+    folder: Path, model: Mapping[str, Any], data: TextDataModule, rank: int = 0
+) -> Checkpoint | None:
     """Return the checkpoint from which a cell goes on, or None where it starts at step 0.
 
-    One that cannot be read is put aside by the first rank, as the rest of the folder can be made
-    again from nothing.
+    One that is damaged or of other data is put aside by the first rank, as the rest of the folder
+    can be made again from nothing.
     """
     path = folder / "checkpoints" / "last.ckpt"
     if not path.is_file():
         return None
+    ending = ".damaged"
     try:
-        check_checkpoint(path, model)
+        checkpoint = check_checkpoint(path, model)
+        ending = ".other-data"
+        check_data(checkpoint, data, rank)
     except UserError as error:
         if rank == 0:
-            print(f"{error}; the cell starts at step 0", flush=True)
-            path.replace(path.with_suffix(".damaged"))
+            aside = free_name(path.with_suffix(ending))
+            path.replace(aside)
+            what = f"{error}; put aside as {aside.name}, the cell starts at step 0"
+            print(what, file=sys.stderr, flush=True)
         return None
-    return path
+    return checkpoint
 
 
-def check_checkpoint(path: Path, model: Mapping[str, Any]) -> int:
-    """Return the step of a checkpoint; refuse one of another model or that cannot be read.
+def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
+    """Verify a checkpoint; refuse one that is damaged or of another model.
 
     Raises:
         UserError: naming the file, and the first field that differs.
     """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        stored = checkpoint["hyper_parameters"]
-    except Exception as error:
-        # A damaged file fails in many ways; all of them mean the same to who named it.
-        raise UserError(f"--ckpt_path {path}: no checkpoint of this program ({error})") from error
+        checkpoint = read_checkpoint(path)
+    except UserError as error:
+        raise UserError(f"--ckpt_path {error}") from error
+    stored = checkpoint["hyper_parameters"]
     for part in ("block", "architecture"):
         there, here = dict(leaves(stored[part])), dict(leaves(dict(model[part])))
         for key in sorted(there.keys() | here.keys()):
@@ -114,4 +140,20 @@ def check_checkpoint(path: Path, model: Mapping[str, Any]) -> int:
                     f"--ckpt_path {path}: model.{part}.{key} is {there.get(key)} there and "
                     f"{here.get(key)} in the config"
                 )
-    return checkpoint["global_step"]
+    return Checkpoint(path, checkpoint["global_step"], checkpoint.get(TextDataModule.__qualname__))
+
+
+def check_data(checkpoint: Checkpoint, data: TextDataModule, rank: int = 0) -> None:
+    """Refuse a checkpoint of other data, and say where it does not know of which it is.
+
+    Raises:
+        UserError: naming the file and both digests.
+    """
+    if checkpoint.data is not None:
+        try:
+            data.load_state_dict(checkpoint.data)
+        except UserError as error:
+            raise UserError(f"--ckpt_path {checkpoint.path}: {error}") from error
+    elif rank == 0:
+        what = f"{checkpoint.path}: does not say of which data it is; taken as of the config's"
+        print(what, file=sys.stderr, flush=True)

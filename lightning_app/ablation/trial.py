@@ -23,7 +23,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lightning_app.ablation.checkpoint import (
+    Checkpoint,
     check_checkpoint,
+    check_data,
     checkpoint_of_cell,
     copy_whole,
     find_checkpoint,
@@ -54,8 +56,8 @@ from lightning_app.config import (
     data_module,
     keep_numbers,
 )
-from lightning_app.data.corpus import corpus_of, data_config
-from lightning_app.data.prepare import prepare
+from lightning_app.data.corpus import corpus_of
+from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.files import write_whole, writing_in
@@ -103,17 +105,19 @@ def run_cell(
         tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
         tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
         tree["trainer"] |= _devices(tree["trainer"], slot)
-        checkpoint = checkpoint_of_cell(run_dir, tree["model"], rank)
+        data = data_module(tree["data"])
+        checkpoint = checkpoint_of_cell(run_dir, tree["model"], data, rank)
         run = Run(
             tree,
             folder=run_dir,
             attempt=attempt,
             checkpoint=checkpoint,
+            data=data,
             pruned_by=pruned_by,
             slot=slot,
             run=False,
         )
-        resumed = None if checkpoint is None else str(checkpoint)
+        resumed = None if checkpoint is None else str(checkpoint.path)
         run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
     if rank == 0:
         trim_checkpoints(run_dir, keep)
@@ -141,6 +145,7 @@ class Run(RunCLI):
             config under ``experiments/fit/runs``.
         attempt: The number of this attempt; None counts on from those in the folder.
         checkpoint: Where a run from a config tree goes on; the command line says ``--ckpt_path``.
+        data: The data of a run from a config tree, where they are open already.
         pruned_by: The metric that is reported at validations; None where nobody prunes the run.
         slot: What a supervisor gave the run, for the result.
     """
@@ -151,7 +156,8 @@ class Run(RunCLI):
         *,
         folder: Path | None = None,
         attempt: int | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: Checkpoint | None = None,
+        data: TextDataModule | None = None,
         pruned_by: str | None = None,
         slot: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -160,6 +166,7 @@ class Run(RunCLI):
         self._pruned_by = pruned_by
         self._slot = slot
         self._checkpoint = checkpoint
+        self._data = data
         self._attempt = attempt
         self._written: dict[str, Any] = args if isinstance(args, dict) else {}
         super().__init__(args, **kwargs)
@@ -190,9 +197,9 @@ class Run(RunCLI):
         self.attempt: int = self._attempt or max(taken, default=0) + 1
         self.attempt_folder = self.folder / "attempts" / str(self.attempt)
         self._find_checkpoint()
+        self._open_data()
         if self._trains:
             self._check_folder()
-            self._prepare_data()
 
     @property
     def resumed(self) -> bool:
@@ -205,15 +212,13 @@ class Run(RunCLI):
 
     def _find_checkpoint(self) -> None:
         given = self._get(self.config, "ckpt_path")
-        self.resumed_step = 0
         if given is not None:
-            self._checkpoint = find_checkpoint(given, self.folder)
-            self.resumed_step = check_checkpoint(self._checkpoint, self.tree["model"])
-            self.config[str(self.subcommand)]["ckpt_path"] = str(self._checkpoint)
-        elif self._checkpoint is not None:
-            self.resumed_step = check_checkpoint(self._checkpoint, self.tree["model"])
-        elif not self._trains:
+            path = find_checkpoint(given, self.folder)
+            self._checkpoint = check_checkpoint(path, self.tree["model"])
+            self.config[str(self.subcommand)]["ckpt_path"] = str(path)
+        elif self._checkpoint is None and not self._trains:
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
+        self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
 
     def _check_folder(self) -> None:
         """Refuse the folder of another experiment, be it another config, block or corpus."""
@@ -243,16 +248,21 @@ class Run(RunCLI):
         corpus = self.record.corpus
         if result.is_file():
             known = json.loads(result.read_text("utf-8"))["data"]["checksum"]
-            now = prepare(data_config(self.tree["data"])).meta["checksum"]
+            now = self.corpus.meta["checksum"]
             corpus = corpus if now == known else f"tokens {known}"
         return Record.of(tree, stacks, corpus)
 
-    @rank_zero_only
-    def _prepare_data(self) -> None:
-        data_module(self.tree["data"]).prepare_data()
+    def _open_data(self) -> None:
+        """Prepare and verify the data, every rank for itself; refuse a checkpoint of others."""
+        if self._data is None:
+            self._data = data_module(self.tree["data"])
+            if self._checkpoint is not None:
+                check_data(self._checkpoint, self._data, rank_zero_only.rank)
+        self.corpus = self._data.corpus
 
     def after_instantiate_classes(self) -> None:
         super().after_instantiate_classes()
+        self.datamodule.corpus = self.corpus
         if self._trains:
             self._prepare_folder()
             stacks = self.model.architecture.stacks(self.model.block)
@@ -270,7 +280,8 @@ class Run(RunCLI):
             if not self.resumed:
                 for old in self.folder.glob("events.out.tfevents.*"):
                     old.unlink()
-                shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+                for old in (self.folder / "checkpoints").glob("*.ckpt"):
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
         with writing_in(self.folder):
             self.attempt_folder.mkdir(parents=True, exist_ok=True)
         write_record(self.folder, self.record)

@@ -5,7 +5,7 @@ import torch
 
 
 class Agreement(pl.Callback):
-    """Refuse to train where ranks have other configs, or start at other steps, than the first.
+    """Refuse to train where ranks have other configs, starting steps or data than the first.
 
     Such ranks would average gradients of different models where the shapes happen to be equal.
 
@@ -19,12 +19,14 @@ class Agreement(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.world_size == 1:
             return
+        data = trainer.datamodule.description["digest"]  # pyright: ignore[reportAttributeAccessIssue]
         # 60 bits: what a signed number of 64 bits holds in any case.
-        mine = torch.tensor([int(self.identity[:15], 16), trainer.global_step])
+        identity, digest = (int(text[:15], 16) for text in (self.identity, data))
+        mine = torch.tensor([identity, trainer.global_step, digest])
         mine = mine.to(trainer.strategy.root_device)
         everyone = trainer.strategy.all_gather(mine)
         others = (everyone != mine).any(dim=0).tolist()
-        for what, differs in zip(("configs", "starting steps"), others, strict=True):
+        for what, differs in zip(("configs", "starting steps", "data"), others, strict=True):
             if differs:
                 raise RuntimeError(
                     f"rank {trainer.global_rank}: the ranks' {what} differ; nothing was trained"

@@ -1,5 +1,6 @@
 """The LightningDataModule of every corpus and both tasks."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from lightning_app.data.masked_lm import MaskedRows, masked_sampler
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import Tokenizer, unigram_entropy
 from lightning_app.data.translation import TranslationRows, translation_sampler
+from lightning_app.errors import UserError
 
 Split = Literal["train", "valid", "test"]
 
@@ -132,6 +134,24 @@ class TextDataModule(pl.LightningDataModule):
             "checksum": meta["checksum"],
             "digest": self.corpus.digest,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint remembers of its data."""
+        tokenizer = self.corpus.meta["tokenizer_sha256"]
+        return {"digest": self.corpus.digest, "tokenizer_sha256": tokenizer}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuse to go on with other data than those of the checkpoint.
+
+        Raises:
+            UserError: naming both digests.
+        """
+        there, here = state_dict["digest"], self.corpus.digest
+        if there != here:
+            raise UserError(
+                f"is of other data: their digest is {there[:16]}, that of data.name "
+                f"'{self.config.name}' is now {here[:16]}"
+            )
 
     def references(self, split: Split) -> list[str]:
         """Return plain target lines of a split, cased where the corpus publishes them so."""

@@ -1,6 +1,7 @@
 """A checkpoint on disk is always a whole one, whatever ends its writer."""
 
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -17,6 +18,19 @@ from lightning_app.ablation.checkpoint import (
     copy_whole,
     with_whole_checkpoints,
 )
+from lightning_app.archive import Damaged, check_archive
+from lightning_app.errors import UserError
+from lightning_app.saved import read_checkpoint
+from tests.bits import flip
+
+CONTENTS = {
+    "hyper_parameters": {"block": {}, "architecture": {}},
+    "global_step": 7,
+    "vocab_size": 5,
+    "finite": True,
+    "state_dict": {"a": torch.arange(300.0), "b": torch.ones(3, 5)},
+    "optimizer_states": [{"state": {0: {"step": torch.tensor(7.0)}}}],
+}
 
 WRITER = """
 import sys, torch
@@ -79,3 +93,87 @@ def test_a_trainer_writes_so_unless_told_otherwise(given: object) -> None:
     own = TorchCheckpointIO()
     assert with_whole_checkpoints(own) == [own]
     assert with_whole_checkpoints([own]) == [own]
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    path = tmp_path / "last.ckpt"
+    WholeCheckpoints().save_checkpoint(CONTENTS, path)
+    return path
+
+
+def test_a_sealed_checkpoint_is_read_by_torch_and_by_us(sealed: Path) -> None:
+    copy_whole(sealed, sealed.with_name("best.ckpt"))
+    for path in (sealed, sealed.with_name("best.ckpt")):
+        for found in (read_checkpoint(path), torch.load(path, weights_only=True)):
+            assert found["global_step"] == 7
+            assert torch.equal(found["state_dict"]["a"], torch.arange(300.0))
+
+
+def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found(sealed: Path) -> None:
+    """200 of them: in weights, headers, padding, the directory of the archive, its seal."""
+    whole, chance = sealed.read_bytes(), random.Random(13)
+    for _ in range(200):
+        flip(sealed, chance)
+        with pytest.raises(UserError, match=r"last\.ckpt: .*damaged: "):
+            read_checkpoint(sealed)
+        sealed.write_bytes(whole)
+        assert read_checkpoint(sealed)["global_step"] == 7
+
+
+def test_every_bit_of_the_end_of_a_checkpoint_counts(sealed: Path) -> None:
+    """Where an archive ends, one bit decides whether it has a seal."""
+    whole = sealed.read_bytes()
+    for place in range(8 * (len(whole) - 100), 8 * len(whole)):
+        data = bytearray(whole)
+        data[place // 8] ^= 1 << place % 8
+        sealed.write_bytes(data)
+        with pytest.raises(Damaged):
+            check_archive(sealed)
+
+
+def test_a_checkpoint_without_a_seal_has_the_sums_of_its_parts(tmp_path: Path) -> None:
+    """As this program wrote them before, and as a Trainer's own plugin does."""
+    path = tmp_path / "last.ckpt"
+    torch.save(CONTENTS, path)
+    read_checkpoint(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.arange(300.0).numpy().tobytes()) + 600] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"damaged: the sum of its part .* is wrong"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 70, 93, 94, 500])
+def test_a_checkpoint_that_is_cut_short_is_found(sealed: Path, cut: int) -> None:
+    whole = sealed.read_bytes()
+    sealed.write_bytes(whole[:cut])
+    with pytest.raises(UserError, match=r"torn or damaged"):
+        read_checkpoint(sealed)
+    if cut:
+        sealed.write_bytes(whole[:-cut])
+        with pytest.raises(UserError, match=r"torn or damaged"):
+            read_checkpoint(sealed)
+
+
+@pytest.mark.parametrize(
+    ("record", "is_refused"),
+    [
+        ({"finite": True}, True),
+        ({"finite": False}, False),
+        ({"callbacks": {"DivergenceMonitor": {"first_bad": 0}}}, True),
+        ({"callbacks": {"DivergenceMonitor": {"first_bad": 3}}}, False),
+    ],
+)
+def test_weights_are_finite_where_the_run_was(
+    tmp_path: Path, record: dict, is_refused: bool
+) -> None:
+    path = tmp_path / "last.ckpt"
+    contents = {name: value for name, value in CONTENTS.items() if name != "finite"} | record
+    contents["state_dict"] = {"a": torch.tensor([1.0, float("nan")])}
+    WholeCheckpoints().save_checkpoint(contents, path)
+    if is_refused:
+        with pytest.raises(UserError, match="weights that are not finite, as its run's were"):
+            read_checkpoint(path)
+    else:
+        assert read_checkpoint(path)["global_step"] == 7

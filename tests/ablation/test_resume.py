@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from lightning_app.ablation.checkpoint import checkpoint_of_cell
-from lightning_app.config import resolve
+from lightning_app.config import data_module, resolve
 
 STEPS = 60
 TIMEOUT = 300.0
@@ -139,10 +139,12 @@ def test_a_terminated_run_goes_on_at_the_step_where_it_stopped(
 
 def test_a_damaged_checkpoint_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
     tree = config(tmp_path / "run", cache)
-    folder = tmp_path / "run" / "checkpoints"
-    assert checkpoint_of_cell(folder.parent, tree["model"]) is None
+    folder, data = tmp_path / "run" / "checkpoints", data_module(tree["data"])
+    assert checkpoint_of_cell(folder.parent, tree["model"], data) is None
     folder.mkdir()
-    (folder / "last.ckpt").write_bytes(b"half a file")
-    assert checkpoint_of_cell(folder.parent, tree["model"]) is None
-    assert "the cell starts at step 0" in capsys.readouterr().out
-    assert [path.name for path in folder.iterdir()] == ["last.damaged"]
+    for names in (["last.damaged"], ["last.damaged", "last.damaged.2"]):
+        (folder / "last.ckpt").write_bytes(b"half a file")
+        assert checkpoint_of_cell(folder.parent, tree["model"], data) is None
+        said = f"put aside as {names[-1]}, the cell starts at step 0"
+        assert said in capsys.readouterr().err
+        assert sorted(path.name for path in folder.iterdir()) == names

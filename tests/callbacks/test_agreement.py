@@ -4,38 +4,49 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RANK = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from lightning_app.ablation.supervision.ranks import join
 from lightning_app.callbacks.agreement import Agreement
 from tests.runs import data, module, trainer
 
 rank, folder, cache, identity = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+corpus = data(cache)
+corpus.config = replace(corpus.config, max_length=int(sys.argv[5]))
 join(rank, 2, folder / "meeting", "cpu")
 callbacks = [Agreement(identity)]
 fitter = trainer(folder, max_steps=2, devices=2, strategy="ddp", callbacks=callbacks)
-fitter.fit(module(), datamodule=data(cache))
+fitter.fit(module(), datamodule=corpus)
 print("trained", fitter.global_step)
 """
 
 
-def train(folder: Path, cache: str, *identities: str) -> list[tuple[int | None, str]]:
+def train(folder: Path, cache: str, *ranks_have: tuple[str, int]) -> list[tuple[int | None, str]]:
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(folder), cache, identity],
+            [sys.executable, "-c", RANK, str(rank), str(folder), cache, identity, str(longest)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank, identity in enumerate(identities)
+        for rank, (identity, longest) in enumerate(ranks_have)
     ]
     said = [rank.communicate(timeout=200)[0] for rank in ranks]
     return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
 
 
-def test_ranks_of_two_configs_do_not_train(tmp_path: Path, cache: str) -> None:
-    for code, said in train(tmp_path, cache, "0123456789abcdef", "f123456789abcdef"):
+@pytest.mark.parametrize(
+    ("second", "what"),
+    [(("f123456789abcdef", 175), "configs"), (("0123456789abcdef", 12), "data")],
+)
+def test_ranks_of_two_runs_do_not_train(
+    tmp_path: Path, cache: str, second: tuple[str, int], what: str
+) -> None:
+    for code, said in train(tmp_path, cache, ("0123456789abcdef", 175), second):
         assert code == 1, said
         assert "trained 2" not in said
-        assert "the ranks' configs differ; nothing was trained" in said
+        assert f"the ranks' {what} differ; nothing was trained" in said

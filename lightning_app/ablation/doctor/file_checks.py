@@ -1,9 +1,8 @@
-"""What is wrong with one file of a run, if anything: JSON records, tables, checkpoints, configs."""
+"""What is wrong with one file of a run, if anything: JSON records, tables, configs."""
 
 import csv
 import json
 import math
-import zipfile
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,9 +11,6 @@ from typing import Any
 import yaml
 
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 6 times as fast where it is built
-_FIRST = b"PK\x03\x04"
-_LAST = b"PK\x05\x06"  # of the record that ends an archive
-_LAST_SIZE = 22  # bytes
 
 
 class Unsound(Exception):
@@ -165,24 +161,3 @@ def check_table(data: bytes) -> None:
         if len(row) != len(header) or not values:
             fields = f"{len(row)} fields instead of {len(header)}"
             raise Unsound(f"damaged: line {number} has {fields}")
-
-
-def check_checkpoint(path: Path, contents: bool) -> None:
-    """Check that a checkpoint is a whole archive and, with `contents`, its sums. `Unsound`."""
-    with path.open("rb") as file:
-        first = file.read(len(_FIRST))
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _LAST_SIZE))
-        last = file.read(len(_LAST))
-    if first != _FIRST or last != _LAST:
-        raise Unsound(f"torn or damaged: no whole checkpoint ({size:,} bytes)")
-    if not contents:
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-    except Exception as error:
-        # A damaged archive fails in many ways; all of them mean the same.
-        raise Unsound(f"damaged: {error}") from error
-    if broken is not None:
-        raise Unsound(f"damaged: the sum of its part {broken} is wrong")

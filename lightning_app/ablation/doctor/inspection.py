@@ -10,7 +10,6 @@ import yaml
 
 from lightning_app.ablation.doctor.file_checks import (
     Unsound,
-    check_checkpoint,
     check_pruned,
     check_result,
     check_table,
@@ -28,6 +27,7 @@ from lightning_app.ablation.doctor.findings import (
 )
 from lightning_app.ablation.plan import Cell
 from lightning_app.ablation.runs import PRUNED, RESULT, is_over
+from lightning_app.archive import Damaged, check_archive
 from lightning_app.files import write_whole, writing_in
 
 _STANDS = "the result stands"
@@ -241,8 +241,8 @@ def _checkpoints(folder: Path, finished: bool) -> Iterator[Finding]:
         if path.is_dir():
             continue  # of parts, as FSDP writes one if told to
         try:
-            check_checkpoint(path, contents=not finished)
-        except Unsound as error:
+            check_archive(path, contents=not finished)
+        except Damaged as error:
             then = "the cell starts without it" if path.name == "last.ckpt" else ""
             yield damaged(path, str(error), _STANDS if finished else then)
 

@@ -1,0 +1,84 @@
+"""Whole archives: sealed with the digest of their bytes when written, checked before they are read.
+
+`torch.save` writes a zip archive. Its seal is the comment that ends it: a part of the same file, so
+that no kill can separate the two, and no hindrance to any reader. The sums inside a zip archive do
+not cover its headers and padding; the seal covers every bit.
+"""
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+_FIRST = b"PK\x03\x04"
+_LAST = b"PK\x05\x06"  # of the record that ends an archive
+_LAST_SIZE = 22  # bytes of that record, without the comment
+_MARK = b"sha256 "
+_SEAL_SIZE = len(_MARK) + 64
+_CHUNK = 1 << 20
+
+
+class Damaged(Exception):
+    """An archive is not as it was written; the message says how."""
+
+
+def seal(file: BinaryIO) -> None:
+    """End an archive, open for reading and writing, with the SHA-256 of all that it holds."""
+    file.seek(-2, os.SEEK_END)  # where the length of the comment stands
+    file.write(_SEAL_SIZE.to_bytes(2, "little"))
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    file.write(_MARK + digest.encode())
+
+
+def check_archive(path: Path, contents: bool = True) -> None:
+    """Check that an archive is whole and, with `contents`, that each of its bytes is as written.
+
+    Of one that has no seal the sums of the parts are checked.
+
+    Raises:
+        Damaged: saying what is wrong.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        first = file.read(len(_FIRST))
+        file.seek(max(0, size - _LAST_SIZE - _SEAL_SIZE))
+        last = file.read()
+        seal = last[_LAST_SIZE:]
+        # One changed bit cannot make a sealed archive look like one without a seal.
+        is_plain = last[-_LAST_SIZE:].startswith(_LAST)
+        is_sealed = last.startswith(_LAST) and seal.startswith(_MARK)
+        if first != _FIRST or not (is_plain or is_sealed):
+            raise Damaged(f"torn or damaged: no whole checkpoint ({size:,} bytes)")
+        if not contents:
+            return
+        if is_sealed:
+            if _digest(file, size - _SEAL_SIZE) != seal[len(_MARK) :].decode("latin-1"):
+                raise Damaged("damaged: its bytes are not those that were written")
+            return
+    _check_sums(path)
+
+
+def _digest(file: BinaryIO, size: int) -> str:
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size > 0:
+        chunk = file.read(min(size, _CHUNK))
+        if not chunk:
+            break
+        digest.update(chunk)
+        size -= len(chunk)
+    return digest.hexdigest()
+
+
+def _check_sums(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except Exception as error:
+        # A damaged archive fails in many ways; all of them mean the same.
+        raise Damaged(f"damaged: {' '.join(str(error).split())}") from error
+    if broken is not None:
+        raise Damaged(f"damaged: the sum of its part {broken} is wrong")

@@ -1,0 +1,45 @@
+"""Checkpoints as they are read: verified first, so that nothing is done with a damaged one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_app.archive import Damaged, check_archive
+from lightning_app.errors import UserError
+
+
+def is_finite(state: Mapping[str, Any]) -> bool:
+    """Whether no number of a state dict is NaN or infinite."""
+    # Parts of a tensor that several processes share are left out.
+    tensors = (value for value in state.values() if type(value) is torch.Tensor)
+    return all(bool(torch.isfinite(value).all()) for value in tensors)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return a checkpoint whose file is as it was written; its tensors are memory-mapped.
+
+    Raises:
+        UserError: naming the file, where it is damaged or none of this program.
+    """
+    try:
+        check_archive(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint["hyper_parameters"], checkpoint["global_step"], checkpoint["vocab_size"]
+        finite = is_finite(checkpoint["state_dict"])
+    except Damaged as error:
+        raise UserError(f"{path}: {error}") from error
+    except Exception as error:
+        # Another file fails in many ways; all of them mean the same to who named it.
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: no checkpoint of this program ({reason})") from error
+    if not finite and _was_finite(checkpoint):
+        raise UserError(f"{path}: damaged: holds weights that are not finite, as its run's were")
+    return checkpoint
+
+
+def _was_finite(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether the weights were finite when saved; an older checkpoint knows of the loss alone."""
+    monitor = checkpoint.get("callbacks", {}).get("DivergenceMonitor", {})
+    return checkpoint.get("finite", not monitor.get("first_bad"))
