@@ -40,6 +40,7 @@ NEEDLESS = (
     ".*does not have many workers",  # batches come from memory-mapped ids: workers gain nothing
     ".*smaller than the logging interval",  # we log by optimizer step, across epochs
     "Experiment logs directory .* is not empty",  # it is the attempt's own
+    "Checkpoint directory .* exists and is not empty",  # it is the run's own
     ".*srun. command is available on your system but is not used",  # by the supervisor it is
     ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
     # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.

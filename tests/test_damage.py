@@ -1,0 +1,207 @@
+"""A flipped bit, or other data than before: found by every command before it does anything."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lightning_app.ablation.checkpoint import WholeCheckpoints
+from lightning_app.ablation.trial import run_cell
+from lightning_app.cli import main
+from lightning_app.config import resolve
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import prepare
+from tests.bits import flip
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),  # in a copy of the run it has
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),  # to evaluate only
+]
+
+GERMAN = ["der hund sieht die katze .", "die katze schläft .", "ein haus ist groß ."]
+ENGLISH = ["the dog sees the cat .", "the cat sleeps .", "a house is big ."]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, its cache, and a cell of it that was trained for four steps."""
+    root = tmp_path_factory.mktemp("trained")
+    (root / "corpus").mkdir()
+    for split in ("train", "valid", "test"):
+        for language, lines in (("de", GERMAN), ("en", ENGLISH)):
+            text = "".join(f"{line}\n" for line in lines * 10)
+            (root / "corpus" / f"{split}.{language}").write_text(text, encoding="utf-8")
+    write_config(root)
+    run_cell(root / "run", 1)
+    return root
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, where each path is its own; the corpus's name in the cache stays."""
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    write_config(copy)
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def write_config(root: Path, steps: int = 4) -> None:
+    tree: dict[str, Any] = yaml.safe_load(Path(BASE).read_text(encoding="utf-8"))
+    tree["trainer"] |= {"max_steps": steps, "val_check_interval": 2, "log_every_n_steps": 1}
+    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    tree["trainer"] |= {"default_root_dir": str(root / "run"), "accelerator": "cpu"}
+    sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 8, "ff_dim": 8, "num_heads": 2}
+    tree["model"]["architecture"] |= sizes
+    tree["data"] = {"name": "text", "root": str(root / "corpus"), "cache": str(root / "cache")}
+    tree["data"] |= {"tokenizer": "word", "vocab_size": None, "tokens_per_batch": 64}
+    (root / "run").mkdir(exist_ok=True)
+    complete = yaml.safe_dump(resolve(tree, "test"), sort_keys=False)
+    (root / "run" / "config.yaml").write_text(complete)
+    (root / "config.yaml").write_text(complete)
+
+
+BASE = Path("ablations/base/synthetic.yaml").resolve()
+LAST = ["--ckpt_path", "last"]
+COMMANDS = {
+    "fit": ["fit", "--config", "config.yaml", *LAST, "--trainer.max_steps", "6"],
+    "validate": ["validate", "--config", "config.yaml", *LAST],
+    "test": ["test", "--config", "config.yaml", *LAST],
+    "predict": ["predict", "--config", "config.yaml", *LAST],
+    "probe": ["probe", "--config", "run/config.yaml", "--checkpoint", "last", "--batches", "1"],
+    "translate": ["translate", "--run", "run", "--input", "corpus/test.de", "--checkpoint", "last"],
+}
+with_data = pytest.mark.parametrize("command", [name for name in COMMANDS if name != "translate"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def refused(command: list[str], capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+    """The one line with which a command is refused; nothing in the run's folder has changed."""
+    before = contents(folder / "run")
+    capsys.readouterr()
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert contents(folder / "run") == before
+    (line,) = said.err.splitlines()
+    return line
+
+
+def prepared(root: Path) -> Path:
+    config = DataConfig(
+        name="text",
+        root=str(root / "corpus"),
+        cache=str(root / "cache"),
+        tokenizer="word",
+        vocab_size=None,
+    )
+    return prepare(config).folder
+
+
+def cut_short(folder: Path) -> Path:
+    """Take the result away: the cell was killed after its last checkpoint."""
+    (folder / "run" / "result.json").unlink()
+    return folder / "run"
+
+
+def first_step(run: Path, attempt: int) -> int:
+    log = (run / "attempts" / str(attempt) / "metrics.csv").read_text().splitlines()
+    return int(float(log[1].split(",")[log[0].split(",").index("step")]))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_flipped_bit_in_a_checkpoint_is_refused(command: str, folder: Path, capsys) -> None:
+    flip(folder / "run" / "checkpoints" / "last.ckpt", random.Random(command))
+    line = refused(COMMANDS[command], capsys, folder)
+    assert "last.ckpt: damaged: its bytes are not those that were written" in line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_sound_checkpoint_is_taken(command: str, folder: Path, capsys) -> None:
+    """Or the tests above would pass with a program that refuses everything."""
+    assert main(COMMANDS[command]) == 0
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_a_cell_with_a_flipped_bit_in_its_checkpoint_begins_again(folder: Path, capsys) -> None:
+    run = cut_short(folder)
+    flip(run / "checkpoints" / "last.ckpt", random.Random(1))
+    spoilt = (run / "checkpoints" / "last.ckpt").read_bytes()
+    run_cell(run, 2)
+    assert "put aside as last.damaged, the cell starts at step 0" in capsys.readouterr().err
+    assert (run / "checkpoints" / "last.damaged").read_bytes() == spoilt
+    assert first_step(run, 2) == 1
+    assert json.loads((run / "result.json").read_text())["steps"] == 4
+
+
+@with_data
+def test_a_flipped_bit_in_the_cache_is_mended_first(command: str, folder: Path, capsys) -> None:
+    cached = prepared(folder)
+    whole = contents(cached)
+    flip(cached / "valid.target.ids.npy", random.Random(command))
+    assert main(COMMANDS[command]) == 0
+    assert contents(cached) == whole
+    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert said == [
+        f"{cached}: damaged: valid.target.ids.npy is not as it was written; put aside as "
+        f"{cached.name}.damaged and made again"
+    ]
+
+
+def test_a_cell_with_a_flipped_bit_in_the_cache_goes_on_with_whole_data(folder: Path) -> None:
+    cached, run = prepared(folder), cut_short(folder)
+    whole = contents(cached)
+    flip(cached / "train.source.ids.npy", random.Random(1))
+    run_cell(run, 2)
+    assert contents(cached) == whole
+
+
+def edit(folder: Path) -> None:
+    path = folder / "corpus" / "train.de"
+    path.write_bytes(path.read_bytes().replace(b"hund", b"wolf", 1))
+
+
+@with_data
+def test_a_checkpoint_of_other_data_is_refused(command: str, folder: Path, capsys) -> None:
+    there = json.loads((folder / "run" / "result.json").read_text())["data"]["digest"]
+    edit(folder)
+    line = refused(COMMANDS[command], capsys, folder)
+    assert f"last.ckpt: is of other data: their digest is {there[:16]}, that of " in line
+
+
+def test_a_cell_whose_data_changed_begins_again(folder: Path, capsys) -> None:
+    run = cut_short(folder)
+    edit(folder)
+    run_cell(run, 2)
+    said = capsys.readouterr().err
+    assert "is of other data" in said
+    assert "put aside as last.other-data, the cell starts at step 0" in said
+    assert (run / "checkpoints" / "last.other-data").is_file()
+    assert first_step(run, 2) == 1
+
+
+def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsys) -> None:
+    """One that this program wrote before it recorded them."""
+    run = cut_short(folder)
+    path = run / "checkpoints" / "last.ckpt"
+    stored = torch.load(path, weights_only=True)
+    del stored["TextDataModule"]
+    WholeCheckpoints().save_checkpoint(stored, path)
+    run_cell(run, 2)
+    said = f"{path}: does not say of which data it is; taken as of the config's"
+    assert said in capsys.readouterr().err.splitlines()
+    assert not (run / "checkpoints" / "last.damaged").exists()
+    assert json.loads((run / "result.json").read_text())["steps"] == 4
+
+
+def test_translate_takes_no_other_tokenizer_than_the_run_had(folder: Path, capsys) -> None:
+    flip(folder / "run" / "tokenizer.model", random.Random(1))
+    line = refused(COMMANDS["translate"], capsys, folder)
+    assert "run/tokenizer.model: damaged, or not the tokenizer of last.ckpt" in line
