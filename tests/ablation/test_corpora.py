@@ -1,4 +1,4 @@
-"""A grid whose corpus is edited or moved, with the real program: never one result on two corpora."""
+"""A grid whose corpus is edited or moved, with the real program: one result, one corpus."""
 
 import json
 import os
