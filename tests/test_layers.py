@@ -14,6 +14,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 MODEL = {"blocks", "models", "objectives", "optim"}
 RUN = {*MODEL, "data", "probes", "callbacks", "module"}
 IDENTITY = {"identity", "experiment"}
+ORIGIN = {"provenance", "hardware", "mixtures"}
 COMMANDS = {"theory", "catalogue", "preparation", "translate", "probing", "bench"}
 # What each part may import besides itself; all but the blocks may import `errors`.
 ALLOWED: dict[str, set[str]] = {
@@ -22,6 +23,9 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "arguments": set(),
     "memory": set(),
+    "provenance": set(),
+    "hardware": {"blocks", "provenance"},
+    "mixtures": set(),
     "blocks": set(),
     "models": {"blocks"},
     "data": {"files"},
@@ -33,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "module": {*MODEL, "data", "saved", "steps"},
     "probes": {*MODEL, "data", "files", "analysis"},
     "theory": {*MODEL, "probes", "files", "analysis"},
-    "callbacks": {*MODEL, "data", "steps", "probes", "files", "catalogue"},
+    "callbacks": {*MODEL, "data", "steps", "probes", "files", "catalogue", "hardware"},
     "config": RUN,
     "catalogue": {"blocks", "models", "files"},
     "translate": {*MODEL, "data", "module", "saved"},
@@ -41,10 +45,11 @@ ALLOWED: dict[str, set[str]] = {
     "identity": {"files"},
     "experiment": {"blocks", "models", "data", "identity"},
     "preparation": {*RUN, "config", "shipped"},
-    "analysis": {"files"},
+    "analysis": {"files", "mixtures"},
     "ablation": {
         *RUN,
         *IDENTITY,
+        *ORIGIN,
         "archive",
         "config",
         "files",

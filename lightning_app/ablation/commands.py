@@ -27,7 +27,10 @@ __all__ = ["plan_command", "report_command", "run_command", "status_command"]
 
 INTERRUPTED = 130
 STATES = ("ok", "diverged", "pruned", "failed", "missing")
-ENDS = ("ok", "diverged", "pruned", "failed", "unfinished", "waiting")  # as the run folders say
+ENDS = (  # as the run folders say
+    *("ok", "diverged", "pruned", "failed", "unfinished", "waiting"),
+    "other_data",
+)
 
 
 def run_command(
@@ -47,6 +50,7 @@ def run_command(
     with document("run", as_json) as tree:
         tree |= {"grid": spec.name, "folder": directory, "cells": 0, "elsewhere": 0}
         tree |= {"states": dict.fromkeys(STATES, 0), "report": None, "findings": [], "headline": []}
+        tree |= {"mixtures": {}, "left_out": {}}
         tree["exit_code"] = _run(spec, directory, options, tree)
     return tree["exit_code"]
 
@@ -160,8 +164,9 @@ def _show(grid: "Folder") -> dict[str, Any]:
     """Print the headline of a report, and return it for the document."""
     from lightning_app.analysis.findings import findings
     from lightning_app.analysis.sensitivity import scores
-    from lightning_app.analysis.terminal import headline, show_report
+    from lightning_app.analysis.terminal import headline, mixtures, show_report
 
     found = scores(grid)
     show_report(plain_console(), grid, found)
-    return {"findings": findings(grid, found), "headline": headline(found)}
+    said = {"findings": findings(grid, found), "headline": headline(found)}
+    return {**said, "mixtures": mixtures(grid), "left_out": dict(grid.strangers)}

@@ -10,10 +10,12 @@ from lightning_app.ablation.supervision.process import Job
 from lightning_app.ablation.supervision.ranks import join
 from lightning_app.config import config_parser, data_module, resolve
 from lightning_app.experiment import identity_of as identify
+from lightning_app.provenance import software
 
 __all__ = ["count_devices", "identify", "prepare", "resolve", "run_cell"]
 
 config_parser()  # every cell inherits it from the fork server
+software()  # and this: what is edited later is not what the cells run
 
 
 def prepare(config: dict[str, Any]) -> None:
@@ -38,4 +40,5 @@ def run_cell(job: Job, rank: int) -> None:
         pruned_by=job.metric,
         keep=job.keep,
         slot=job.slot.record(),
+        command=job.command,
     )

@@ -7,10 +7,9 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from lightning_app.callbacks.agreement import Agreement
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.events import Events
 from lightning_app.callbacks.interruption import SaveOnInterrupt
+from lightning_app.callbacks.origin import Origin
 from lightning_app.callbacks.pictures import Pictures
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
@@ -64,17 +64,9 @@ from lightning_app.files import write_whole, writing_in
 from lightning_app.identity.record import Record, read_record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.memory import peak_resident_bytes
+from lightning_app.provenance import PACKAGES, command_line, plugins, software
 
 SCHEMA = 2  # 1 had ids of the config alone
-PACKAGES = (
-    "torch",
-    "lightning",
-    "torchmetrics",
-    "sentencepiece",
-    "sacrebleu",
-    "datasets",
-    "optuna",
-)
 
 
 def run_cell(
@@ -85,6 +77,7 @@ def run_cell(
     pruned_by: str | None = None,
     keep: str = "all",
     slot: Mapping[str, Any] | None = None,
+    command: Sequence[str] | None = None,
 ) -> None:
     """Train the config in `run_dir` and leave `result.json`, last; `pruned.json` if told to stop.
 
@@ -98,6 +91,7 @@ def run_cell(
         pruned_by: The metric to report at validations, for a pruner to go by; None for no pruner.
         keep: The checkpoints to keep of a run that has ended: all, last, best or none.
         slot: What the run was given, for its result; `devices`, a list, has one for each rank.
+        command: The command line that had it run; None for that of this process.
     """
     # Lightning was imported before the processes were told apart.
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
@@ -115,6 +109,7 @@ def run_cell(
             data=data,
             pruned_by=pruned_by,
             slot=slot,
+            command=command,
             run=False,
         )
         resumed = None if checkpoint is None else str(checkpoint.path)
@@ -148,6 +143,7 @@ class Run(RunCLI):
         data: The data of a run from a config tree, where they are open already.
         pruned_by: The metric that is reported at validations; None where nobody prunes the run.
         slot: What a supervisor gave the run, for the result.
+        command: The command line that had it run; None for that of this process.
     """
 
     def __init__(
@@ -160,8 +156,10 @@ class Run(RunCLI):
         data: TextDataModule | None = None,
         pruned_by: str | None = None,
         slot: Mapping[str, Any] | None = None,
+        command: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._software = {**software(), "command": command_line(command)}
         self._folder = folder
         self._pruned_by = pruned_by
         self._slot = slot
@@ -295,7 +293,9 @@ class Run(RunCLI):
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
         if self._trains:
             progress = Progress(self.attempt_folder / "progress.json")
-            callbacks += [self.divergence, self.throughput, GainLogger(), progress]
+            made = {**self._software, "plugins": plugins(self.tree)}
+            self.origin = Origin(self.attempt_folder / "provenance.json", made, self.resumed)
+            callbacks += [self.origin, self.divergence, self.throughput, GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
             if self._pruned_by is not None:
                 files = (self.attempt_folder / REPORTS, self.attempt_folder / STOP)
@@ -363,7 +363,8 @@ class Run(RunCLI):
             "peak_memory_bytes": peak_memory_bytes(trainer),
             "slot": self._slot,
             "precision": str(trainer.precision),
-            "versions": {name: version(name) for name in PACKAGES},
+            "versions": {name: self._software["libraries"][name] for name in PACKAGES},
+            "provenance": self.origin.record,
             "data": datamodule.description,
             "bleu_signature": model.objective.bleu_signature,
             "sacrebleu_signature": model.objective.sacrebleu_signature,
@@ -401,6 +402,7 @@ class Run(RunCLI):
             "device": result["device"],
             "slot": result["slot"],
             "versions": result["versions"],
+            "provenance": result["provenance"],
         }
         write_whole(folder / "env.json", json.dumps(environment, indent=1))
         objective = model.objective
@@ -428,6 +430,7 @@ class Run(RunCLI):
             "metric": self._pruned_by,
             "value": reports[max(reports)] if reports else None,
             "attempt": self.attempt,
+            "provenance": self.origin.record,
             "seconds": seconds,
             "started": started.isoformat(),
             "finished": datetime.now(UTC).isoformat(),

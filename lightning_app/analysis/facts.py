@@ -3,11 +3,10 @@
 from typing import Any
 
 from lightning_app.analysis.numbers import DASH
-from lightning_app.analysis.runs import Cell, Grid, label
+from lightning_app.analysis.runs import OTHER_DATA, Cell, Grid, label
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.together import differences, different, shared
-
-UNKNOWN = "not recorded"  # by the version that trained the runs
+from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups, left_out, statements
 
 
 def counts(grid: Grid) -> str:
@@ -20,6 +19,7 @@ def counts(grid: Grid) -> str:
         f"{states.count('failed')} crashed" if "failed" in states else "",
         f"{states.count('unfinished')} unfinished" if "unfinished" in states else "",
         f"{states.count('waiting')} not started" if "waiting" in states else "",
+        f"{states.count(OTHER_DATA)} left out, of other data" if OTHER_DATA in states else "",
     ]
     counted = ", ".join(part for part in parts if part)
     finished = sum(cell.finished for cell in cells)
@@ -47,7 +47,9 @@ def facts(grid: Grid) -> dict[str, str]:
         "Schedule": _schedule(grid),
         "Device": ", ".join(_distinct(grid, "device")) or DASH,
         "Precision": ", ".join(_distinct(grid, "precision")) or DASH,
+        "Code": _code(grid),
         "Versions": _versions(grid),
+        "Superseded": _superseded(grid),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -56,7 +58,9 @@ def limits(grid: Grid) -> list[str]:
     """What the runs cannot tell, from what they were."""
     if grid.parts:
         return _limits_of_all(grid)
-    items = [
+    items = [text for text in [left_out(grid.strangers)] if text]
+    items += statements(_records(grid)).values()
+    items += [
         f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "
         "leave it later, so “stalls” and Δ hold for this budget, not for training to the end.",
     ]
@@ -119,10 +123,6 @@ def limits(grid: Grid) -> list[str]:
             f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
             "comparable with papers that couple the two (Xiong et al. 2020)."
         )
-    if len(_distinct(grid, "device")) > 1 or len(_distinct(grid, "precision")) > 1:
-        items.append(
-            "Cells ran on different devices or precisions; differences may come from these."
-        )
     pruned = sum(cell.state == "pruned" for cell in grid.cells)
     if grid.pruner is not None:
         items.append(
@@ -130,7 +130,8 @@ def limits(grid: Grid) -> list[str]:
             "they did badly. They are left out, so means over the others flatter the variants that "
             "lost most; no sensitivity is reported."
         )
-    missing = len(grid.cells) - len(grid.finished) - pruned
+    apart = sum(cell.state == OTHER_DATA for cell in grid.cells)
+    missing = len(grid.cells) - len(grid.finished) - pruned - apart
     if missing:
         items.append(
             f"{missing} of {len(grid.cells)} cells have no result. Seeds are compared in pairs, so "
@@ -280,6 +281,22 @@ def _schedule(grid: Grid) -> str:
 
 def _coupling(grid: Grid) -> tuple[Any, Any]:
     return grid.setting("model.schedule.kind"), grid.setting("model.schedule.coupling")
+
+
+def _records(grid: Grid) -> dict[str, Any]:
+    return {cell.name: cell.record for cell in grid.finished}
+
+
+def _code(grid: Grid) -> str:
+    found = groups(_records(grid))["code"]
+    return counted(found) if len(found) > 1 else next(iter(found), "")
+
+
+def _superseded(grid: Grid) -> str:
+    """How many runs have been done again since, and count nowhere."""
+    folder = grid.folder / SUPERSEDED
+    count = len(list(folder.iterdir())) if folder.is_dir() else 0
+    return f"{count} earlier runs, kept in {SUPERSEDED}/; they count nowhere" if count else ""
 
 
 def _versions(grid: Grid) -> str:

@@ -3,8 +3,8 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from lightning_app.errors import UserError
+from lightning_app.mixtures import Groups, strangers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +25,8 @@ BLOCK = "model.block."
 PRESET = "model.block.preset"
 LOSS = "val/nll"
 
-State = Literal["ok", "diverged", "pruned", "failed", "unfinished", "waiting"]
+OTHER_DATA = "other_data"
+State = Literal["ok", "diverged", "pruned", "failed", "unfinished", "waiting", "other_data"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class Cell:
 
     `state`: `ok` or `diverged` (a result exists), `pruned` (the grid's pruner ended it), `failed`
     (the last attempt crashed), `unfinished` (an attempt runs or was cut short; files alone cannot
-    tell), `waiting` (never started).
+    tell), `waiting` (never started), `other_data` (finished, but on other data than the cells that
+    it would be compared with: its result counts nowhere).
     `group` names the values of the axes that are no block, warm-up, rate or seed. `baseline` is the
     variant to compare with: the grid's baseline preset with this cell's other block axes.
     """
@@ -95,7 +98,8 @@ class Grid:
     `config` is the grid's base over the resolved config of one run, which knows every default.
     `pruner` is the rule by which hopeless cells were ended early, if there was one. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
-    that this one joins, where it joins several (`analysis.together`).
+    that this one joins, where it joins several (`analysis.together`). `strangers` names the cells
+    whose state is `other_data`, by the digest of theirs.
     """
 
     folder: Path
@@ -110,6 +114,7 @@ class Grid:
     pruner: str | None = None
     published: tuple[Mapping[str, Any], ...] = ()
     parts: tuple["Grid", ...] = ()
+    strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @cached_property
     def finished(self) -> tuple[Cell, ...]:
@@ -167,7 +172,7 @@ def read_grid(folder: Path) -> Grid:
     scores = grid.get("sensitivity") or {}
     try:
         config = _config(folder, plan, grid)
-        return Grid(
+        found = Grid(
             folder=folder,
             name=str(plan["name"]),
             question=str(grid.get("question") or "").strip(),
@@ -182,6 +187,24 @@ def read_grid(folder: Path) -> Grid:
         )
     except KeyError as error:
         raise UserError(f"{folder / 'plan.json'}: field {error} is missing") from error
+    return without_strangers(found)
+
+
+def without_strangers(grid: Grid) -> Grid:
+    """The grid without the results that were trained on other data than those beside them.
+
+    What compares runs then never compares such ones, whatever it is.
+    """
+    records = {cell.name: cell.record for cell in grid.finished}
+    found: Groups = strangers(records, {cell.name: cell.axes for cell in grid.finished})
+    state_of = {name: state for state, names in found.items() for name in names}
+    cells = tuple(
+        replace(cell, state=OTHER_DATA, result=None, error=f"trained on {state_of[cell.name]}")
+        if cell.name in state_of and cell.finished
+        else cell
+        for cell in grid.cells
+    )
+    return replace(grid, cells=cells, strangers={**grid.strangers, **found}) if found else grid
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from lightning_app.analysis.numbers import DASH, interval, nats, p_value
 from lightning_app.analysis.runs import Grid
 from lightning_app.analysis.sensitivity import Score
 from lightning_app.analysis.statistics import LEVEL, mean
+from lightning_app.analysis.together import different
+from lightning_app.mixtures import KINDS, left_out, mixed
 
 ROWS = 60  # of all tables together; the first one is always whole
 TRACK, LEAST = 60, 16  # characters of the plot's scale where there is room, and where there is not
@@ -53,8 +55,22 @@ def show_report(console: Console, grid: Grid, scores: Sequence[Score]) -> None:
         if grid.parts:
             write.line("Δ side by side, each compared with its own reference warm-up", "bold")
             write.table([(where,) for where in slices], _beside(slices))
-    for text in findings(grid, scores):
-        write.line(text)
+    for text in [*findings(grid, scores), left_out(grid.strangers), mixture_line(grid)]:
+        if text:
+            write.line(text)
+
+
+def mixtures(grid: Grid) -> dict[str, dict[str, list[str]]]:
+    """The names of the finished cells by what made them, for each kind in which they differ."""
+    return mixed({cell.name: cell.record for cell in different(grid) if cell.finished})
+
+
+def mixture_line(grid: Grid) -> str:
+    """In what the finished cells differ, in one line; empty where they do not."""
+    kinds = [f"{len(of)} {KINDS[kind]}" for kind, of in mixtures(grid).items()]
+    if not kinds:
+        return ""
+    return f"Mixed: cells of {', '.join(kinds)}; report.html says what may not be concluded."
 
 
 def headline(scores: Sequence[Score]) -> list[dict[str, Any]]:

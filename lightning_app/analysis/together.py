@@ -6,11 +6,11 @@ wherever runs are pooled; a grid that has not finished it takes the result of on
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_app.analysis.runs import Cell, Grid, label, lookup
+from lightning_app.analysis.runs import Cell, Grid, label, lookup, without_strangers
 from lightning_app.errors import UserError
 
 AXIS = "grid"  # the axis whose values are the names of the grids
@@ -53,6 +53,7 @@ def together(grids: Sequence[Grid]) -> Grid:
         baseline=" or ".join(baselines) or None,
         cells=tuple(cell for part in parts for cell in part.cells),
         parts=parts,
+        strangers=_joined(part.strangers for part in parts),
     )
 
 
@@ -108,7 +109,7 @@ def _part(grid: Grid, keys: Sequence[str], results: Mapping[str, Cell]) -> Grid:
                 group=f"{AXIS}={label(grid.name)}{others}",
             )
         )
-    return replace(grid, cells=tuple(cells))
+    return without_strangers(replace(grid, cells=tuple(cells)))
 
 
 def _values(key: str, parts: Sequence[Grid]) -> list[Any]:
@@ -117,6 +118,15 @@ def _values(key: str, parts: Sequence[Grid]) -> list[Any]:
     for part in parts:
         known = part.axes.get(key, [lookup(part.config, key)])
         found += [value for value in known if value not in found]
+    return found
+
+
+def _joined(of_parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """The names of all parts, by the same keys."""
+    found: dict[str, list[str]] = {}
+    for of in of_parts:
+        for key, names in of.items():
+            found.setdefault(key, []).extend(names)
     return found
 
 

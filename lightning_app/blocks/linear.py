@@ -6,6 +6,7 @@ are plain float32, they differ in rounding alone. What is chosen depends on proc
 size, so that a run that goes on later on the same machine computes the same bits.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -33,6 +34,17 @@ def prefers_onednn() -> bool:
         and "AuthenticAMD" in information.read_text(encoding="ascii", errors="replace")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def float32_library() -> str:
+    """The library that multiplies large float32 matrices on this machine's CPU."""
+    if prefers_onednn():
+        return "oneDNN"
+    if torch.backends.mkl.is_available():
+        return "MKL"
+    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    name = found[1] if found else "unknown"
+    return {"open": "OpenBLAS", "accelerate": "Accelerate"}.get(name, name)
 
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lightning_app.ablation.trial import join_metrics
+from lightning_app.provenance import software
 
 FIT = [sys.executable, "-m", "lightning_app", "fit"]
 SETTINGS = {
@@ -84,6 +85,14 @@ def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path) -> None
         assert f"\n{tmp_path / 'run'}: " in done.stdout
         assert f"val/nll {result['metrics']['val/nll']:.4f}" in done.stdout
         assert result["attempt"] == attempt
+        made = result["provenance"]
+        assert made["code"] == software()["code"]
+        assert made["command"][:3] == ["lightning_app", "fit", "--config"]
+        assert made["data"] == result["data"].get("digest", result["data"]["checksum"])
+        assert made["resumed_from"] == []
+        for path in ("env.json", f"attempts/{attempt}/provenance.json"):
+            written = json.loads((tmp_path / "run" / path).read_text())
+            assert written.get("provenance", written) == made
         results.append(result)
     for each in results:
         del each["metrics"]["train/tokens_per_second"]

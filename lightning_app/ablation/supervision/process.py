@@ -41,7 +41,7 @@ class Job:
 
     `program` is a module with `resolve`, `identify` and `run_cell`; `tree` the cell's unresolved
     config and `identity` its planned id. `metric` is what a pruner looks at, if there is one;
-    `keep` says which checkpoints stay after success.
+    `keep` says which checkpoints stay after success. `command` is the supervisor's command line.
     """
 
     program: str
@@ -52,6 +52,7 @@ class Job:
     slot: Slot
     metric: str | None
     keep: str
+    command: tuple[str, ...] = ()
 
     @property
     def record(self) -> Path:

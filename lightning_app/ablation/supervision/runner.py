@@ -38,6 +38,7 @@ from lightning_app.ablation.supervision.workers import (
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.files import writing_in
+from lightning_app.provenance import command_line
 
 PROGRAM = "lightning_app.ablation.program"
 
@@ -165,6 +166,7 @@ def _job(directory: Path, grid: Grid, program: str, claim: Claim, attempt: int, 
         slot=slot,
         metric=None if grid.pruner is None else grid.metric,
         keep=grid.checkpoints,
+        command=tuple(command_line()),
     )
 
 

@@ -8,7 +8,7 @@ from lightning_app.analysis.numbers import DASH, nats
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, section, table
 from lightning_app.analysis.published import our_settings
-from lightning_app.analysis.runs import BLOCK, Grid
+from lightning_app.analysis.runs import BLOCK, OTHER_DATA, Grid
 from lightning_app.analysis.serve import tensorboard_path
 from lightning_app.analysis.tensorboard import run_url
 
@@ -147,6 +147,7 @@ def _unfinished(contents: Contents) -> Markup:
         "failed": "crashed",
         "unfinished": "running or cut short",
         "waiting": "not started",
+        OTHER_DATA: "trained on other data, left out",
     }
     columns = [column(title, text=True) for title in ("Variant", "run", "state", "last message")]
     rows = [

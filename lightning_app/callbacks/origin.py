@@ -1,0 +1,54 @@
+"""What made a run, from its first step on: kept beside each attempt and in every checkpoint."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_app.files import write_whole
+from lightning_app.hardware import hardware
+
+_MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")
+
+
+class Origin(pl.Callback):
+    """Completes and keeps the `provenance` of a run, written before its first step.
+
+    A run that goes on says under `resumed_from` what else has trained it: the checkpoint knows.
+
+    Args:
+        path: The file of this attempt.
+        software: The version of the code, libraries and command line.
+        resumed: Whether the run goes on from a checkpoint.
+    """
+
+    def __init__(self, path: Path, software: Mapping[str, Any], resumed: bool) -> None:
+        self._path = path
+        self.record: dict[str, Any] = dict(software)
+        # A checkpoint without a record is of a version that kept none.
+        self.record["resumed_from"] = [dict.fromkeys(_MAKERS)] if resumed else []
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            data: Mapping[str, Any] = getattr(trainer, "datamodule", None).description  # pyright: ignore[reportOptionalMemberAccess]
+            ids = getattr(trainer, "device_ids", [0])
+            self.record["data"] = data.get("digest", data["checksum"])
+            self.record |= hardware(trainer.strategy.root_device, ids)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        makers = [*state_dict["resumed_from"], {key: state_dict[key] for key in _MAKERS}]
+        own = {key: self.record[key] for key in _MAKERS}
+        found: list[dict[str, Any]] = []
+        for each in makers:
+            if each != own and each not in found:
+                found.append(each)
+        self.record["resumed_from"] = found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: self.record[key] for key in (*_MAKERS, "resumed_from")}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            write_whole(self._path, json.dumps(self.record, indent=1))

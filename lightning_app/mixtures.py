@@ -1,0 +1,221 @@
+"""Which results were made alike: by one version of the code, on the same data, libraries, devices.
+
+Light, and plain: it reads what `result.json` and `pruned.json` say, mostly under `provenance`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Record = Mapping[str, Any]
+Groups = dict[str, list[str]]  # names of runs by what made them
+
+UNKNOWN = "not recorded"
+
+KINDS = {
+    "code": "versions of the code",
+    "libraries": "sets of library versions",
+    "device": "kinds of device",
+    "threads": "numbers of threads",
+    "precision": "precisions",
+}
+"""What results can differ in besides the data, in words for several of each."""
+
+STALE = ("code", "data", "libraries")
+"""In what a finished run may be of another state than now, so that `--rerun-stale` repeats it."""
+
+SUPERSEDED = "superseded"
+"""The folder of a grid that keeps what `--rerun-stale` has put aside."""
+
+SHOWN = 3  # names of runs in a line
+
+_NO_NUMBERS = ("datasets", "optuna")  # the data has its own digest, the queue moves no number
+
+
+def made_by(record: Record) -> dict[str, str]:
+    """What made a result, of each kind; where a run went on elsewhere, one after the other."""
+    made = record.get("provenance") or {}
+    parts = [*(made.get("resumed_from") or ()), made]
+    device = _in_turn(map(_device, parts))
+    return {
+        "code": _in_turn(map(_code, parts)),
+        "libraries": _in_turn(map(_libraries, parts)),
+        "device": str(record.get("device") or UNKNOWN) if device == UNKNOWN else device,
+        "threads": UNKNOWN if made.get("gpus") else str(made.get("threads") or UNKNOWN),
+        "precision": str(record.get("precision") or UNKNOWN),
+    }
+
+
+def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
+    """The names of the runs by what made them, for each kind."""
+    found: dict[str, Groups] = {kind: {} for kind in KINDS}
+    for name, record in records.items():
+        for kind, value in made_by(record).items():
+            found[kind].setdefault(value, []).append(name)
+    return found
+
+
+def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
+    """The groups of each kind in which the runs differ.
+
+    Where only some record a thing, they differ in the code, as the others are of an older version.
+    """
+    return {
+        kind: of
+        for kind, of in groups(records).items()
+        if len(of) > 1 and (kind == "code" or len(of.keys() - {UNKNOWN}) > 1)
+    }
+
+
+def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any]]) -> Groups:
+    """The runs that were trained on other data than most of those planned on the same, by its digest.
+
+    `axes` holds the axes of each run: one of the data makes other data a plan, no mistake. Between
+    equally many the latest decides. A run that does not record its data is no stranger.
+    """
+    states = _states(records)
+    planned: dict[str, Groups] = {}
+    for name, state in states.items():
+        if state != UNKNOWN:
+            data = {key: axes[name][key] for key in axes[name] if _names_data(key)}
+            key = json.dumps(data, sort_keys=True, default=str)
+            planned.setdefault(key, {}).setdefault(state, []).append(name)
+
+    def weight(names: list[str]) -> tuple[int, str]:
+        return len(names), max(str(records[name].get("finished")) for name in names)
+
+    found: Groups = {}
+    for by_state in planned.values():
+        usual = max(by_state, key=lambda state: weight(by_state[state]))
+        for state, names in by_state.items():
+            if state != usual or " then " in state:
+                found.setdefault(state, []).extend(names)
+    return found
+
+
+def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
+    """The runs that are of another code, data, libraries or kind of device than `here`.
+
+    `here` holds `provenance` as a run would record it now, and under `corpora` what describes the
+    data of each corpus of the plan, or None where that is not known.
+    """
+    now = made_by(here)
+    corpora = here.get("corpora")
+    found: dict[str, Groups] = {kind: {} for kind in ("code", "data", "libraries", "device")}
+    states = _states(records)
+    for name, record in records.items():
+        made = {kind: value for kind, value in made_by(record).items() if kind in found}
+        for kind, value in made.items():
+            if value != now[kind]:
+                found[kind].setdefault(value, []).append(name)
+        known = [{"data": corpus} for corpus in corpora or ()]
+        if corpora is not None and not any(_same_data(record, each) for each in known):
+            found["data"].setdefault(states[name], []).append(name)
+    return found
+
+
+def statements(records: Mapping[str, Record]) -> dict[str, str]:
+    """A sentence for each kind in which the runs differ, and for a code that none records."""
+    found = {
+        kind: f"The {len(records)} finished cells are of {_several(of)} {KINDS[kind]} "
+        f"({counted(of)}): differences between cells may come from that."
+        for kind, of in mixed(records).items()
+    }
+    if records and list(groups(records)["code"]) == [UNKNOWN]:
+        found["code"] = (
+            f"The version of the code is not recorded in any of the {len(records)} finished "
+            "cells: whether all are of one, nothing here can tell."
+        )
+    return found
+
+
+def left_out(of: Groups) -> str:
+    """The sentence for runs of other data, empty where there is none."""
+    if not of:
+        return ""
+    total = sum(map(len, of.values()))
+    cells = "1 finished cell was" if total == 1 else f"{total} finished cells were"
+    return (
+        f"{cells} trained on other data than the rest ({counted(of)}; such as {some(of)}) and "
+        "left out of every score, table and figure; --rerun-stale repeats them."
+    )
+
+
+def counted(of: Mapping[str, list[str]]) -> str:
+    """How many runs are in each group, in one line that leaves out what all have in common."""
+    parts = [set(label.split(", ")) for label in of if label != UNKNOWN and " then " not in label]
+    common = set.intersection(*parts) if len(parts) > 1 else set()
+    shown = []
+    for label, names in of.items():
+        kept = [part for part in label.split(", ") if part not in common]
+        shown.append(f"{', '.join(kept)}: {len(names)}")
+    return "; ".join(shown)
+
+
+def some(of: Mapping[str, list[str]]) -> str:
+    """A few names."""
+    names = [name for each in of.values() for name in each]
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def _several(of: Groups) -> str:
+    known = len(of.keys() - {UNKNOWN})
+    return f"{known} or more" if UNKNOWN in of else str(known)
+
+
+def _in_turn(values: Iterable[str]) -> str:
+    return " then ".join(dict.fromkeys(values))
+
+
+def _code(made: Record) -> str:
+    if not made.get("code"):
+        return UNKNOWN
+    return "+".join([made["code"], *map(str, (made.get("plugins") or {}).values())])
+
+
+def _libraries(made: Record) -> str:
+    found = made.get("libraries") or {}
+    names = (name for name in sorted(found) if name not in _NO_NUMBERS)
+    return ", ".join(f"{name} {found[name]}" for name in names) or UNKNOWN
+
+
+def _device(made: Record) -> str:
+    names = dict.fromkeys(made.get("gpus") or [made.get("cpu")])
+    known = [*names, made.get("matmul")]
+    return ", ".join(known) if all(known) else UNKNOWN
+
+
+def _names_data(axis: str) -> bool:
+    return axis.startswith("data.") or axis == "model.objective.kind"  # which sets the task
+
+
+def _data(record: Record) -> tuple[str | None, list[str]]:
+    """The digest of a result's data, and everything that identifies it, older forms too."""
+    description, made = record.get("data") or {}, record.get("provenance") or {}
+    earlier = [each.get("data") for each in made.get("resumed_from") or ()]
+    turns = [each for each in (*earlier, made.get("data")) if each]
+    if len(set(turns)) > 1:
+        return None, [_in_turn(turns)]
+    digest = description.get("digest")
+    known = (digest, description.get("checksum"), made.get("data"))
+    return digest, [each for each in known if each]
+
+
+def _same_data(one: Record, other: Record) -> bool:
+    (digest, ids), (digest2, ids2) = _data(one), _data(other)
+    return digest == digest2 if digest and digest2 else bool(set(ids) & set(ids2))
+
+
+def _states(records: Mapping[str, Record]) -> dict[str, str]:
+    """The data of each run, by its digest where it or one like it records that."""
+    found = {name: _data(record) for name, record in records.items()}
+    digests: dict[str, set[str]] = {}
+    for digest, ids in found.values():
+        for each in ids if digest else ():
+            digests.setdefault(each, set()).add(str(digest))
+
+    def state(digest: str | None, ids: list[str]) -> str:
+        alike = set().union(*(digests.get(each, set()) for each in ids))
+        return digest or (alike.pop() if len(alike) == 1 else next(iter(ids), UNKNOWN))
+
+    return {name: state(*each) for name, each in found.items()}

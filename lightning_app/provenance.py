@@ -1,0 +1,228 @@
+"""What makes a result: version of the code, plug-ins, libraries, command line, processor.
+
+Light: `ablate plan` imports it. What only torch knows is in `lightning_app.hardware`.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lightning_app import __version__
+
+PACKAGES = (
+    "torch",
+    "lightning",
+    "torchmetrics",
+    "sentencepiece",
+    "sacrebleu",
+    "datasets",
+    "optuna",
+)
+
+APART = (
+    *("analysis", "bench", "catalogue", "theory"),
+    *("__init__.py", "__main__.py", "arguments.py", "cli.py", "errors.py", "files.py"),
+    *("hardware.py", "memory.py", "mixtures.py", "preparation.py", "probing.py", "provenance.py"),
+    *("shipped.py", "translate.py"),
+    *("probes/figures.py", "probes/pictures.py"),
+)
+"""Folders and files of the package that cannot change a number of a run. All others count, so that
+a new file counts until it is listed here."""
+
+ABLATION = ("trial.py", "checkpoint.py", "supervision/ranks.py")
+"""The files of `ablation` that count: the others plan, queue, supervise and show."""
+
+_SECONDS = 10.0  # that git may take
+_PASSWORDS = (re.compile(r"(://[^/\s:@]*:)[^/\s]*(@)"), re.compile(r"(password=)[^&\s]*()"))
+
+
+@cache
+def software() -> dict[str, Any]:
+    """What this process runs: `package`, `commit` and `dirty`, `code`, `libraries`.
+
+    Read once a process, when its modules are imported: a file that changes later is not what runs.
+    A process that forks hands it on to its children, as it does the modules.
+    """
+    package = Path(str(files("lightning_app")))
+    libraries = {name: importlib.metadata.version(name) for name in (*PACKAGES, "numpy")}
+    return {
+        "package": __version__,
+        **checkout(package),
+        "code": code_digest(package),
+        "libraries": {"python": platform.python_version(), **libraries},
+    }
+
+
+def code_digest(package: Path) -> str:
+    """Identify the code in a package's folder as far as it can change numbers.
+
+    Comments, docstrings and layout do not count, nor does the version of Python.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py"), key=lambda path: path.relative_to(package).parts):
+        name = path.relative_to(package).as_posix()
+        if counts(name):
+            digest.update(f"{name}\n{_meaning(path)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def plugins(tree: Any) -> dict[str, str | None]:
+    """The digest of the file of every class that a config names outside package and Lightning.
+
+    Only that file, not what it imports. None where the class lies in no file.
+    """
+    found: dict[str, str | None] = {}
+    for name in sorted(set(_class_paths(tree))):
+        if name.partition(".")[0] not in ("lightning_app", "lightning"):
+            file = _file_of(name)
+            text = "" if file is None else _meaning(file)
+            found[name] = None if file is None else hashlib.sha256(text.encode()).hexdigest()[:16]
+    return found
+
+
+def checkout(package: Path) -> dict[str, Any]:
+    """`commit` of the git checkout that has the package, and whether the package is `dirty`.
+
+    Both are None where the package is in no checkout, and where there is no git.
+    """
+    unknown = {"commit": None, "dirty": None}
+    # A folder that lies in a checkout by chance, such as .venv, is not part of it.
+    if not _git(package, "ls-files", "--", "__init__.py"):
+        return unknown
+    commit = _git(package, "rev-parse", "HEAD")
+    changed = _git(package, "status", "--porcelain", "--", ".")
+    if commit is None or changed is None:
+        return unknown
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def command_line(words: Sequence[str] | None = None) -> list[str]:
+    """A command line as it was given, by default this process's, without passwords and folders
+    of the program."""
+    if words is None:
+        program = Path(sys.argv[0])
+        name = program.parent.name if program.name == "__main__.py" else program.name
+        words = [name, *sys.argv[1:]]
+    return [without_password(word) for word in words]
+
+
+def without_password(text: str) -> str:
+    """A text with stars in place of the passwords of the URLs in it."""
+    for pattern in _PASSWORDS:
+        text = pattern.sub(r"\1***\2", text)
+    return text
+
+
+@cache
+def cpu_model() -> str:
+    """The name of this machine's processor."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        text = information.read_text(encoding="utf-8", errors="replace")
+        if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return " ".join(match[1].split())
+    if sys.platform == "darwin":
+        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
+        if name:
+            return name
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def counts(name: str) -> bool:
+    if name.startswith("ablation/"):
+        return name.removeprefix("ablation/") in ABLATION
+    return not any(name == each or name.startswith(f"{each}/") for each in APART)
+
+
+def _meaning(path: Path) -> str:
+    """What a file says to Python, the same under every version; other files as they are."""
+    data = path.read_bytes()
+    if path.suffix != ".py":
+        return hashlib.sha256(data).hexdigest()
+    try:
+        return _canonical(ast.parse(data))
+    except (SyntaxError, ValueError):  # of a newer Python, or half written
+        return hashlib.sha256(data).hexdigest()
+
+
+def _canonical(node: Any) -> str:
+    """A syntax tree as text: without positions, docstrings and empty fields.
+
+    `ast.dump` and `ast.unparse` differ from one version of Python to the next.
+    """
+    if isinstance(node, ast.Constant):
+        return f"Constant({ascii(node.value)})"  # repr shows the letters that this Unicode knows
+    if isinstance(node, ast.JoinedStr):
+        return f"JoinedStr({','.join(_canonical(each) for each in node.values if _says(each))})"
+    if isinstance(node, ast.AST):
+        fields = (
+            f"{name}={_canonical(value)}"
+            for name, value in ast.iter_fields(node)
+            if value is not None and value != [] and name != "ctx"
+        )
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(_canonical(each) for each in node if not _is_idle(each))}]"
+    return ascii(node)
+
+
+def _says(part: ast.expr) -> bool:
+    """Whether a part of an f-string is not the empty text that Python 3.12 puts between others."""
+    return not (isinstance(part, ast.Constant) and part.value == "")
+
+
+def _is_idle(node: Any) -> bool:
+    """Whether a statement does nothing, as a docstring."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or isinstance(node, ast.Pass)
+
+
+def _class_paths(tree: Any) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        path = tree.get("class_path")
+        if isinstance(path, str):
+            yield path
+        for value in tree.values():
+            yield from _class_paths(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _class_paths(value)
+
+
+def _file_of(class_path: str) -> Path | None:
+    """The file of the imported module that holds a class."""
+    module = class_path
+    while "." in module:
+        module = module.rpartition(".")[0]
+        if module in sys.modules:
+            file = getattr(sys.modules[module], "__file__", None)
+            return None if file is None else Path(file)
+    return None
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git prints, or None where it fails. Nothing in the checkout runs or is written."""
+    options = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder))
+    return _output("git", *options, *words)
+
+
+def _output(*command: str) -> str | None:
+    # A hook or an editor that started us may name another repository.
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=True, env=environment
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()
