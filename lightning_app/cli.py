@@ -252,6 +252,11 @@ def build_parser() -> argparse.ArgumentParser:
     command = add("run", run, "run what is missing of a grid; resumes by itself")
     add_grid(command)
     add_run(command)
+    command.add_argument(
+        "--rerun-stale",
+        action="store_true",
+        help="do cells of other code, data or library versions again; the old runs are kept",
+    )
     add_json(command)
     command = add("status", status, "counts by state, running cells, time left, failures")
     add_grid(command)

@@ -21,8 +21,8 @@ KINDS = {
 }
 """What results can differ in besides the data, in words for several of each."""
 
-STALE = ("code", "data", "libraries")
-"""In what a finished run may be of another state than now, so that `--rerun-stale` repeats it."""
+STALE = ("code", "data", "libraries", "unrecorded")
+"""What of `others` `--rerun-stale` repeats; that a device was another is no reason to."""
 
 SUPERSEDED = "superseded"
 """The folder of a grid that keeps what `--rerun-stale` has put aside."""
@@ -68,7 +68,7 @@ def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
 
 
 def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any]]) -> Groups:
-    """The runs that were trained on other data than most of those planned on the same, by its digest.
+    """The runs that were trained on other data than most of those planned on the same, by digest.
 
     `axes` holds the axes of each run: one of the data makes other data a plan, no mistake. Between
     equally many the latest decides. A run that does not record its data is no stranger.
@@ -94,23 +94,28 @@ def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any
 
 
 def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
-    """The runs that are of another code, data, libraries or kind of device than `here`.
+    """The runs of another `code`, `data`, `libraries` or kind of `device` than `here`, by kind.
+
+    `unrecorded` are those that do not say what made them.
 
     `here` holds `provenance` as a run would record it now, and under `corpora` what describes the
     data of each corpus of the plan, or None where that is not known.
     """
     now = made_by(here)
     corpora = here.get("corpora")
-    found: dict[str, Groups] = {kind: {} for kind in ("code", "data", "libraries", "device")}
+    known = [{"data": corpus} for corpus in corpora or ()]
     states = _states(records)
+    found: dict[str, Groups] = {}
     for name, record in records.items():
-        made = {kind: value for kind, value in made_by(record).items() if kind in found}
-        for kind, value in made.items():
-            if value != now[kind]:
-                found[kind].setdefault(value, []).append(name)
-        known = [{"data": corpus} for corpus in corpora or ()]
+        made = made_by(record)
+        values = {kind: made[kind] for kind in ("code", "libraries", "device")}
+        differ = {kind: value for kind, value in values.items() if value != now[kind]}
+        if not record.get("provenance"):
+            differ = {"unrecorded": UNKNOWN}
         if corpora is not None and not any(_same_data(record, each) for each in known):
-            found["data"].setdefault(states[name], []).append(name)
+            differ["data"] = states[name]
+        for kind, value in differ.items():
+            found.setdefault(kind, {}).setdefault(value, []).append(name)
     return found
 
 

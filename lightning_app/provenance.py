@@ -161,7 +161,7 @@ def _canonical(node: Any) -> str:
     `ast.dump` and `ast.unparse` differ from one version of Python to the next.
     """
     if isinstance(node, ast.Constant):
-        return f"Constant({ascii(node.value)})"  # repr shows the letters that this Unicode knows
+        return f"Constant({node.value!a})"  # repr shows the letters that this Unicode knows
     if isinstance(node, ast.JoinedStr):
         return f"JoinedStr({','.join(_canonical(each) for each in node.values if _says(each))})"
     if isinstance(node, ast.AST):

@@ -24,9 +24,11 @@ from lightning_app.ablation.plan import (
     variant,
 )
 from lightning_app.ablation.runs import Run, read_run, run_folder
+from lightning_app.ablation.superseding import lines
 from lightning_app.ablation.supervision.guard import supervisor_lock
 from lightning_app.ablation.supervision.runner import default_workers
 from lightning_app.files import writing_in
+from lightning_app.mixtures import STALE, Groups, others
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
 _KEPT = {  # by the grid's `checkpoints`: how many stay of a finished cell, and which
@@ -115,6 +117,7 @@ def plan_command(
         others = set(strays(directory, plan)) - {each.folder.name for each in found.values()}
         tree |= {"elsewhere": len(found), "others": len(others)}
         tree["fetched"] = None not in plan.corpora
+        tree["stale"] = _stale(spec, plan, shapes)
         _print(tree, _KEPT[spec.checkpoints][1])
     return 0
 
@@ -144,6 +147,19 @@ def _shapes(
             run = replace(run, state="missing", pruned=None)
         shape.runs.append(run)
     return list(shapes.values())
+
+
+def _stale(grid: Grid, plan: Plan, shapes: list[Shape]) -> dict[str, Groups]:
+    """The finished cells that something else made than would make them here and now, by kind."""
+    from lightning_app.ablation.here import here
+
+    pairs = (zip(shape.cells, shape.runs, strict=True) for shape in shapes)
+    runs = {cell.name: run for each in pairs for cell, run in each}
+    records = {name: run.result for name, run in runs.items() if run.result is not None}
+    if not records:
+        return {}
+    accelerator = grid.base_config.get("trainer", {}).get("accelerator", "auto")
+    return others(records, here(plan.data, accelerator))
 
 
 def _look(grid: Grid, plan: Plan, directory: Path, shapes: list[Shape]) -> dict[str, Any]:
@@ -201,6 +217,12 @@ def _print(tree: dict[str, Any], kept: str) -> None:
     if not tree["fetched"]:
         console.print(
             "  the corpus is not on this machine yet: what is finished on it is not known"
+        )
+    for line in lines(tree["stale"]):
+        console.print(f"  {line}", markup=False)
+    if any(kind in tree["stale"] for kind in STALE):
+        console.print(
+            "  `ablate run --rerun-stale` does those of other code, data or libraries again"
         )
     for axis, values in tree["axes"].items():
         console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)

@@ -6,13 +6,14 @@ import torch
 import torch.utils.tensorboard  # the logger would import it in every cell
 
 from lightning_app.ablation import trial
+from lightning_app.ablation.here import here
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.ablation.supervision.ranks import join
 from lightning_app.config import config_parser, data_module, resolve
 from lightning_app.experiment import identity_of as identify
 from lightning_app.provenance import software
 
-__all__ = ["count_devices", "identify", "prepare", "resolve", "run_cell"]
+__all__ = ["count_devices", "here", "identify", "prepare", "resolve", "run_cell"]
 
 config_parser()  # every cell inherits it from the fork server
 software()  # and this: what is edited later is not what the cells run

@@ -108,6 +108,19 @@ def prepare(config: DataConfig) -> PreparedCorpus:
     return PreparedCorpus(complete(folder, make, find_damage))
 
 
+def find(config: DataConfig) -> PreparedCorpus | None:
+    """Return a prepared corpus, None where it is not prepared yet. Fetches and writes nothing.
+
+    Raises:
+        UserError: something is wrong with the files or the config.
+    """
+    if sources.corpus_stamp(config, False) is None:
+        return None
+    checksum = _checksum(config, sources.locate(config))
+    folder = sources.cache_root(config) / f"{config.name}-{checksum}"
+    return PreparedCorpus(folder) if folder.is_dir() else None
+
+
 def _checksum(config: DataConfig, source: sources.Source) -> str:
     fields = asdict(config)
     if config.task == "masked_lm":

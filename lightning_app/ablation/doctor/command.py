@@ -40,6 +40,7 @@ from lightning_app.ablation.supervision.runner import PROGRAM
 from lightning_app.errors import UserError
 from lightning_app.files import writing_in
 from lightning_app.identity.record import read_record as read_identity
+from lightning_app.mixtures import SUPERSEDED, left_out, statements, strangers
 
 _PASSES = 4  # what a fix uncovers is mended too; nothing hides deeper than this
 _SHOWN = 3  # notes of one kind that are printed each
@@ -125,6 +126,7 @@ class _Doctor:
         self._mend(self._papers)
         running, unsound = self._runs()
         self._mend(partial(self._metric, unsound))
+        self._left += self._mixtures(unsound)
         if self._supervised or running:
             what = "not compared with the run folders while cells run"
             self._left.append(Finding(path=self._index.shown, what=what, note=True))
@@ -294,6 +296,21 @@ class _Doctor:
             return [damaged(path, f"{what}, as others do", RUNS_AGAIN) for path in lacking]
         remedy = f"set metric.name of {self._grid.source} to what they report"
         return [Finding(path=path, what=what, remedy=remedy) for path in lacking]
+
+    def _mixtures(self, unsound: set[str]) -> Iterator[Finding]:
+        """In what the finished cells differ, and what has been done again: notes, no damage."""
+        runs, records, axes = self._directory / "runs", {}, {}
+        for cell in self._plan.cells:
+            result = None if cell.id in unsound else read_run(self._directory, cell).result
+            if result is not None:
+                records[cell.name], axes[cell.name] = result, cell.axes
+        for what in (left_out(strangers(records, axes)), *statements(records).values()):
+            if what:
+                yield Finding(path=runs, what=what.rstrip("."), note=True)
+        aside = self._directory / SUPERSEDED
+        if aside.is_dir():
+            what = f"{len(list(aside.iterdir()))} earlier runs, done again since"
+            yield Finding(path=aside, what=what, note=True)
 
     def _study(self, unsound: set[str]) -> list[Finding]:
         """How the study differs from the disk, in the cells whose folders are sound."""

@@ -16,7 +16,8 @@ class Options:
     `workers` cells at once, each on `devices_per_cell` devices, `slots_per_device` cells sharing
     one. After `seconds` the cells that run are put back. `lost_after`: seconds without a heartbeat
     after which a supervisor counts as lost; `hang_limit`: seconds without progress after which a
-    cell is ended. `wait`: stay as long as others run cells.
+    cell is ended. `rerun_stale`: do cells again that are of another code, data or libraries. `wait`:
+    stay as long as others run cells.
     """
 
     workers: int | None = None
@@ -27,6 +28,7 @@ class Options:
     hang_limit: float = 1800.0
     seconds: float = inf
     retry_failed: bool = False
+    rerun_stale: bool = False
     wait: bool = True
 
     @classmethod
@@ -49,6 +51,7 @@ class Options:
             hang_limit=parse_time("--hang-limit", words["hang_limit"]),
             seconds=inf if end is None else parse_time("--max-time", end),
             retry_failed=words["retry_failed"],
+            rerun_stale=words.get("rerun_stale", False),
             wait=words["wait"],
         )
 

@@ -131,6 +131,11 @@ def count_devices(program: str) -> int:
     return importlib.import_module(program).count_devices()
 
 
+def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
+    """What would make a run now."""
+    return importlib.import_module(program).here(configs)
+
+
 def _train(program: Any, job: Job) -> None:
     """Write the config, which every rank reads, and train."""
     config = program.resolve(dict(job.tree), str(job.folder / "config.yaml"))

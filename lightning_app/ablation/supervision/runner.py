@@ -23,9 +23,16 @@ from lightning_app.ablation.plan import (
 from lightning_app.ablation.queue.queue import Claim, Queue
 from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.ablation.runs import run_folder
+from lightning_app.ablation.superseding import supersede
 from lightning_app.ablation.supervision.guard import START, supervisor_lock, turn
 from lightning_app.ablation.supervision.options import Options
-from lightning_app.ablation.supervision.process import Job, count_devices, make_plan, prepare_data
+from lightning_app.ablation.supervision.process import (
+    Job,
+    count_devices,
+    look_here,
+    make_plan,
+    prepare_data,
+)
 from lightning_app.ablation.supervision.slots import Slot, Slots, slots_of, visible_devices
 from lightning_app.ablation.supervision.supervisor import Supervisor
 from lightning_app.ablation.supervision.workers import (
@@ -121,6 +128,15 @@ def run_grid(
             lock = supervisor_lock(directory, spec.shown, spec.several)
             alone = held.enter_context(lock)
             plan = current_plan(grid, directory, lambda: fresh or make(), alone, corpus)
+            if options.rerun_stale:
+                if not alone:
+                    raise UserError(
+                        f"--rerun-stale: other supervisors run {grid.name}; let them end first"
+                    )
+                ask(stop, prepare_data, program, plan.data)
+                now = ask(stop, look_here, program, plan.data)
+                for line in supersede(directory, plan, now):
+                    print(line, flush=True)
             queue = Queue(
                 directory,
                 plan,
