@@ -85,6 +85,15 @@ def note(*words: object) -> None:
     os.close(ledger)
 
 
+def provenance() -> dict:
+    made = {"code": os.environ.get("CODE", "a"), "libraries": {"torch": "2"}, "cpu": "this"}
+    return made | {"gpus": [], "matmul": "MKL", "threads": 1, "data": "ab", "resumed_from": []}
+
+
+def here(configs: tuple) -> dict:
+    return {"provenance": provenance(), "corpora": [{"checksum": "ab"}] * len(configs)}
+
+
 def count_devices() -> int:
     return 0
 
@@ -108,6 +117,7 @@ def run_cell(job: Job, rank: int) -> None:
     seed, warmup = config["seed_everything"], config["model"]["schedule"]["warmup_steps"]
     diverged = behaviour in ("stall", "not finite")
     nll = 9.0 if diverged else 3.0 + seed / 10 - warmup / 100
+    nll += 1.0 if provenance()["code"] == "b" else 0.0
     result = {
         "schema": 1,
         "id": cell_id(config),
@@ -118,6 +128,7 @@ def run_cell(job: Job, rank: int) -> None:
         "unigram_entropy": 6.0,
         "steps": steps,
         "seconds": steps * config["delay"],
+        "provenance": provenance(),
         "attempt": attempt,
         "started": started,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
@@ -190,6 +201,7 @@ def main() -> int:
         workers=int(workers),
         seconds=float(words.get("seconds", "inf")),
         retry_failed="retry" in words,
+        rerun_stale="rerun" in words,
         storage=words.get("storage"),
         lost_after=float(words.get("lost_after", 120)),
         hang_limit=float(words.get("hang_limit", 1800)),

@@ -16,7 +16,7 @@ class Options:
     `workers` cells at once, each on `devices_per_cell` devices, `slots_per_device` cells sharing
     one. After `seconds` the cells that run are put back. `lost_after`: seconds without a heartbeat
     after which a supervisor counts as lost; `hang_limit`: seconds without progress after which a
-    cell is ended. `rerun_stale`: do cells again that are of another code, data or libraries. `wait`:
+    cell is ended. `rerun_stale`: cells of another code, data or libraries are done again. `wait`:
     stay as long as others run cells.
     """
 
