@@ -1,0 +1,128 @@
+"""Which results were made alike, in plain numbers."""
+
+from typing import Any
+
+import pytest
+
+from lightning_app.mixtures import UNKNOWN, groups, mixed, others, statements, strangers
+
+PROVENANCE = {
+    "code": "aaaa",
+    "plugins": {},
+    "libraries": {"python": "3.12.1", "torch": "2.13.0", "optuna": "5.0.0"},
+    "data": "d1",
+    "cpu": "EPYC",
+    "gpus": [],
+    "matmul": "oneDNN (AVX512)",
+    "threads": 1,
+    "resumed_from": [],
+}
+OLD: dict[str, Any] = {"device": "cpu (x86_64, 1 threads)", "data": {"checksum": "c1"}}
+
+
+def record(checksum: str = "c1", digest: str | None = "d1", **changes: Any) -> dict[str, Any]:
+    data = {"checksum": checksum} | ({} if digest is None else {"digest": digest})
+    made = {**PROVENANCE, "data": digest or checksum, **changes}
+    return {"provenance": made, "data": data, "precision": "32-true", "finished": "2026-01-01"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("code", {"code": "bbbb"}),
+        ("code", {"plugins": {"mine.Callback": "cccc"}}),
+        ("libraries", {"libraries": {"python": "3.12.1", "torch": "2.14.0"}}),
+        ("device", {"cpu": "Xeon"}),
+        ("device", {"matmul": "MKL (AVX2)"}),
+        ("device", {"gpus": ["H200"], "matmul": "cuBLAS (float32 highest)"}),
+        ("threads", {"threads": 2}),
+    ],
+)
+def test_what_differs_is_said(kind: str, changes: dict[str, Any]) -> None:
+    records = {"one": record(), "two": record(**changes), "three": record()}
+    assert set(mixed(records)) == {kind}
+    assert list(mixed(records)[kind].values()) == [["one", "three"], ["two"]]
+    assert "The 3 finished cells are of 2 " in statements(records)[kind]
+
+
+def test_what_moves_no_number_is_no_difference() -> None:
+    libraries = {**PROVENANCE["libraries"], "optuna": "6.0.0"}
+    other = record(libraries=libraries, commit="f00", command=["ablate"], dirty=True)
+    assert mixed({"one": record(), "two": other}) == {}
+    assert statements({"one": record(), "two": other}) == {}
+
+
+def test_precisions_differ() -> None:
+    found = mixed({"one": record(), "two": record() | {"precision": "bf16-mixed"}})
+    assert found == {"precision": {"32-true": ["one"], "bf16-mixed": ["two"]}}
+
+
+def test_a_run_by_two_versions_is_of_neither() -> None:
+    half = record(code="bbbb", resumed_from=[{**PROVENANCE}])
+    found = groups({"one": record(), "two": half})
+    assert list(found["code"]) == ["aaaa", "aaaa then bbbb"]
+    assert len(found["libraries"]) == len(found["device"]) == 1
+    unknown = record(resumed_from=[dict.fromkeys(PROVENANCE)])
+    assert list(groups({"one": unknown})["code"]) == [f"{UNKNOWN} then aaaa"]
+
+
+def test_old_results_record_no_code() -> None:
+    assert set(mixed({"one": OLD, "two": OLD})) == set()
+    assert "The version of the code is not recorded" in statements({"one": OLD, "two": OLD})["code"]
+    assert set(mixed({"one": OLD, "two": record()})) == {"code", "device"}
+    assert "1 or more versions of the code" in statements({"one": OLD, "two": record()})["code"]
+
+
+def test_only_the_libraries_that_differ_are_named() -> None:
+    newer = record(libraries={"python": "3.12.1", "torch": "2.14.0"})
+    said = statements({"one": record(), "two": newer})["libraries"]
+    assert "(torch 2.13.0: 1; torch 2.14.0: 1)" in said
+
+
+AXES = {name: {"seed_everything": 1} for name in ("one", "two", "three", "four")}
+
+
+def test_other_data_than_most_is_a_stranger() -> None:
+    records = {"one": record(), "two": record("c2", "d2"), "three": record()}
+    assert strangers(records, AXES) == {"d2": ["two"]}
+    assert strangers({"one": record(), "three": record()}, AXES) == {}
+    del records["three"]
+    records["two"]["finished"] = "2026-01-02"  # the latest decides between equals
+    assert strangers(records, AXES) == {"d1": ["one"]}
+
+
+def test_data_that_an_axis_varies_is_planned() -> None:
+    records = {"one": record(), "two": record("c2", "d2")}
+    axes = {"one": {"data.window": 16}, "two": {"data.window": 32}}
+    assert strangers(records, axes) == {}
+
+
+def test_old_checksums_and_new_digests_of_one_corpus_agree() -> None:
+    records = {"one": OLD, "two": record(), "three": record("c1", None)}
+    assert strangers(records, AXES) == {}
+    records["four"] = OLD | {"data": {"checksum": "c2"}}
+    assert strangers(records, AXES) == {"c2": ["four"]}
+    assert strangers({"one": OLD, "two": {}}, AXES) == {}  # not recorded
+
+
+def test_a_run_on_two_corpora_is_always_a_stranger() -> None:
+    both = record(resumed_from=[{**PROVENANCE, "data": "d0"}])
+    assert strangers({"one": both, "two": both}, AXES) == {"d0 then d1": ["one", "two"]}
+
+
+def test_others_than_here_and_now() -> None:
+    here = {"provenance": PROVENANCE, "corpora": [{"checksum": "c1", "digest": "d1"}]}
+    records = {
+        "same": record(),
+        "code": record(code="bbbb"),
+        "data": record("c2", "d2"),
+        "device": record(cpu="Xeon"),
+        "old": OLD,
+    }
+    assert others(records, here) == {
+        "code": {"bbbb": ["code"]},
+        "data": {"d2": ["data"]},
+        "device": {"Xeon, oneDNN (AVX512)": ["device"]},
+        "unrecorded": {UNKNOWN: ["old"]},
+    }
+    assert "data" not in others(records, {**here, "corpora": None})
