@@ -116,5 +116,3 @@ def test_one_version_is_no_caution(make_grid: Callable[..., Any], tmp_path: Path
     grid = read_grid(made.folder)
     assert not any("version" in text for text in limits(grid))
     assert facts(grid)["Code"] == "aaaa"
-
-

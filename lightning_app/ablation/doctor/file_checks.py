@@ -89,7 +89,7 @@ def _is_divergence(value: Any) -> bool:
 # What later reads rely on: for each field whether a value will do, and what would.
 _Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
 _COMMON: _Fields = {
-    "schema": (lambda value: value == 1 and value is not True, "1"),
+    "schema": (lambda value: value in (1, 2) and value is not True, "1 or 2"),
     "name": (lambda value: isinstance(value, str), "text"),
     "seconds": (lambda value: _is_number(value) and value >= 0, "a number from 0"),
     "attempt": (lambda value: _is_count(value) and value > 0, "a whole number from 1"),
