@@ -547,7 +547,13 @@ REFERENCE: dict[str, Reference] = {
 
 
 def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
-    """``sqrt(d) E[token] + PE(position)`` (Vaswani et al. 2017, sections 3.4-3.5)."""
+    """``sqrt(d) E[token] + PE(position)`` (Vaswani et al. 2017, sections 3.4-3.5).
+
+    With a norm of the sum where the parameters have one (Devlin et al. 2019, the official code).
+    """
+    if "embedding.norm.weight" in parameters:
+        bare = {name: value for name, value in parameters.items() if ".norm." not in name}
+        return norm(parameters, "embedding.norm", embed(bare, tokens, positions))
     table = parameters["embedding.tokens.weight"]
     length, dim = tokens.shape[1], table.shape[1]
     embedded = math.sqrt(dim) * table[tokens]

@@ -56,7 +56,11 @@ def preset(
     fixes="the original block; needs warm-up",
 )
 def post_ln(stack: Stack) -> StackSpec:
-    """``x' = N(x + f(x))`` for every sub-layer, no norm after the last block."""
+    """``x' = N(x + f(x))`` for every sub-layer, no norm after the last block.
+
+    BERT's official code has a LayerNorm on the embedding as well; here that is
+    ``model.architecture.embedding_norm: layer_norm``, none by default.
+    """
     return same_block(stack, around(POST), final_norm="none")
 
 
@@ -357,7 +361,8 @@ def realformer(stack: Stack) -> StackSpec:
     """Post-LN with residual attention in three chains.
 
     The running mean where there are two stacks and the running sum in an encoder alone, as the
-    authors trained translation and BERT.
+    authors trained translation and BERT. Their BERT has a LayerNorm on the embedding as well; here
+    that is ``model.architecture.embedding_norm: layer_norm``, none by default.
     """
     kind = "mean" if stack.peer_depth else "sum"
     return carry_scores(post_ln(stack), kind)

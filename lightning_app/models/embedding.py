@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.linear import linear
+from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.errors import UserError
 
 Positions = Literal["sinusoidal", "learned", "rope"]
@@ -35,15 +36,19 @@ class EmbeddingSpec:
     max_positions: int = 1024
     gain: float = 1.0
     """Factor on the table's initial values (T-Fixup)."""
+    norm: Norm = "none"
+    """On the sum of token and position."""
 
 
 @final
 class Embedding(nn.Module):
-    """``sqrt(d) E[token] + PE(position)``, with E shared by every input and the output.
+    """``norm(sqrt(d) E[token] + PE(position))``, with E shared by every input and the output.
 
     E starts at N(0, 1/d), so that the sum starts with entries of variance one. PE is the
     sinusoids, a learned table that starts at N(0, 0.02^2), or zero where attention rotates
-    queries and keys instead.
+    queries and keys instead. The norm is none by default; BERT's official code has a LayerNorm
+    there, with dropout after it (Devlin et al. 2019, `embedding_postprocessor`). A norm makes the
+    factor sqrt(d), which BERT has not, a weight of the token beside its position.
     """
 
     def __init__(self, spec: EmbeddingSpec, model_dim: int, dropout: float) -> None:
@@ -53,6 +58,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(spec.vocab_size, model_dim, padding_idx=spec.pad)
         learned = spec.positions == "learned"
         self.position_table = nn.Embedding(spec.max_positions, model_dim) if learned else None
+        self.norm = build_norm(spec.norm, model_dim)
         self.dropout = nn.Dropout(dropout)
         # Grown on demand: sentences at inference may be longer than any in training.
         # No buffer: distributed training would broadcast tables of other lengths.
@@ -82,7 +88,7 @@ class Embedding(nn.Module):
                 embedded = embedded + self.position_table.weight[start:end]
             case "rope":
                 pass
-        return self.dropout(embedded)
+        return self.dropout(self.norm(embedded))
 
     def _sinusoids(self, end: int, device: torch.device) -> Float[Tensor, "position model"]:
         if self.positions.shape[0] < end or self.positions.device != device:

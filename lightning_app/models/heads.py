@@ -14,7 +14,7 @@ from lightning_app.blocks.block import LayerCache, Sizes
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.masks import causal_mask, full_mask, mask_of, padding_mask
-from lightning_app.blocks.norm import build_norm
+from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.embedding import Embedding, EmbeddingSpec, Positions
 from lightning_app.models.initialization import initialize
@@ -49,6 +49,9 @@ class ArchitectureConfig:
     """sinusoidal or learned: added to the embedding; rope: rotations inside self-attention."""
     max_positions: int = 1024
     """Length of the learned table; not read elsewhere."""
+    embedding_norm: Norm = "none"
+    """The norm of the sum of token and position, of an encoder alone. The official code of BERT and
+    of RealFormer has layer_norm there; none is our default."""
 
     def __post_init__(self) -> None:
         for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
@@ -61,6 +64,11 @@ class ArchitectureConfig:
             raise ValueError(f"activation_slope {self.activation_slope}: a finite number")
         if self.positions == "sinusoidal" and self.model_dim % 2:
             raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")
+        if self.embedding_norm != "none" and self.kind != "encoder":
+            raise ValueError(
+                f"embedding_norm {self.embedding_norm}: of kind encoder alone, as in BERT; an "
+                "encoder_decoder takes none"
+            )
 
     def sizes(self) -> Sizes:
         """Return the numbers that blocks share."""
@@ -87,7 +95,20 @@ class ArchitectureConfig:
         if self.kind == "encoder_decoder":
             decoder = Stack(side="decoder", depth=decoder_depth, peer_depth=self.encoder_depth)
             stacks["decoder"] = block.resolve(decoder)
+        if self.embedding_norm != "none":
+            self._check_embedding_norm(stacks["encoder"], block.preset)
         return stacks
+
+    def _check_embedding_norm(self, spec: StackSpec, preset: str) -> None:
+        if spec.input_norm != "none":
+            reason = "has a norm on the embedding already"
+        elif spec.embedding_gain != 1.0:
+            reason = "makes embeddings start smaller, which a norm of them undoes"
+        else:
+            return
+        raise ValueError(
+            f"embedding_norm {self.embedding_norm}: preset {preset} {reason}; take none"
+        )
 
 
 FEWEST_STEPS = 8  # that a cache has room for once it had to be moved
@@ -248,6 +269,7 @@ def build_model(
         positions=architecture.positions,
         max_positions=architecture.max_positions,
         gain=gains.pop(),
+        norm=architecture.embedding_norm,
     )
     if architecture.kind == "encoder":
         return MaskedLanguageModel(stacks["encoder"], sizes, embedding)

@@ -252,6 +252,20 @@ def test_methods_tell_translation_and_masking(make_grid):
     assert "masked" not in other
 
 
+def test_methods_tell_a_norm_of_the_embedding(make_grid):
+    base = yaml.safe_load((Path(__file__).parents[2] / "ablations/base/mlm.yaml").read_text())
+    axes = {SEED: [1], PRESET: ["post_ln"], WARMUP: [0]}
+
+    def told(name):
+        return methods(
+            read_grid(make_grid(losses, axes, base=base, curves=False, name=name).folder)
+        )
+
+    assert "norm of the embedding" not in told("plain")
+    base["model"]["architecture"]["embedding_norm"] = "layer_norm"
+    assert ", norm of the embedding layer norm, dropout" in told("normed")
+
+
 def test_what_is_not_recorded_is_said_to_be_so(make_grid):
     fake = make_grid(losses, THREE, curves=False, base={"seed_everything": 1})
     for cell in fake.cells:

@@ -229,6 +229,15 @@ def test_parameter_count_is_the_closed_form(preset: str) -> None:
         assert sum(p.numel() for p in build(preset).parameters()) == number
 
 
+@pytest.mark.parametrize(("norm", "more"), [("none", 0), ("layer_norm", 2 * D), ("rms_norm", D)])
+def test_a_norm_of_the_embedding_has_its_gain_and_bias(norm: str, more: int) -> None:
+    plain = tiny.masked_model("post_ln").state_dict()
+    model = tiny.masked_model("post_ln", embedding_norm=norm)
+    added = model.state_dict().keys() - plain.keys()
+    assert sum(model.state_dict()[name].numel() for name in added) == more
+    assert all(name.startswith("embedding.norm.") for name in added)
+
+
 def test_axes_add_the_parameters_that_they_name() -> None:
     """Over Pre-LN, or SAS where the axis is a simplified block's, encoder and decoder together."""
 

@@ -13,9 +13,9 @@ EVERY = ("sinusoidal", "learned", "rope")
 every_kind = pytest.mark.parametrize("positions", EVERY)
 
 
-def build(positions: Any = "sinusoidal", dropout: float = 0.0) -> Embedding:
+def build(positions: Any = "sinusoidal", dropout: float = 0.0, norm: Any = "none") -> Embedding:
     spec = EmbeddingSpec(
-        vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=positions, max_positions=19
+        vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=positions, max_positions=19, norm=norm
     )
     return tiny.randomise(Embedding(spec, DIM, dropout))
 
@@ -63,6 +63,23 @@ def test_rotary_positions_add_nothing_to_the_embedding(float64: None) -> None:
     expected = math.sqrt(DIM) * embedding.tokens.weight[tokens]
     for start in (0, 1000):
         torch.testing.assert_close(embedding(tokens, start), expected)
+
+
+@every_kind
+def test_a_norm_stands_on_the_sum_and_dropout_after_it(float64: None, positions: str) -> None:
+    """As in BERT's official code."""
+    embedding = build(positions, dropout=0.5, norm="layer_norm")
+    plain = build(positions)
+    plain.load_state_dict(embedding.state_dict(), strict=False)
+    tokens = tiny.words(3, 7)
+    expected = torch.nn.functional.layer_norm(
+        plain(tokens), (DIM,), embedding.norm.weight, embedding.norm.bias
+    )
+    torch.testing.assert_close(embedding.eval()(tokens), expected)
+    dropped = embedding.train()(tokens)
+    kept = dropped != 0.0
+    assert 0.3 < kept.double().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2.0 * expected[kept])
 
 
 @every_kind

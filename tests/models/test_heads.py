@@ -63,6 +63,30 @@ def test_decoder_without_blocks_is_refused_where_there_is_a_decoder() -> None:
     assert list(stacks) == ["encoder"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "block", "message"),
+    [
+        ("encoder_decoder", BlockConfig(), "embedding_norm layer_norm: of kind encoder alone"),
+        ("encoder", BlockConfig(preset="peri_ln"), "embedding_norm layer_norm: .* has a norm on"),
+        ("encoder", BlockConfig(preset="t_fixup"), "embedding_norm layer_norm: .* start smaller"),
+    ],
+)
+def test_a_norm_of_the_embedding_is_refused_where_it_has_no_meaning(
+    kind: str, block: BlockConfig, message: str
+) -> None:
+    tiny.architecture(kind=kind).stacks(block)
+    with pytest.raises(ValueError, match=message):
+        tiny.architecture(kind=kind, embedding_norm="layer_norm").stacks(block)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"peri_ln", "t_fixup"}))
+def test_other_presets_take_a_norm_of_the_embedding(preset: str) -> None:
+    model = tiny.masked_model(preset, embedding_norm="layer_norm")
+    assert isinstance(model.embedding.norm, nn.LayerNorm)
+    bare = BlockConfig(preset="peri_ln", norm_placement="post")  # drops Peri-LN's own
+    assert tiny.architecture(kind="encoder", embedding_norm="layer_norm").stacks(bare)
+
+
 def test_stacks_know_each_other() -> None:
     """RealFormer's mean needs two stacks; the decoder's depth of an encoder alone is not read."""
     both = tiny.architecture().stacks(BlockConfig(preset="realformer"))

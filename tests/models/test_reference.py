@@ -126,6 +126,13 @@ COMBINATIONS = {
     "sas_p-geglu": case("sas_p", {"activation": "geglu"}),
 }
 EVERY = PLAIN | ROOT_MEAN_SQUARE | COMBINATIONS
+BERT = {
+    f"{preset}-{norm}-of-the-embedding": case(
+        preset, {"embedding_norm": norm, "positions": "learned", "activation": "gelu"}
+    )
+    for preset in ("post_ln", "realformer", "dual_stream")
+    for norm in ("layer_norm", "rms_norm")
+}
 SMOOTH = PLAIN | {
     name: replace(one, architecture={"activation": "gelu", **one.architecture})
     for name, one in COMBINATIONS.items()
@@ -165,7 +172,7 @@ def test_translation_equals_reference(case: Case) -> None:
         )
 
 
-@parametrize(EVERY)
+@parametrize(EVERY | BERT)
 def test_masked_prediction_equals_reference(case: Case) -> None:
     model = tiny.randomise(tiny.masked_model(case.block, **case.architecture))
     tokens = tiny.words(3, 7)
@@ -226,7 +233,7 @@ def test_translation_gradient_equals_differences_of_reference(case: Case) -> Non
     check_slopes(model, (model(source, target) * weight).sum(), reference_loss)
 
 
-@parametrize(PLAIN)
+@parametrize(PLAIN | BERT)
 def test_masked_gradient_equals_differences_of_reference(case: Case) -> None:
     model = tiny.randomise(tiny.masked_model(case.block, **case.architecture))
     tokens = tiny.words(3, 7)

@@ -59,11 +59,13 @@ def _model(grid: Grid) -> str:
     positions = "".join(
         _cite(f"positions/{each}") for each in values_of(grid, "model.architecture.positions")
     )
+    norms = values_of(grid, "model.architecture.embedding_norm")
+    normed = f", norm of the embedding {_values_of(norms)}" if {*norms} - {"none"} else ""
     return (
         f"The model ({_values(grid, 'model.architecture.kind')}) has {layers}, width "
         f"{value('model_dim')}, feed-forward width {value('ff_dim')}, {value('num_heads')} "
         f"attention heads, activation {value('activation')}{activation}, positions "
-        f"{value('positions')}{positions}, dropout {value('dropout')} (on attention maps "
+        f"{value('positions')}{positions}{normed}, dropout {value('dropout')} (on attention maps "
         f"{value('attention_dropout')}), and {_numbers(grid, 'parameters')} trained parameters."
     )
 
