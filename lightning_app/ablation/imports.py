@@ -1,45 +1,178 @@
-"""A grid file holds data: nothing in it may have code imported that is not known."""
+"""A grid file holds data: it names no code but what is listed here, and no further file."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, nearest
 
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-_KNOWN = ("lightning_app.callbacks.", "lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
-_CALLS = "LambdaCallback"  # calls whatever function it is given the name of
+SECTIONS = ("seed_everything", "trainer", "model", "data")
+
+CLASSES = (
+    "lightning_app.callbacks.probes.SignalProbe",
+    "lightning.pytorch.callbacks.DeviceStatsMonitor",
+    "lightning.pytorch.callbacks.EMAWeightAveraging",
+    "lightning.pytorch.callbacks.EarlyStopping",
+    "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+    "lightning.pytorch.callbacks.LearningRateMonitor",
+    "lightning.pytorch.callbacks.ModelCheckpoint",
+    "lightning.pytorch.callbacks.ModelSummary",
+    "lightning.pytorch.callbacks.OnExceptionCheckpoint",
+    "lightning.pytorch.callbacks.SpikeDetection",
+    "lightning.pytorch.callbacks.StochasticWeightAveraging",
+    "lightning.pytorch.callbacks.Timer",
+    "lightning.pytorch.callbacks.WeightAveraging",
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.loggers.CometLogger",
+    "lightning.pytorch.loggers.MLFlowLogger",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+    "lightning.pytorch.loggers.WandbLogger",
+    "lightning.pytorch.plugins.DoublePrecision",
+    "lightning.pytorch.plugins.HalfPrecision",
+    "lightning.pytorch.plugins.MixedPrecision",
+    "lightning.pytorch.plugins.TorchSyncBatchNorm",
+    "lightning.pytorch.profilers.AdvancedProfiler",
+    "lightning.pytorch.profilers.PassThroughProfiler",
+    "lightning.pytorch.profilers.PyTorchProfiler",
+    "lightning.pytorch.profilers.SimpleProfiler",
+    "lightning.pytorch.strategies.DDPStrategy",
+    "lightning.pytorch.strategies.FSDPStrategy",
+    "lightning.pytorch.strategies.SingleDeviceStrategy",
+)
+"""The classes that a grid file may name: none runs code or reads a file that its values name."""
+
+_WORDS = {  # fields of the Trainer that take classes, and the words that may stand there
+    "callbacks": (),
+    "logger": (),
+    "plugins": (),
+    "accelerator": ("auto", "cpu", "cuda", "gpu", "mps", "tpu"),
+    "profiler": ("advanced", "pytorch", "simple"),
+    "strategy": (
+        "auto",
+        "ddp",
+        "ddp_find_unused_parameters_false",
+        "ddp_find_unused_parameters_true",
+        "fsdp",
+    ),
+}
+# Arguments of these classes that are text and nothing else; any other takes a word at most.
+_TEXT = ("api_key", "artifact_location", "checkpoint_name", "comment", "dir", "dirpath")
+_TEXT += ("experiment_name", "filename", "filename_suffix", "monitor", "name", "prefix", "project")
+_TEXT += ("run_name", "save_dir", "sub_dir", "tracking_uri", "version", "workspace")
+
+_PARTS = ("block", "architecture", "objective", "optimizer", "schedule", "splits")
+_KEY = re.compile(r"[A-Za-z]\w*|[0-9]+")
+_WORD = re.compile(r"[\w:=-]*")
+_CLASS_KEYS = ("class_path", "init_args")
 
 
 def check_imports(source: str, base_config: Mapping[str, Any], axes: Mapping[str, Any]) -> None:
-    """Refuse what would import a module: the Trainer takes classes and functions by their names.
-
-    Callbacks of this package and callbacks and loggers of Lightning are known.
+    """Refuse what would import a module or read a file: see `check_config`.
 
     Raises:
-        UserError: naming the field and the name.
+        UserError: naming the field and what stands there.
     """
-    _check(source, "trainer", base_config.get("trainer"))
+    check_config(source, base_config)
     for axis, values in axes.items():
-        if axis.partition(".")[0] == "trainer":
-            _check(source, axis, values)
+        for value in values:
+            check_config(source, _nested(axis, value))
 
 
-def _check(source: str, field: str, value: Any) -> None:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            _check(source, f"{field}.{key}", part)
-    elif isinstance(value, list):
+def check_config(source: str, config: Mapping[str, Any]) -> None:
+    """Refuse a config, as written or resolved, that names other code than `CLASSES`, or a file.
+
+    The Trainer takes classes and functions by their names; the parser takes any section and any
+    class from a file whose path stands there instead.
+
+    Raises:
+        UserError: naming the field and what stands there.
+    """
+    for key, value in config.items():
+        if key not in SECTIONS:
+            hint = nearest(str(key), SECTIONS)
+            raise UserError(
+                f"{source}: unknown key '{key}'; a config has {', '.join(SECTIONS)}{hint}"
+            )
+        if key == "seed_everything":
+            continue
+        if not isinstance(value, Mapping):
+            raise UserError(f"{source}: {key}: expected a mapping, found {value!r}")
+        for name, part in value.items():
+            field = f"{key}.{name}"
+            _check_key(source, key, name)
+            if key == "trainer" and name in _WORDS:
+                _check_classes(source, field, part, _WORDS[name])
+            elif name in _PARTS and not isinstance(part, Mapping):
+                raise UserError(f"{source}: {field}: expected a mapping, found {part!r}")
+            else:
+                _check_values(source, field, part, text=key != "model")
+
+
+def _check_classes(source: str, field: str, value: Any, words: tuple[str, ...]) -> None:
+    """Check a field that takes classes: a mapping with a known class, a list of them, a word."""
+    if isinstance(value, list):
         for part in value:
-            _check(source, field, part)
-    elif isinstance(value, str) and _imports(value):
+            _check_classes(source, field, part, words)
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if key == "class_path":
+                _check_class(source, f"{field}.class_path", part)
+            elif key == "init_args":
+                _check_arguments(source, f"{field}.init_args", part)
+            else:
+                raise UserError(
+                    f"{source}: {field}: unknown key '{key}'; expected {' and '.join(_CLASS_KEYS)}"
+                )
+    elif isinstance(value, str) and value not in words:
+        known = f"one of {', '.join(words)}, or " if words else ""
         raise UserError(
-            f"{source}: {field}: a grid file may not name code to import, found '{value}'; known "
-            f"are {', '.join(f'{name}*' for name in _KNOWN)}"
+            f"{source}: {field}: expected {known}a mapping {{class_path, init_args}}, found "
+            f"{value!r}{nearest(value, words)}"
         )
 
 
-def _imports(text: str) -> bool:
-    if text.rpartition(".")[2] == _CALLS:
-        return True
-    return _DOTTED.fullmatch(text) is not None and not text.startswith(_KNOWN)
+def _check_class(source: str, field: str, name: Any) -> None:
+    short = [known.rpartition(".")[2] for known in CLASSES]
+    if name in CLASSES or name in short:
+        return
+    last = str(name).rpartition(".")[2]
+    hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
+    raise UserError(
+        f"{source}: {field}: a grid file may not name code to import but listed classes of "
+        f"lightning.pytorch and SignalProbe, found {name!r}{hint}"
+    )
+
+
+def _check_arguments(source: str, field: str, arguments: Any) -> None:
+    if not isinstance(arguments, Mapping):
+        raise UserError(f"{source}: {field}: expected a mapping, found {arguments!r}")
+    for name, value in arguments.items():
+        _check_values(source, f"{field}.{name}", value, text=name in _TEXT)
+
+
+def _check_values(source: str, field: str, value: Any, *, text: bool) -> None:
+    """Check values that are data: no class, and where no `text` can stand no path and no name."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            _check_key(source, field, key)
+            _check_values(source, f"{field}.{key}", part, text=text)
+    elif isinstance(value, list):
+        for part in value:
+            _check_values(source, field, part, text=text)
+    elif isinstance(value, str) and not text and not _WORD.fullmatch(value):
+        raise UserError(
+            f"{source}: {field}: a grid file may not name files or code there, found {value!r}"
+        )
+
+
+def _check_key(source: str, field: str, key: Any) -> None:
+    """A dotted key reaches into another field, and the parser has keys of its own."""
+    if key in _CLASS_KEYS or not _KEY.fullmatch(str(key)):
+        raise UserError(f"{source}: {field}: a grid file may not have the key '{key}' there")
+
+
+def _nested(axis: str, value: Any) -> dict[str, Any]:
+    """The config in which the field of an axis alone is set."""
+    for key in reversed(axis.split(".")):
+        value = {key: value}
+    return value

@@ -95,7 +95,7 @@ def plan_command(
     `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
     from lightning_app.ablation.cost import parameters, seconds_per_step
-    from lightning_app.config import resolve
+    from lightning_app.ablation.resolving import resolve_cell
     from lightning_app.experiment import identity_of
 
     for library in ("lightning.pytorch", "lightning.fabric"):
@@ -103,7 +103,7 @@ def plan_command(
     spec = read_grid(grid)
     directory = experiments / spec.name
     with document("plan", as_json) as tree:
-        plan, configs = expand(spec, resolve, partial(identity_of, fetch=False))
+        plan, configs = expand(spec, resolve_cell, partial(identity_of, fetch=False))
         if load_plan(directory) is None:
             with supervisor_lock(directory), writing_in(directory):
                 save_plan(directory, spec, plan)

@@ -1,15 +1,19 @@
 """What the grid needs of the rest of the package. Heavy: only the processes of cells import it."""
 
+from pydoc import locate
 from typing import Any
 
 import torch
 import torch.utils.tensorboard  # the logger would import it in every cell
+from jsonargparse import set_parsing_settings
 
 from lightning_app.ablation import trial
 from lightning_app.ablation.here import here
+from lightning_app.ablation.imports import CLASSES
+from lightning_app.ablation.resolving import resolve_cell as resolve
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.ablation.supervision.ranks import join
-from lightning_app.config import config_parser, data_module, resolve
+from lightning_app.config import config_parser, data_module
 from lightning_app.experiment import identity_of as identify
 from lightning_app.provenance import software
 
@@ -29,8 +33,16 @@ def count_devices() -> int:
     return torch.cuda.device_count()
 
 
+def import_only_known_classes() -> None:
+    """Have the parser of this process refuse every class that a grid file may not name."""
+    known = [locate(name) for name in CLASSES]
+    defined = [f"{kind.__module__}.{kind.__qualname__}" for kind in known if isinstance(kind, type)]
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*CLASSES, *defined])
+
+
 def run_cell(job: Job, rank: int) -> None:
     """Train a cell as one of its ranks, from the config in its folder."""
+    import_only_known_classes()
     if job.slot.devices > 1:
         accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
         join(rank, job.slot.devices, job.meeting, accelerator)

@@ -51,7 +51,8 @@ class World:
             "model.schedule.warmup_steps": [0, 60],
             "seed_everything": list(range(1, seeds + 1)),
         }
-        base = {"delay": delay, "trainer": {"max_steps": steps}, **changes.pop("base_config", {})}
+        base = {"data": {}, "trainer": {"max_steps": steps}, **changes.pop("base_config", {})}
+        base["data"] = {"delay": delay, **base["data"]}
         tree = {"name": "tiny", "base_config": base, "axes": axes | changes.pop("axes", {})}
         self.grid.write_text("# Does it run?\n" + yaml.safe_dump(tree | changes, sort_keys=False))
 

@@ -33,9 +33,8 @@ BASE = {
             "reference_steps": 60,
         },
     },
-    "data": {"name": "synthetic", "seed": 1},
-    "delay": 0.02,  # seconds a step
-    "behaviour": "ok",
+    # delay: seconds a step
+    "data": {"name": "synthetic", "seed": 1, "delay": 0.02, "behaviour": "ok"},
 }
 
 
@@ -101,7 +100,7 @@ def count_devices() -> int:
 def run_cell(job: Job, rank: int) -> None:
     run_dir, attempt = job.folder, job.attempt
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    steps, behaviour = config["trainer"]["max_steps"], config["behaviour"]
+    steps, behaviour = config["trainer"]["max_steps"], config["data"]["behaviour"]
     note("start", run_dir.name, attempt, os.getpid())
     print("training", run_dir.name)
     record = run_dir / "attempts" / str(attempt)
@@ -109,7 +108,7 @@ def run_cell(job: Job, rank: int) -> None:
     for step in range(steps):
         progress = {"step": step, "max_steps": steps, "rate": 50.0, "loss": 3.0}
         write_whole(record / "progress.json", json.dumps(progress))
-        time.sleep(config["delay"])
+        time.sleep(config["data"]["delay"])
         misbehave(behaviour, run_dir, attempt)
         if job.metric is not None and is_told_to_stop(job, config, step + 1):
             leave_pruned(job, config, step + 1, started)
@@ -127,7 +126,7 @@ def run_cell(job: Job, rank: int) -> None:
         "metrics": {"val/nll": None if behaviour == "not finite" else nll, "val/bleu": 10.0},
         "unigram_entropy": 6.0,
         "steps": steps,
-        "seconds": steps * config["delay"],
+        "seconds": steps * config["data"]["delay"],
         "provenance": provenance(),
         "attempt": attempt,
         "started": started,

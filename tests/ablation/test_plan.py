@@ -182,7 +182,7 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
     save_plan(tmp_path, given, plan)
     assert load_plan(tmp_path) == plan
     assert plan.made_from == made_from(given) == made_from(read_grid(tmp_path / "grid.yaml"))
-    assert made_from(replace(given, base_config={"delay": 1})) != plan.made_from
+    assert made_from(replace(given, base_config={"data": {"delay": 1}})) != plan.made_from
     tree = json.loads((tmp_path / "plan.json").read_text())
     assert (tree["schema"], tree["name"], tree["excluded"]) == (2, "tiny", 0)
     assert tree["cells"][0].keys() == {"id", "name", "axes", "former"}
@@ -195,7 +195,7 @@ def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:
     plan = plan_of(grid())
     assert plan.study == f"tiny-{plan.hash}" == plan_of(grid(question="?")).study
     assert plan_of(grid(mode="max")).study != plan.study
-    assert plan_of(grid(base_config={"delay": 1})).study != plan.study
+    assert plan_of(grid(base_config={"data": {"delay": 1}})).study != plan.study
 
 
 def test_combinations_need_no_resolved_config() -> None:

@@ -40,13 +40,13 @@ def test_a_grid_runs_seeds_slowest_and_a_finished_grid_runs_nothing(world: World
 
 
 def test_the_study_shows_parameters_and_values_of_every_cell(world: World) -> None:
-    world.write(axes={"behaviour": ["ok", "stall", "not finite"]}, seeds=1)
+    world.write(axes={"data.behaviour": ["ok", "stall", "not finite"]}, seeds=1)
     assert world.run().returncode == 0
     table = world.study().trials_dataframe()
     assert set(table["params_model.block.preset"]) == {"post_ln", "pre_ln"}
     assert set(table["params_model.schedule.warmup_steps"]) == {0, 60}
     assert set(table["state"]) == {"COMPLETE"}
-    by_behaviour = table.groupby("params_behaviour")
+    by_behaviour = table.groupby("params_data.behaviour")
     assert by_behaviour["value"].max().to_dict() == {"ok": 3.1, "stall": 6.0, "not finite": 6.0}
     assert by_behaviour["user_attrs_diverged"].all().to_dict() == {
         "ok": False,
@@ -118,13 +118,13 @@ def test_a_stopped_worker_does_not_outlive_its_killed_supervisor(world: World) -
 
 
 def test_what_a_cell_started_dies_with_it(world: World) -> None:
-    world.write(seeds=1, steps=1, base_config={"behaviour": "child"})
+    world.write(seeds=1, steps=1, base_config={"data": {"behaviour": "child"}})
     assert world.run().returncode == 0
     world.assert_finished()
 
 
 def test_a_cell_that_is_killed_three_times_fails(world: World) -> None:
-    world.write(seeds=1, steps=1, axes={"behaviour": ["ok", "die", "die once"]})
+    world.write(seeds=1, steps=1, axes={"data.behaviour": ["ok", "die", "die once"]})
     assert world.run().returncode == 0
     runs = world.runs()
     starts = Counter(line[1] for line in world.lines("start"))
@@ -142,7 +142,7 @@ def test_a_cell_that_is_killed_three_times_fails(world: World) -> None:
 
 
 def test_a_crash_fails_one_cell_and_only_a_retry_runs_it_again(world: World) -> None:
-    world.write(seeds=1, steps=1, axes={"behaviour": ["ok", "crash", "crash once", "leave"]})
+    world.write(seeds=1, steps=1, axes={"data.behaviour": ["ok", "crash", "crash once", "leave"]})
     assert "failed ValueError: a bad day" in world.run().stdout
     runs = world.runs()
     errors = {name: run.error for name, run in runs.items() if run.state == "failed"}
@@ -165,7 +165,7 @@ def test_a_crash_fails_one_cell_and_only_a_retry_runs_it_again(world: World) -> 
 
 
 def test_a_result_counts_whatever_the_exit_code(world: World) -> None:
-    world.write(seeds=1, steps=1, base_config={"behaviour": "crash after the result"})
+    world.write(seeds=1, steps=1, base_config={"data": {"behaviour": "crash after the result"}})
     assert world.run().returncode == 0
     world.assert_finished()
 
@@ -235,7 +235,7 @@ def test_a_damaged_journal_is_mended_from_the_run_folders(world: World, damage: 
 
 
 def test_finished_cells_outlive_a_study_that_was_lost(world: World) -> None:
-    world.write(seeds=1, axes={"behaviour": ["ok", "crash"]})
+    world.write(seeds=1, axes={"data.behaviour": ["ok", "crash"]})
     world.run()
     values = world.study().trials_dataframe()["value"].dropna().tolist()
     (world.folder / "optuna.journal").unlink()
@@ -299,7 +299,7 @@ def test_a_mistake_is_one_line_from_any_process(world: World, changes: dict, sai
 def test_cells_get_a_clean_environment_and_their_share_of_the_cores(world: World) -> None:
     foreign = {"RANK": "1", "MASTER_PORT": "29500", "SLURM_JOB_ID": "7", "PL_GLOBAL_SEED": "3"}
     world.environment |= foreign
-    world.write(seeds=1, steps=1, base_config={"behaviour": "environment"})
+    world.write(seeds=1, steps=1, base_config={"data": {"behaviour": "environment"}})
     assert world.run(workers=1).returncode == 0
     name = next(iter(world.runs()))
     log = (world.folder / "runs" / name / "attempts" / "1" / "log.txt").read_text()
@@ -322,7 +322,7 @@ def unmount(folder: Path) -> None:
 def test_a_full_disk_stops_the_grid_and_loses_nothing(world: World) -> None:
     mount(world, "size=3m")
     try:
-        world.write(seeds=1, steps=8, axes={"behaviour": ["ok", "fill"]})
+        world.write(seeds=1, steps=8, axes={"data.behaviour": ["ok", "fill"]})
         result = world.run(workers=1)
         assert result.returncode == 1
         assert result.stderr.count("\n") == 1
@@ -341,7 +341,7 @@ def test_a_full_disk_stops_the_grid_and_loses_nothing(world: World) -> None:
 
 
 def test_a_disk_that_a_cell_reports_as_full_stops_the_grid(world: World) -> None:
-    world.write(seeds=1, axes={"behaviour": ["ok", "full disk"]})
+    world.write(seeds=1, axes={"data.behaviour": ["ok", "full disk"]})
     result = world.run(workers=1)
     assert result.returncode == 1
     assert "No space left on device" in result.stderr

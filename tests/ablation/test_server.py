@@ -124,7 +124,7 @@ def test_a_grid_leaves_no_trace_of_the_password(world: Any, running: Server) -> 
     password, before = running.password, study_names(running.url)
     bare = running.url.partition("?")[0]
     world.environment["ABLATE_STORAGE"] = bare.replace("ablate@", f"ablate:{password}@")
-    world.write(seeds=1, delay=0.1, axes={"behaviour": ["ok", "crash"]})
+    world.write(seeds=1, delay=0.1, axes={"data.behaviour": ["ok", "crash"]})
     process = world.start()
     world.wait_for(lambda: world.lines("start"), seconds=120)
     shown = [word for each in world.processes() for word in each.cmdline()]

@@ -16,7 +16,7 @@ def status(world: World, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.write(seeds=1, delay=0.3, axes={"behaviour": ["crash", "stall", "ok"]})
+    world.write(seeds=1, delay=0.3, axes={"data.behaviour": ["crash", "stall", "ok"]})
     process = world.start()
     world.wait_for(lambda: len(world.lines("start")) >= 5)
     seen = [""]
@@ -38,7 +38,7 @@ def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFix
 def test_scripts_read_the_status_as_one_document(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.write(seeds=1, delay=0.3, axes={"behaviour": ["crash", "ok"]})
+    world.write(seeds=1, delay=0.3, axes={"data.behaviour": ["crash", "ok"]})
     process = world.start()
     told: list[dict] = [{}]
 
