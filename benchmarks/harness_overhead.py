@@ -102,7 +102,7 @@ def main() -> None:
         "accelerator": "cpu",
         "devices": 1,
         "max_steps": options.steps,
-        "limit_val_batches": 0,
+        "val_check_interval": options.steps + 1,  # never
         "log_every_n_steps": options.log_every,
         "enable_progress_bar": False,
         "enable_model_summary": False,

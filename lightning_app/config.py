@@ -3,7 +3,8 @@
 import logging
 import re
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.bounds import check_bounds
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
 from lightning_app.module import TransformerModule
@@ -57,6 +59,25 @@ class ConfigParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(explain(message, self)) from ex
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:
+        with _bearable():
+            return super().parse_args(*args, **kwargs)
+
+    def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
+        with _bearable():
+            return super().parse_object(*args, **kwargs)
+
+
+@contextmanager
+def _bearable() -> Iterator[None]:
+    """Complain of what is too much for the parser, which has no words of its own for it."""
+    try:
+        yield
+    except RecursionError as error:
+        raise UserError("the config is nested too deeply") from error
+    except OverflowError as error:
+        raise UserError(f"a number in the config is too large: {error}") from error
 
 
 class RunCLI(LightningCLI):
@@ -122,7 +143,14 @@ def dump(
     parser: LightningArgumentParser, config: Namespace, subcommand: str | None = None
 ) -> dict[str, Any]:
     """Return `config` as a tree of plain values."""
-    text = parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
+    try:
+        text = parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
+    except ValueError as error:
+        what = re.search(r"cannot represent an object', (.*)\)", str(error))
+        raise UserError(
+            f"trainer: {what[1] if what else error} cannot be written to config.yaml, which holds "
+            f"text, numbers, lists and mappings alone"
+        ) from error
     tree = yaml.safe_load(text)
     tree = tree[subcommand] if subcommand else tree
     # What the subcommand itself takes, such as ckpt_path, is no part of the run.
@@ -168,6 +196,7 @@ def check(tree: dict[str, Any]) -> None:
     """Refuse a complete config whose parts do not go together, before anything is loaded."""
     for name, kind in CLASSES.items():
         _arguments(name, kind, tree[name])
+    check_bounds(tree)
     preset = tree["model"]["block"]["preset"]
     if preset not in PRESETS:
         known = ", ".join(PRESETS)

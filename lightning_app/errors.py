@@ -11,7 +11,9 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        # What a file holds may be shown, and must not steer the terminal.
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in line))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

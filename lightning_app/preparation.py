@@ -56,6 +56,6 @@ def read_data(config: Path) -> DataConfig:
 
     try:
         tree = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{config}: cannot be read as YAML: {error}") from error
     return data_module(resolve(tree, str(config))["data"]).config

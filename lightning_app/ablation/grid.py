@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from lightning_app.ablation.imports import check_imports
+from lightning_app.bounds import check_numbers, check_seed, check_size
 from lightning_app.errors import UserError, nearest
 from lightning_app.shipped import shipped_folder
 
@@ -29,6 +30,8 @@ CHECKPOINTS = ("all", "last", "best", "none")
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
 _KEYS += ("pruner", "checkpoints", "published")
+_LEVELS = 20  # of nesting, far more than a config has
+_VALUES = 1_000_000  # in a file with its anchors written out
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -112,6 +115,7 @@ def read_grid(grid: str | Path) -> Grid:
     sensitivity = _sensitivity(path, tree.get("sensitivity"), axes)
     base_config = _base(path, tree)
     check_imports(str(path), base_config, axes)
+    _check_numbers(path, base_config, axes)
     return Grid(
         source=str(path),
         name=name,
@@ -154,14 +158,25 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
                 problem = f"key '{key.value}' stands twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value = super().construct_yaml_int(node)
+        try:
+            check_size("a value", value)
+        except UserError as error:
+            mark = node.start_mark
+            raise yaml.constructor.ConstructorError(None, None, str(error), mark) from error
+        return value
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.yaml_implicit_resolvers = {
     letter: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:timestamp"]
     for letter, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -175,13 +190,44 @@ _Loader.add_implicit_resolver(
 
 def _load(path: Path, text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        tree = yaml.load(text, Loader=_Loader)
+        _check_extent(path, tree)
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deeply") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}:" if mark else ""
         raise UserError(f"{path}:{line} {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: no valid YAML: {error}") from error
+    return tree
+
+
+def _check_extent(path: Path, tree: Any) -> None:
+    """Refuse a file whose anchors write it out endlessly, or beyond what can be handled."""
+    extents: dict[int, tuple[int, int] | None] = {}
+
+    def extent(value: Any) -> tuple[int, int]:
+        """Values written out, and levels."""
+        if not isinstance(value, dict | list):
+            return 1, 0
+        if id(value) not in extents:
+            extents[id(value)] = None
+            parts = [
+                extent(part) for part in (value.values() if isinstance(value, dict) else value)
+            ]
+            size = 1 + sum(size for size, _ in parts)
+            extents[id(value)] = size, 1 + max((levels for _, levels in parts), default=0)
+        known = extents[id(value)]
+        if known is None:
+            raise UserError(f"{path}: a value contains itself by its anchor")
+        return known
+
+    size, levels = extent(tree)
+    if levels > _LEVELS:
+        raise UserError(f"{path}: nested {levels} levels deep; at most {_LEVELS}")
+    if size > _VALUES:
+        raise UserError(f"{path}: comes to {size:,} values by its anchors; at most {_VALUES:,}")
 
 
 def _mapping(value: Any, source: str, field: str) -> dict[str, Any]:
@@ -233,6 +279,21 @@ def _check_value(path: Path, axis: str, value: Any) -> None:
         raise UserError(f"{path}: axes: {axis}: {value} is not a finite number")
     elif value is not None and not isinstance(value, bool | int | float | str):
         raise UserError(f"{path}: axes: {axis}: unexpected {type(value).__name__} {value!r}")
+
+
+def _check_numbers(path: Path, base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> None:
+    """Seeds are whole numbers as they are written, and no number is NaN or infinite."""
+    try:
+        check_numbers(base)
+        for seed in [base[SEED]] if SEED in base else []:
+            check_seed(seed)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    try:
+        for seed in axes.get(SEED, ()):
+            check_seed(seed)
+    except UserError as error:
+        raise UserError(f"{path}: axes: {error}") from error
 
 
 def _exclude(path: Path, exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str, Any], ...]:

@@ -101,6 +101,7 @@ def expand(grid: Grid, resolve: Resolve, identify: Identify) -> tuple[Plan, list
     _check_reference(grid, configs)
     _check_devices(grid, configs)
     _check_baseline(grid, cells)
+    _check_metric(grid, configs)
     identifying = [grid.name, grid.metric, grid.mode, grid.axes, [cell.id for cell in cells]]
     data = {_canonical(config["data"]): config["data"] for config in configs}
     plan = Plan(
@@ -296,6 +297,26 @@ def _check_baseline(grid: Grid, cells: list[Cell]) -> None:
             f"{grid.source}: sensitivity.baseline: no variant '{baseline}' "
             f"({', '.join(known)}){nearest(baseline, known)}"
         )
+
+
+def _check_metric(grid: Grid, configs: list[dict[str, Any]]) -> None:
+    """Every cell reports the metric by which the grid is judged."""
+    split, _, score = grid.metric.partition("/")
+    for config in configs:
+        objective = config["model"].get("objective", {})
+        translates = objective.get("kind") != "masked_lm"
+        conditions = {
+            "evaluate_test: true": split != "test" or objective.get("evaluate_test", True),
+            "kind: translation": "bleu" not in score or translates,
+            "validation_bleu: 1 or more": grid.metric != "val/bleu"
+            or objective.get("validation_bleu", 1) > 0,
+        }
+        for condition, holds in conditions.items():
+            if not holds:
+                raise UserError(
+                    f"{grid.source}: metric.name: a cell reports '{grid.metric}' only with "
+                    f"model.objective.{condition}"
+                )
 
 
 def _cell_name(grid: Grid, axes: Mapping[str, Any], identity: str) -> str:

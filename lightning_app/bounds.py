@@ -1,0 +1,98 @@
+"""What no run can start with: a seed that is none, nothing to train, a number that is not one."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from typing import Any
+
+from lightning_app.errors import UserError
+
+LARGEST_SEED = (1 << 32) - 1  # of NumPy's generator, which Lightning seeds too
+_LARGEST = (1 << 63) - 1
+_PACKAGES = {  # that a logger of Lightning imports when it is made
+    "CometLogger": "comet_ml",
+    "LitLogger": "litlogger",
+    "MLFlowLogger": "mlflow",
+    "NeptuneLogger": "neptune",
+    "WandbLogger": "wandb",
+}
+
+
+def check_bounds(tree: Mapping[str, Any]) -> None:
+    """Refuse a complete config that could train nothing, or whose result would mean nothing.
+
+    Raises:
+        UserError: naming field and value.
+    """
+    check_numbers(tree)
+    check_seed(tree["seed_everything"])
+    _check_length(tree["trainer"])
+    _check_loggers(tree["trainer"]["logger"])
+
+
+def check_numbers(tree: Mapping[str, Any]) -> None:
+    """Refuse NaN, infinities, and integers of more than 64 bits, wherever they stand."""
+    for field, value in _leaves(tree):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{field}: {value} is not a finite number")
+        check_size(field, value)
+
+
+def check_size(field: str, value: Any) -> None:
+    """Refuse an integer of more than 64 bits."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        digits = math.ceil(value.bit_length() * math.log10(2))
+        raise UserError(f"{field}: a whole number of about {digits} digits is too large")
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what seeds nothing: for Lightning, true means any seed and false none."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise UserError(
+            f"seed_everything: expected a whole number from 0 to {LARGEST_SEED}, found {seed!r}"
+        )
+
+
+def _check_length(trainer: Mapping[str, Any]) -> None:
+    if trainer["fast_dev_run"]:
+        raise UserError(
+            f"trainer.fast_dev_run: {trainer['fast_dev_run']!r} leaves no checkpoint and no "
+            f"curves; set max_steps and limit_val_batches"
+        )
+    for field, what in (("max_steps", "1 step"), ("max_epochs", "1 epoch")):
+        count = trainer[field]
+        if count is not None and (count == 0 or count < -1):
+            raise UserError(f"trainer.{field}: {count} trains nothing; at least {what}, -1: no end")
+    limit = trainer["max_time"]
+    match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", str(limit))
+    if limit is not None and not (match and any(map(int, match.groups()))):
+        raise UserError(
+            f"trainer.max_time: expected 'DD:HH:MM:SS' in quotes, above 0, found {limit!r}"
+        )
+    for field in ("limit_train_batches", "limit_val_batches"):
+        share = trainer[field]
+        if share is not None and (share <= 0 or (isinstance(share, float) and share > 1.0)):
+            raise UserError(
+                f"trainer.{field}: expected batches from 1, or a share above 0.0 and up to 1.0, "
+                f"found {share}"
+            )
+
+
+def _check_loggers(loggers: Any) -> None:
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        name = str(logger["class_path"]).rpartition(".")[2] if isinstance(logger, Mapping) else ""
+        package = _PACKAGES.get(name)
+        if package is not None and PathFinder.find_spec(package) is None:
+            raise UserError(f"trainer.logger: {name} needs the package '{package}': pip install it")
+
+
+def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _leaves(part, field)
+    else:
+        yield field, value

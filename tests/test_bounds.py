@@ -1,0 +1,187 @@
+"""What no run can start with, refused in one line before anything is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.plan import expand
+from lightning_app.ablation.resolving import resolve_cell
+from lightning_app.config import cell_id, resolve
+from lightning_app.errors import UserError
+
+BASES = Path(__file__).parents[1] / "ablations" / "base"
+HUGE = 10**400
+
+
+def base(name: str = "synthetic", **fields: Any) -> dict[str, Any]:
+    """A shipped config with fields set, `a__b` for `a.b`."""
+    tree = yaml.safe_load((BASES / f"{name}.yaml").read_text())
+    for field, value in fields.items():
+        *above, last = field.split("__")
+        part = tree
+        for key in above:
+            part = part.setdefault(key, {})
+        part[last] = value
+    return tree
+
+
+LOGGERS = "lightning.pytorch.loggers"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("seed_everything", True, "seed_everything: expected a whole number from 0 to"),
+        ("seed_everything", False, "seed_everything: expected a whole number from 0 to"),
+        ("seed_everything", 1.5, "seed_everything: expected"),
+        ("seed_everything", 1 << 32, "found 4294967296"),
+        ("trainer__max_steps", 0, "trainer.max_steps: 0 trains nothing; at least 1 step"),
+        ("trainer__max_steps", -2, "trainer.max_steps: -2 trains nothing"),
+        ("trainer__max_epochs", 0, "trainer.max_epochs: 0 trains nothing; at least 1 epoch"),
+        ("trainer__max_time", "00:00:00:00", "trainer.max_time: expected 'DD:HH:MM:SS'"),
+        ("trainer__max_time", {"hours": 0}, "trainer.max_time: expected 'DD:HH:MM:SS'"),
+        ("trainer__max_time", "soon", "found 'soon'"),
+        ("trainer__limit_train_batches", 0, "trainer.limit_train_batches: expected batches from 1"),
+        ("trainer__limit_train_batches", 0.0, "found 0.0"),
+        ("trainer__limit_val_batches", 0, "trainer.limit_val_batches: expected batches from 1"),
+        ("trainer__limit_val_batches", 1.5, "found 1.5"),
+        ("trainer__fast_dev_run", True, "trainer.fast_dev_run: True leaves no checkpoint"),
+        ("trainer__fast_dev_run", 3, "trainer.fast_dev_run: 3 leaves"),
+        ("model__optimizer__lr", HUGE, "a number in the config is too large"),
+        ("model__optimizer__eps", float("nan"), "model.optimizer.eps: nan is not a finite number"),
+        ("model__optimizer__betas", [0.9, float("inf")], "betas"),
+        ("model__architecture__ff_dim", HUGE, "ff_dim: a whole number of about 401 digits"),
+        ("trainer__gradient_clip_val", float("inf"), "gradient_clip_val: inf is not a finite"),
+        ("trainer__max_steps", HUGE, "max_steps: a whole number of about 401 digits is too large"),
+        ("data__mask_probability", float("nan"), "data.mask_probability: nan is not a finite"),
+        (
+            "trainer__logger",
+            [{"class_path": f"{LOGGERS}.WandbLogger"}],
+            "trainer.logger: WandbLogger needs the package 'wandb'",
+        ),
+        (
+            "trainer__logger",
+            {"class_path": f"{LOGGERS}.MLFlowLogger"},
+            "trainer.logger: MLFlowLogger needs the package 'mlflow'",
+        ),
+        (
+            "trainer__callbacks",
+            [{"class_path": "lightning.pytorch.callbacks.Timer"}],
+            "trainer: <Interval.step: 'step'> cannot be written to config.yaml",
+        ),
+    ],
+)
+def test_a_run_refuses_it(field: str, value: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(base(**{field: value}), "mine.yaml")
+    assert str(caught.value).startswith("mine.yaml: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed_everything", 0),
+        ("seed_everything", (1 << 32) - 1),
+        ("trainer__max_epochs", -1),
+        ("trainer__max_time", "00:00:00:01"),
+        ("trainer__limit_train_batches", 1),
+        ("trainer__limit_val_batches", 0.5),
+        ("trainer__fast_dev_run", False),
+        ("trainer__logger", False),
+    ],
+)
+def test_what_lies_just_inside_stays_possible(field: str, value: Any) -> None:
+    config = resolve(base(**{field: value}), "mine.yaml")
+    for key in field.split("__"):
+        config = config[key]
+    assert config == value
+
+
+def grid(folder: Path, tree: dict[str, Any], metric: str = "val/nll", **axes: list[Any]) -> Path:
+    path = folder / "mine.yaml"
+    axes = {axis.replace("__", "."): values for axis, values in axes.items()}
+    whole = {"name": "mine", "base_config": tree, "axes": axes, "metric": {"name": metric}}
+    path.write_text(yaml.safe_dump(whole))
+    return path
+
+
+@pytest.mark.parametrize("seed", [True, False, 1.0, 1.5, "1", None, -1, 1 << 32, [1]])
+def test_a_seed_of_a_grid_is_a_whole_number(tmp_path: Path, seed: Any) -> None:
+    """As it is written: the parser would take the text '1' and true."""
+    with pytest.raises(UserError, match=r"mine\.yaml: seed_everything: expected a whole number"):
+        read_grid(grid(tmp_path, base(seed_everything=seed), model__optimizer__lr=[0.1]))
+    with pytest.raises(UserError, match=r"mine\.yaml: axes: seed_everything: expected a whole"):
+        read_grid(grid(tmp_path, base(), seed_everything=[3, seed]))
+
+
+@pytest.mark.parametrize("section", ["model__optimizer__eps", "trainer__x", "data__window"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e999])
+def test_a_number_of_a_grid_is_finite(tmp_path: Path, section: str, value: float) -> None:
+    said = rf"{section.replace('__', r'.')}: -?(nan|inf) is not a finite number"
+    with pytest.raises(UserError, match=said):
+        read_grid(grid(tmp_path, base(**{section: value}), seed_everything=[1]))
+    with pytest.raises(UserError, match=said):
+        read_grid(grid(tmp_path, base(), **{section: [1, value]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"axes: {{model.optimizer.lr: [{HUGE}]}}", "line 2: a value: a whole number of about 401"),
+        (f"axes: {{model.optimizer.lr: [{'9' * 5000}]}}", "no valid YAML: Exceeds the limit"),
+        ("axes: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("axes: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
+        ("axes: " + "[" * 40 + "]" * 40, "nested 41 levels deep; at most 20"),
+        ("axes: &a [*a]", "a value contains itself by its anchor"),
+        (
+            "x0: &x0 [1, 1]\n"
+            + "\n".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]" for n in range(1, 19))
+            + "\naxes: *x18",
+            "values by its anchors; at most 1,000,000",
+        ),
+        ("axes: {? [a, b] : 1}", "unhashable key"),
+        ('"\\e[2Jaxes": 1', r"unknown key '\x1b[2Jaxes'"),
+    ],
+    ids=["huge", "digits", "lists", "mappings", "levels", "itself", "laughs", "key", "escape"],
+)
+def test_a_file_that_is_too_much(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"name: mine\n{text}\n")
+    with pytest.raises(UserError) as caught:
+        read_grid(path)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+FALSE, TEST = "model__objective__evaluate_test", "metric.name: a cell reports 'test/nll' only with"
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "fields", "axes", "said"),
+    [
+        ("synthetic", "test/nll", {}, {}, f"{TEST} model.objective.evaluate_test: true"),
+        ("synthetic", "test/nll", {}, {FALSE: [True, False]}, f"{TEST} model.objective"),
+        ("synthetic", "val/bleu", {}, {}, "model.objective.validation_bleu: 1 or more"),
+        ("synthetic_mlm", "val/bleu", {}, {}, "model.objective.kind: translation"),
+        ("synthetic_mlm", "test/sacrebleu", {FALSE: True}, {}, "model.objective.kind: translation"),
+    ],
+)
+def test_a_metric_is_one_that_every_cell_reports(
+    tmp_path: Path, name: str, metric: str, fields: dict, axes: dict, said: str
+) -> None:
+    path = grid(tmp_path, base(name, **fields), metric, seed_everything=[1], **axes)
+    with pytest.raises(UserError) as caught:
+        expand(read_grid(path), resolve_cell, cell_id)
+    assert said in str(caught.value)
+
+
+def test_a_metric_that_every_cell_reports_stays_possible(tmp_path: Path) -> None:
+    tree = base(**{FALSE: True, "model__objective__validation_bleu": 3})
+    for metric in ("test/nll", "test/bleu", "test/sacrebleu", "val/bleu", "val/accuracy"):
+        path = grid(tmp_path, tree, metric, seed_everything=[1, 2])
+        assert len(expand(read_grid(path), resolve_cell, cell_id)[0].cells) == 2
