@@ -222,8 +222,9 @@ def check(tree: dict[str, Any]) -> None:
         raise UserError("trainer.max_steps: -1 never ends; set it, max_epochs or max_time")
     if trainer["use_distributed_sampler"]:
         raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
-    if tree["model"]["schedule"]["kind"] == "linear" and trainer["max_steps"] < 1:
+    if module.schedule.kind == "linear" and trainer["max_steps"] < 1:
         raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
+    module.schedule.check(trainer["max_steps"])
     architecture, data = tree["model"]["architecture"], tree["data"]
     if architecture["positions"] == "learned":
         # A sentence has its two marks besides.

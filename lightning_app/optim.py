@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_app.blocks.attention import HeadGain, Shaping
 from lightning_app.blocks.residual import LearnedGain
+from lightning_app.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +43,21 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning rate as a factor of its peak, over steps t = 1, 2, ... T.
 
-    With T_w = warmup_steps and T_ref = reference_steps:
+    With T_w = warmup_steps, T_ref = reference_steps and d(s) = min(1, (T-t+1)/(T-s+1)), the line
+    that is 1 up to step s and 0 after step T:
 
     ============  =========================================  ==================================
     kind          coupling decoupled                         coupling paper
     ============  =========================================  ==================================
     inverse_sqrt  min(1, t/T_w) * min(1, sqrt(T_ref/t))      min(t/T_w, sqrt(T_w/t))
-    linear        min(1, t/T_w) * (1 - (t-1)/T)              t/T_w, then falling to 0 after T
+    linear        min(1, t/T_w) * d(T_ref)                   min(1, t/T_w) * d(T_w)
     constant      min(1, t/T_w)                              the same
     ============  =========================================  ==================================
 
-    Decoupled, the warm-up changes the first T_w steps and nothing after them. In the form of the
-    papers (Vaswani et al. 2017; Xiong et al. 2020, 2002.04745, section 3.2) T_w also rescales the
-    whole run: "no warm-up" is then also almost no learning rate.
+    Decoupled, the warm-up changes the first T_w steps and nothing after them, and the peak is
+    reached wherever T_w <= T_ref. In the form of the papers (Vaswani et al. 2017; Xiong et al.
+    2020, 2002.04745, section 3.2) T_w also rescales the whole run: "no warm-up" is then also
+    almost no learning rate.
     """
 
     kind: Literal["inverse_sqrt", "linear", "constant"] = "inverse_sqrt"
@@ -64,7 +67,7 @@ class ScheduleConfig:
     coupling: Literal["decoupled", "paper"] = "decoupled"
     """Whether the warm-up also sets the decay."""
     reference_steps: int = 4000
-    """T_ref of the decoupled inverse square root: the largest warm-up that will be compared."""
+    """T_ref, where a decoupled decay begins: the largest warm-up that will be compared."""
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
@@ -72,17 +75,29 @@ class ScheduleConfig:
         if self.reference_steps < 1:
             raise ValueError(f"reference_steps {self.reference_steps}: at least 1")
 
+    def check(self, total: int) -> None:
+        """Refuse a decoupled linear decay that a run of `total` steps has no room for.
+
+        Raises:
+            UserError: naming the field and what would be right.
+        """
+        decays = self.kind == "linear" and self.coupling == "decoupled"
+        if decays and not self.warmup_steps <= self.reference_steps < total:
+            raise UserError(
+                f"model.schedule.reference_steps: {self.reference_steps}, where the decoupled "
+                f"linear decay begins; at least warmup_steps {self.warmup_steps} and below the "
+                f"{total} steps of the run"
+            )
+
     def factor(self, step: int, total: int) -> float:
         """Return the factor at `step` (from 1) of `total` steps."""
         warmup = max(self.warmup_steps, 1)
         ramp = min(1.0, step / warmup)
-        paper = self.coupling == "paper"
+        start = warmup if self.coupling == "paper" else self.reference_steps
         match self.kind:
             case "inverse_sqrt":
-                reference = warmup if paper else self.reference_steps
-                return ramp * min(1.0, math.sqrt(reference / step))
+                return ramp * min(1.0, math.sqrt(start / step))
             case "linear":
-                start = warmup if paper else 1
                 left = (total - step + 1) / max(total - start + 1, 1)
                 return ramp * min(1.0, max(0.0, left))
             case "constant":
@@ -127,6 +142,11 @@ def build_optimizer(
 def build_schedule(
     config: ScheduleConfig, optimizer: torch.optim.Optimizer, total: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return the schedule over `total` steps. LambdaLR counts from 0, the formulas from 1."""
+    """Return the schedule over `total` steps. LambdaLR counts from 0, the formulas from 1.
+
+    Raises:
+        UserError: where the run is too short for the schedule.
+    """
+    config.check(total)
     factor: Callable[[int], float] = lambda done: config.factor(done + 1, total)  # noqa: E731
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

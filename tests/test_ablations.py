@@ -50,6 +50,7 @@ def test_the_first_cell_of_a_grid_trains(
     plan, _ = expand(grid, resolve, partial(identity_of, fetch=False))
     tree: dict[str, Any] = cell_tree(grid.base_config, plan.cells[0].axes)
     tree["trainer"] = {**tree["trainer"], "max_steps": 2, "limit_val_batches": 1}
+    tree["model"]["schedule"] = {**tree["model"]["schedule"], "reference_steps": 1}
     tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
     tree["data"] = {
         "name": "synthetic",

@@ -82,6 +82,11 @@ def test_another_experiment_has_another_id(key: str, value: Any) -> None:
         ("model.optimizer.lr", "fast", ["model.optimizer.lr", "a number", "'fast'"]),
         ("model.optimizer.lr", -1.0, ["lr -1.0", "above 0"]),
         ("model.schedule.warmup_steps", 1.5, ["warmup_steps", "a whole number", "1.5"]),
+        (
+            "model.schedule",
+            {"kind": "linear", "warmup_steps": 60},
+            ["model.schedule.reference_steps: 4000", "warmup_steps 60", "below the 200 steps"],
+        ),
         ("model.block.norm_placement", "pst", ["norm_placement", "'pst'", "did you mean 'post'"]),
         ("model.block.preset", "pre_lm", ["preset", "'pre_lm'", "did you mean 'pre_ln'"]),
         ("model.block.shaped_attention", {"betaa": 1}, ["shaped_attention", "betaa", "beta"]),

@@ -68,7 +68,8 @@ def test_translation(tmp_path: Path) -> None:
 
 
 def test_masked_lm(tmp_path: Path) -> None:
-    assert_two_equal_one(tmp_path, "synthetic_mlm.yaml", 5, {"model.block.preset": "sas_p"})
+    overrides = {"model.block.preset": "sas_p", "model.schedule.kind": "constant"}
+    assert_two_equal_one(tmp_path, "synthetic_mlm.yaml", 5, overrides)
 
 
 def test_profiled_skips(tmp_path: Path) -> None:

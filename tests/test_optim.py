@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lightning_app.blocks.axes import BlockConfig
+from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.optim import (
     OptimizerConfig,
@@ -59,13 +60,47 @@ def test_paper_reads_no_warmup_as_one_step() -> None:
     assert none == rates(ScheduleConfig(warmup_steps=1, coupling="paper"), 50)
 
 
-@pytest.mark.parametrize("warmup", [0, 10])
+@pytest.mark.parametrize("warmup", [0, 1, 6, 10])
 def test_linear_decoupled_follows_its_formula(warmup: int) -> None:
-    total = 50
-    config = ScheduleConfig(kind="linear", warmup_steps=warmup)
+    total, reference = 50, 10
+    config = ScheduleConfig(kind="linear", warmup_steps=warmup, reference_steps=reference)
     for t, rate in enumerate(rates(config, total), start=1):
         ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
-        assert rate == pytest.approx(ramp * (1 - (t - 1) / total))
+        decay = min(1.0, (total - t + 1) / (total - reference + 1))
+        assert rate == pytest.approx(ramp * decay)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 30, 60])
+def test_linear_decoupled_reaches_the_rate_and_shares_its_decay(warmup: int) -> None:
+    """As many steps as the demo has; the old form came to 0.705 of the rate."""
+    none = ScheduleConfig(kind="linear", warmup_steps=0, reference_steps=60)
+    taken = rates(ScheduleConfig(kind="linear", warmup_steps=warmup, reference_steps=60), 200)
+    start = max(warmup, 1)
+    assert taken[start - 1 : 60] == [1.0] * (60 - start + 1)
+    assert taken[start - 1 :] == rates(none, 200)[start - 1 :]
+    falls = [a - b for a, b in itertools.pairwise(taken[59:])]
+    assert falls == pytest.approx([1 / 141] * 140)
+    assert taken[-1] == pytest.approx(1 / 141)
+
+
+@pytest.mark.parametrize(("reference", "total"), [(4000, 200), (200, 200), (50, 200)])
+def test_a_linear_decay_without_room_is_refused(reference: int, total: int) -> None:
+    config = ScheduleConfig(kind="linear", warmup_steps=60, reference_steps=reference)
+    with pytest.raises(UserError) as caught:
+        build_schedule(config, torch.optim.SGD([torch.zeros(1)]), total)
+    assert str(caught.value) == (
+        f"model.schedule.reference_steps: {reference}, where the decoupled linear decay begins; "
+        f"at least warmup_steps 60 and below the {total} steps of the run"
+    )
+
+
+def test_other_decays_need_no_such_room() -> None:
+    for config in (
+        ScheduleConfig(kind="linear", coupling="paper", warmup_steps=60),
+        ScheduleConfig(kind="constant"),
+        ScheduleConfig(),
+    ):
+        config.check(200)
 
 
 def test_linear_paper_rises_to_one_and_falls_to_nothing() -> None:

@@ -114,6 +114,10 @@ def test_an_impossible_pair_names_the_cell() -> None:
         ({"trainer.devices": [0]}, "g.yaml: trainer.devices: expected 1 or more, found 0"),
         ({"trainer.devices": ["two"]}, "trainer.devices: expected 1 or more, found 'two'"),
         ({WARMUP: [0, 100]}, "reference_steps: 60 is below the largest warm-up"),
+        (
+            {"model.schedule.kind": ["linear"], WARMUP: [0, 100]},
+            "reference_steps: 60 is below the largest warm-up",
+        ),
     ],
 )
 def test_axes_that_cannot_be(axes: dict, said: str) -> None:

@@ -233,6 +233,8 @@ def test_methods_tell_translation_and_masking(make_grid):
         "AdamW [@kingma2014adam; @loshchilov2017decoupled]",
         "masked language modelling [@devlin2018bert]",
         "linear schedule",
+        r"\min(1, t / T_w) \cdot \min(1, (T - t + 1) / (T - T_r + 1))",
+        "$T_r$ = 2000",
         "GELU",
         "clipping at norm 0.5",
         "`pre_ln` [@xiong2020layer]",

@@ -149,7 +149,7 @@ _FORMULAS = {
         "in which a shorter warm-up also means a smaller rate for the rest of the run",
     ),
     ("linear", "decoupled"): (
-        r"$\eta \cdot \min(1, t / T_w) \cdot (T - t + 1) / T$",
+        r"$\eta \cdot \min(1, t / T_w) \cdot \min(1, (T - t + 1) / (T - T_r + 1))$",
         f"{_APART}",
     ),
     ("linear", "paper"): (
