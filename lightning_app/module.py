@@ -135,13 +135,13 @@ class TransformerModule(pl.LightningModule):
             profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
         self.profiled = True
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         sums = self.objective.sums(self.model, batch)
-        loss = sums.loss / batch.normalizer
+        loss, nll = sums.loss / batch.normalizer, sums.nll / batch.normalizer
         step = self.global_step + 1
         if is_logged(self.trainer, step):
-            self._log_training(loss.detach(), sums.nll / batch.normalizer, step)
-        return loss
+            self._log_training(loss.detach(), nll, step)
+        return {"loss": loss, "nll": nll}
 
     def _log_training(self, loss: torch.Tensor, nll: torch.Tensor, step: int) -> None:
         # The mean over ranks of (share / (tokens / world)) is the global loss.

@@ -336,12 +336,22 @@ class Run(RunCLI):
         except Pruned as pruned:
             self._leave_pruned(pruned.step, started, time.perf_counter() - clock)
             return
+        if trainer.global_step == 0:
+            limits = ("max_steps", "max_epochs", "max_time", "limit_train_batches")
+            values = {name: self.tree["trainer"][name] for name in limits}
+            given = ", ".join(f"{k} {v}" for k, v in values.items() if v is not None)
+            raise UserError(f"trainer: no step was trained ({given}); a result needs at least 1")
         metrics: dict[str, Any] = dict(trainer.callback_metrics)
         finite = self.divergence.divergence is None
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
             metrics |= self._validate_end(model, datamodule)
-        nll = float(metrics["val/nll"]) if finite else None
-        divergence = self.divergence.judge(nll, datamodule.unigram_entropy, trainer.global_step)
+        outcome = self.divergence.judge(
+            float(metrics["val/nll"]) if finite else math.nan,
+            datamodule.unigram_entropy,
+            datamodule.training_entropy,
+            trainer.global_step,
+        )
+        failure = outcome.divergence
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
@@ -350,8 +360,10 @@ class Run(RunCLI):
             "schema": SCHEMA,
             "id": self.id,
             "name": self.folder.name,
-            "status": "ok" if divergence is None else "diverged",
-            "diverged": None if divergence is None else asdict(divergence),
+            "status": "ok" if failure is None else "diverged",
+            "outcome": outcome.name,
+            "outcome_rule": outcome.rule,
+            "diverged": None if failure is None else asdict(failure),
             "metrics": {k: v if math.isfinite(v) else None for k, v in sorted(metrics.items())},
             "unigram_entropy": datamodule.unigram_entropy,
             "steps": trainer.global_step,
@@ -416,7 +428,7 @@ class Run(RunCLI):
         write_whole(folder / RESULT, json.dumps(result, indent=1, allow_nan=False))
         (folder / PRUNED).unlink(missing_ok=True)  # of the time when the grid had a pruner
         scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
-        print(f"{folder}: {result['status']}, {scores}")
+        print(f"{folder}: {result['outcome'].replace('_', ' ')}, {scores}")
 
     @rank_zero_only
     def _leave_pruned(self, step: int, started: datetime, seconds: float) -> None:

@@ -1,8 +1,11 @@
-"""Tell a run that diverged from one that trained: a result, not an error."""
+"""Tell how a run ended: a run that did not train is a result, not an error."""
 
 import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -11,7 +14,13 @@ from torch import Tensor
 from lightning_app.steps import is_logged, loss_of
 
 STALL_MARGIN = 0.05
-"""Nats under the unigram entropy that a run must reach to count as trained."""
+"""Nats under the unigram entropy that a run must reach to have learned more than frequencies."""
+CLEAR_FALL = 0.1
+"""Nats by which a loss that still falls is lower in one quarter of its trace than in another."""
+PLATEAU = 0.5
+"""Nats above the unigram entropy within which a training loss is on the plateau of a stall."""
+TRACE = 200
+"""Steps at the end of a run whose training losses are kept."""
 
 
 @dataclass(frozen=True)
@@ -23,69 +32,137 @@ class Divergence:
     last_finite_loss: float | None
 
 
-class DivergenceMonitor(pl.Callback):
-    """Stop a run whose training loss is no longer finite; judge a finished one by its `val/nll`.
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, and the rule that says so, with its numbers.
 
-    A run has failed when its loss is NaN or infinite, or when its final ``val/nll`` is at least
-    ``H_uni - 0.05`` with H_uni the unigram entropy of the validation targets: it has learned less
-    than the frequencies of the tokens. One bar serves all variants; the loss at initialisation
-    does not, because it differs between them. The loss is looked at every `log_every_n_steps`
-    steps, so that a GPU is not held up at each; the step recorded is exact.
+    `divergence` is there where the run has failed: where it is non-finite or stalled.
+    """
+
+    name: Literal["trained", "not_yet_learned", "stalled", "non_finite"]
+    rule: str
+    divergence: Divergence | None = None
+
+
+class DivergenceMonitor(pl.Callback):
+    """Stop a run whose training loss is no longer finite; judge a finished one.
+
+    With H the unigram entropy, the loss of the best model that knows only the frequencies, a run is
+
+    - non_finite where its training loss or its final ``val/nll`` is NaN or infinite;
+    - trained where its final ``val/nll`` is below H of the validation targets less 0.05;
+    - not_yet_learned where it is not, but ``train/nll`` is below H of the training targets less
+      0.05, or still falls: too short a run, or a validation split unlike the training split;
+    - stalled otherwise: it has learned no more than the frequencies.
+
+    ``train/nll`` is here the mean over the last quarter of the last 200 steps, or of all steps of a
+    shorter run. It still falls where it is 0.1 lower than in the quarter before, or, as long as it
+    is 0.5 above H and the plateau is not reached, than in the first quarter. (In the demos a
+    quarter of a stalled run is at most 0.03 lower than the one before.) One bar serves all
+    variants; the loss at initialisation does not, because it differs between them. The loss is
+    looked at every `log_every_n_steps` steps, so that a GPU is not held up at each; the step
+    recorded is exact.
     """
 
     def __init__(self) -> None:
         self.divergence: Divergence | None = None
         self._first_bad = 0
         self._last_finite: float | None = None
-        # Losses not looked at yet, with their steps: on the device until then, unread.
-        self._unseen: list[tuple[int, Tensor]] = []
+        self._recent: deque[float] = deque(maxlen=TRACE)
+        # (step, loss, nll) not looked at yet: on the device until then, unread.
+        self._unseen: list[tuple[int, Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        self._read()
-        return {"first_bad": self._first_bad, "last_finite": self._last_finite}
+        return {
+            "first_bad": self._first_bad,
+            "last_finite": self._last_finite,
+            "recent": list(self._recent),
+            "unseen": [(step, float(loss), float(nll)) for step, loss, nll in self._unseen],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._first_bad, self._last_finite = state_dict["first_bad"], state_dict["last_finite"]
-        self._unseen = []
+        # Checkpoints of version 0.1 have neither.
+        self._recent = deque(state_dict.get("recent", []), maxlen=TRACE)
+        self._unseen = [
+            (step, torch.tensor(loss), torch.tensor(nll))
+            for step, loss, nll in state_dict.get("unseen", [])
+        ]
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        self._unseen.append((step, loss_of(outputs)))
+        self._unseen.append((step, loss_of(outputs), outputs["nll"]))
         if is_logged(trainer, step) or step >= trainer.max_steps:
             self._look(trainer)
 
-    def _read(self) -> None:
-        """Bring the first bad step and the last finite loss up to date, in one transfer."""
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look(trainer)
+
+    def _look(self, trainer: pl.Trainer) -> None:
+        """Read what was not looked at yet, in one transfer; stop at a loss that is not finite."""
         if not self._unseen:
             return
-        steps, losses = zip(*self._unseen, strict=True)
+        steps, *columns = zip(*self._unseen, strict=True)
         self._unseen = []
-        for step, loss in zip(steps, torch.stack(losses).tolist(), strict=True):
+        device = trainer.strategy.root_device
+        values = torch.stack([torch.stack([v.to(device) for v in of]) for of in columns])
+        if trainer.world_size > 1:
+            # The mean over ranks is the global loss, and all stop at the same step.
+            values = trainer.strategy.reduce(values, reduce_op="mean")
+        for step, loss, nll in zip(steps, *values.tolist(), strict=True):  # pyright: ignore[reportAttributeAccessIssue]
+            self._recent.append(nll)
             if math.isfinite(loss):
                 self._last_finite = loss
             elif not self._first_bad:
                 self._first_bad = step
-
-    def _look(self, trainer: pl.Trainer) -> None:
-        self._read()
-        # Every rank must stop at the same step.
-        first_bad = torch.tensor(self._first_bad, device=trainer.strategy.root_device)
-        step = int(trainer.strategy.reduce(first_bad, reduce_op="max"))
-        if step and self.divergence is None:
-            self.divergence = Divergence(step, "training loss is not finite", self._last_finite)
+        if self._first_bad and self.divergence is None:
+            rule = f"the training loss is not finite at step {self._first_bad}"
+            self.divergence = Divergence(self._first_bad, rule, self._last_finite)
             trainer.should_stop = True
 
-    def judge(self, nll: float | None, unigram_entropy: float, step: int) -> Divergence | None:
-        """Return how the run failed, or None if it trained."""
+    def judge(
+        self,
+        nll: float,
+        unigram_entropy: float,
+        training_entropy: Callable[[], float],
+        step: int,
+    ) -> Outcome:
+        """Return how the run ended.
+
+        Args:
+            nll: The final ``val/nll``; of no account where the training loss was not finite.
+            unigram_entropy: Of the validation targets.
+            training_entropy: Counts that of the training targets, where it is needed.
+            step: The last step.
+        """
         if self.divergence is not None:
-            return self.divergence
+            return Outcome("non_finite", self.divergence.rule, self.divergence)
+        if not math.isfinite(nll):
+            return self._failed("non_finite", "the final val/nll is not finite", step)
         bar = unigram_entropy - STALL_MARGIN
-        if nll is not None and nll < bar:
-            return None
-        self._read()
-        rule = f"final val/nll is not under the unigram entropy less {STALL_MARGIN} ({bar:.4f})"
-        if nll is not None and not math.isfinite(nll):
-            rule = "final val/nll is not finite"
-        return Divergence(step, rule, self._last_finite)
+        low = nll < bar
+        verb = "is below" if low else "is not below"
+        rule = f"val/nll {nll:.4f} {verb} {bar:.4f}, the unigram entropy less {STALL_MARGIN}"
+        if low:
+            return Outcome("trained", rule)
+        if not self._recent:
+            return self._failed("stalled", f"{rule}, and no training loss is known", step)
+        trace, size = list(self._recent), max(1, len(self._recent) // 4)
+        last, before, first = trace[-size:], trace[-2 * size : -size], trace[:size]
+        level, entropy = fmean(last), training_entropy()
+        high = level > entropy + PLATEAU
+        fall = fmean(first if high else before or first) - level
+        fell = f"fell by {fall:.4f} from the {'first such' if high else f'{size} before'}"
+        bar = f"{entropy - STALL_MARGIN:.4f}, the same of the training targets"
+        rule += f"; train/nll, {level:.4f} over the last {size} steps,"
+        if level < entropy - STALL_MARGIN:
+            return Outcome("not_yet_learned", f"{rule} is below {bar}")
+        if fall >= CLEAR_FALL:
+            return Outcome("not_yet_learned", f"{rule} still falls: it {fell}")
+        rule += f" is not below {bar}, and {fell}, less than {CLEAR_FALL}"
+        return self._failed("stalled", rule, step)
+
+    def _failed(self, name: Literal["stalled", "non_finite"], rule: str, step: int) -> Outcome:
+        return Outcome(name, rule, Divergence(step, rule, self._last_finite))

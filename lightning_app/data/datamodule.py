@@ -19,7 +19,7 @@ from lightning_app.data.config import (
 )
 from lightning_app.data.masked_lm import MaskedRows, masked_sampler
 from lightning_app.data.prepare import PreparedCorpus, prepare
-from lightning_app.data.tokenizer import Tokenizer, unigram_entropy
+from lightning_app.data.tokenizer import EOS, Tokenizer, unigram_entropy
 from lightning_app.data.translation import TranslationRows, translation_sampler
 from lightning_app.errors import UserError
 
@@ -134,6 +134,13 @@ class TextDataModule(pl.LightningDataModule):
             "checksum": meta["checksum"],
             "digest": self.corpus.digest,
         }
+
+    def training_entropy(self) -> float:
+        """Count the training targets: `unigram_entropy` of these, without regard to masks."""
+        if self.config.task == "translation":
+            return unigram_entropy(self.corpus.ids("train", "target"))
+        ids = self.corpus.ids("train", "text")
+        return unigram_entropy(ids[ids != EOS])  # which is never masked
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint remembers of its data."""
