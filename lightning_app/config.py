@@ -45,6 +45,7 @@ NEEDLESS = (
     "Checkpoint directory .* exists and is not empty",  # it is the run's own
     ".*srun. command is available on your system but is not used",  # by the supervisor it is
     ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
+    "You're using the WeightAveraging callback, but loading",  # the average is what is evaluated
     # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.
     "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
 )

@@ -104,9 +104,13 @@ class TransformerModule(pl.LightningModule):
         sums = (SumMetric(nan_strategy="disable") for _ in range(3))
         self.total_nll, self.total_correct, self.total_tokens = sums
 
-    def setup(self, stage: str) -> None:
+    def ensure_built(self) -> None:
+        """Build the model of the Trainer's data, unless that is done."""
         if self.model is None:
             self.build(self.trainer.datamodule.vocab_size)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def setup(self, stage: str) -> None:
+        self.ensure_built()
         if stage == "fit" and self.compilation == "blocks":
             assert self.model is not None
             compile_blocks(self.model)

@@ -40,6 +40,7 @@ from lightning_app.ablation.runs import (
     trim_checkpoints,
 )
 from lightning_app.callbacks.agreement import Agreement
+from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.events import Events
 from lightning_app.callbacks.interruption import SaveOnInterrupt
@@ -262,6 +263,7 @@ class Run(RunCLI):
         super().after_instantiate_classes()
         self.datamodule.corpus = self.corpus
         if self._trains:
+            check_averaging(self.trainer, self._checkpoint)
             self._prepare_folder()
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
@@ -297,6 +299,9 @@ class Run(RunCLI):
             self.origin = Origin(self.attempt_folder / "provenance.json", made, self.resumed)
             callbacks += [self.origin, self.divergence, self.throughput, GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
+            given = settings["callbacks"] or []
+            before = BeforeAveraging(self.divergence, self.folder / "checkpoints" / "last.ckpt")
+            settings["callbacks"] = [before, *(given if isinstance(given, list) else [given])]
             if self._pruned_by is not None:
                 files = (self.attempt_folder / REPORTS, self.attempt_folder / STOP)
                 callbacks.append(Pruning(self._pruned_by, *files))
@@ -390,8 +395,6 @@ class Run(RunCLI):
         """Evaluate the last step where no validation fell on it, and keep it as others are."""
         saver = self.trainer.checkpoint_callback
         last, best = (self.folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
-        if saver is not None:
-            self.trainer.save_checkpoint(last)
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
         if isinstance(saver, ModelCheckpoint) and self.trainer.is_global_zero:
             score = saver.best_model_score
