@@ -8,8 +8,8 @@ not cover its headers and padding; the seal covers every bit.
 import hashlib
 import os
 import zipfile
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _FIRST = b"PK\x03\x04"
 _LAST = b"PK\x05\x06"  # of the record that ends an archive
@@ -23,7 +23,7 @@ class Damaged(Exception):
     """An archive is not as it was written; the message says how."""
 
 
-def seal(file: BinaryIO) -> None:
+def seal(file: BufferedRandom) -> None:
     """End an archive, open for reading and writing, with the SHA-256 of all that it holds."""
     file.seek(-2, os.SEEK_END)  # where the length of the comment stands
     file.write(_SEAL_SIZE.to_bytes(2, "little"))
@@ -61,7 +61,7 @@ def check_archive(path: Path, contents: bool = True) -> None:
     _check_sums(path)
 
 
-def _digest(file: BinaryIO, size: int) -> str:
+def _digest(file: BufferedReader, size: int) -> str:
     digest = hashlib.sha256()
     file.seek(0)
     while size > 0:

@@ -4,7 +4,7 @@ Light, and plain: it reads what `result.json` and `pruned.json` say, mostly unde
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -134,7 +134,7 @@ def statements(records: Mapping[str, Record]) -> dict[str, str]:
     return found
 
 
-def left_out(of: Groups) -> str:
+def left_out(of: Mapping[str, Sequence[str]]) -> str:
     """The sentence for runs of other data, empty where there is none."""
     if not of:
         return ""
@@ -146,7 +146,7 @@ def left_out(of: Groups) -> str:
     )
 
 
-def counted(of: Mapping[str, list[str]]) -> str:
+def counted(of: Mapping[str, Sequence[str]]) -> str:
     """How many runs are in each group, in one line that leaves out what all have in common."""
     parts = [set(label.split(", ")) for label in of if label != UNKNOWN and " then " not in label]
     common = set.intersection(*parts) if len(parts) > 1 else set()
@@ -157,7 +157,7 @@ def counted(of: Mapping[str, list[str]]) -> str:
     return "; ".join(shown)
 
 
-def some(of: Mapping[str, list[str]]) -> str:
+def some(of: Mapping[str, Sequence[str]]) -> str:
     """A few names."""
     names = [name for each in of.values() for name in each]
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
@@ -186,8 +186,8 @@ def _libraries(made: Record) -> str:
 
 def _device(made: Record) -> str:
     names = dict.fromkeys(made.get("gpus") or [made.get("cpu")])
-    known = [*names, made.get("matmul")]
-    return ", ".join(known) if all(known) else UNKNOWN
+    known = [str(name) for name in (*names, made.get("matmul")) if name]
+    return ", ".join(known) if len(known) > len(names) else UNKNOWN
 
 
 def _names_data(axis: str) -> bool:

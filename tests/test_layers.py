@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "identity": {"files"},
     "experiment": {"blocks", "models", "data", "identity"},
     "preparation": {*RUN, "config", "shipped"},
-    "analysis": {"files", "mixtures"},
+    "analysis": {"files", "identity", "mixtures"},
     "ablation": {
         *RUN,
         *IDENTITY,

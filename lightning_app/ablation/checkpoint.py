@@ -5,8 +5,9 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedRandom
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
@@ -67,7 +68,7 @@ def copy_whole(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def _replacing(path: Path) -> Iterator[BufferedRandom]:
     """Give a file that takes the place of `path` once it is whole and on the disk."""
     temporary = path.with_name(f".{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)

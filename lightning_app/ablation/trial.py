@@ -256,14 +256,15 @@ class Run(RunCLI):
         if self._data is None:
             self._data = data_module(self.tree["data"])
             if self._checkpoint is not None:
-                check_data(self._checkpoint, self._data, rank_zero_only.rank)
+                check_data(self._checkpoint, self._data, rank_zero_only.rank)  # pyright: ignore[reportFunctionMemberAccess]
         self.corpus = self._data.corpus
 
     def after_instantiate_classes(self) -> None:
         super().after_instantiate_classes()
         self.datamodule.corpus = self.corpus
         if self._trains:
-            check_averaging(self.trainer, self._checkpoint)
+            path = None if self._checkpoint is None else self._checkpoint.path
+            check_averaging(self.trainer, path)
             self._prepare_folder()
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):

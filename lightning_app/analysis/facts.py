@@ -5,6 +5,7 @@ from typing import Any
 from lightning_app.analysis.numbers import DASH
 from lightning_app.analysis.runs import OTHER_DATA, Cell, Grid, label
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
+from lightning_app.analysis.strays import strays
 from lightning_app.analysis.together import differences, different, shared
 from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups, left_out, statements
 
@@ -58,7 +59,7 @@ def limits(grid: Grid) -> list[str]:
     """What the runs cannot tell, from what they were."""
     if grid.parts:
         return _limits_of_all(grid)
-    items = [text for text in [left_out(grid.strangers)] if text]
+    items = [text for text in (left_out(grid.strangers), strays(grid)) if text]
     items += statements(_records(grid)).values()
     items += [
         f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "

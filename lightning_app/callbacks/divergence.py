@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -93,6 +93,7 @@ class DivergenceMonitor(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
         step = trainer.global_step
+        assert isinstance(outputs, Mapping), "what training_step returns"
         self._unseen.append((step, loss_of(outputs), outputs["nll"]))
         if is_logged(trainer, step) or step >= trainer.max_steps:
             self._look(trainer)

@@ -123,7 +123,7 @@ class OutputLoss(torch.autograd.Function):
                 nlls.append(nll)
                 if e:
                     above = ((table[y[:, 0]].to(exact) - mean) * whole.to(exact)).sum(dim=-1)
-                    if bias is not None:
+                    if bias is not None and bias_mean is not None:
                         above += bias[y[:, 0]] - bias_mean
                     nll = nll + e * above
                 losses.append(nll)
