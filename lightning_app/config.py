@@ -18,7 +18,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.bounds import check_bounds
+from lightning_app.bounds import check_bounds, check_seed
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
 from lightning_app.module import TransformerModule
@@ -118,6 +118,9 @@ class RunCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         is_tree = isinstance(args, dict)
         self.config = parser.parse_object(args) if is_tree else parser.parse_args(args)
+        command = self.config.get("subcommand")
+        # Here, since Lightning then puts a random number in the place of true.
+        check_seed((self.config[command] if command else self.config)["seed_everything"])
 
     def dump(self) -> dict[str, Any]:
         """Return the parsed config as a tree of plain values, every default in it."""

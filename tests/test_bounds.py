@@ -16,7 +16,7 @@ BASES = Path(__file__).parents[1] / "ablations" / "base"
 HUGE = 10**400
 
 
-def base(name: str = "synthetic", **fields: Any) -> dict[str, Any]:
+def base(name: str = "synthetic", /, **fields: Any) -> dict[str, Any]:
     """A shipped config with fields set, `a__b` for `a.b`."""
     tree = yaml.safe_load((BASES / f"{name}.yaml").read_text())
     for field, value in fields.items():
@@ -102,7 +102,7 @@ def test_what_lies_just_inside_stays_possible(field: str, value: Any) -> None:
     assert config == value
 
 
-def grid(folder: Path, tree: dict[str, Any], metric: str = "val/nll", **axes: list[Any]) -> Path:
+def grid(folder: Path, tree: dict[str, Any], metric: str = "val/nll", /, **axes: list[Any]) -> Path:
     path = folder / "mine.yaml"
     axes = {axis.replace("__", "."): values for axis, values in axes.items()}
     whole = {"name": "mine", "base_config": tree, "axes": axes, "metric": {"name": metric}}

@@ -1,0 +1,205 @@
+"""Forty mistakes of a user and twenty attacks: one line each, and nothing is written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.cli import main
+
+BASE = yaml.safe_load(
+    (Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml").read_text()
+)
+MARK = Path("sprung")
+TRAP = "import pathlib\npathlib.Path('sprung').touch()\nclass Trap: pass\n"
+EVIL = {"class_path": "trap.Trap"}
+
+
+def config(**fields: Any) -> str:
+    """The demo's config with fields set, `a__b` for `a.b`."""
+    tree = yaml.safe_load(yaml.safe_dump(BASE))
+    for name, value in fields.items():
+        *above, last = name.split("__")
+        part = tree
+        for key in above:
+            part = part[key]
+        part[last] = value
+    return yaml.safe_dump(tree)
+
+
+def grid(base: dict[str, Any] | str | None = None, **changes: Any) -> str:
+    """A grid of two cells, changed."""
+    tree = {
+        "name": "mine",
+        "base_config": yaml.safe_load(base) if isinstance(base, str) else base or BASE,
+        "axes": {"model.block.preset": ["post_ln", "pre_ln"], "seed_everything": [1]},
+        **changes,
+    }
+    return yaml.safe_dump(tree)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is typed, the files that lie there, and a part of the line that comes."""
+
+    words: str
+    said: str
+    files: dict[str, str | bytes] = field(default_factory=dict)
+
+
+def of_grid(command: str, said: str, text: str) -> Case:
+    return Case(f"{command} grid.yaml", said, {"grid.yaml": text})
+
+
+def of_fit(said: str, **fields: Any) -> Case:
+    return Case("fit --config run.yaml", said, {"run.yaml": config(**fields)})
+
+
+MISTAKES = [
+    # commands and options
+    Case("pln demo", "did you mean 'plan'?"),
+    Case("run demo --worker 2", "did you mean '--workers'?"),
+    Case("run demo --workers 0", "--workers"),
+    Case("run demo --max-time soon", "HH:MM"),
+    Case("plan demoo", "did you mean 'demo'?"),
+    Case("plan nowhere.yaml", "no such grid file"),
+    Case("status demo", "holds no plan yet"),
+    Case("report demo", "demo"),
+    Case("report demo --port 80", "--port: is the port of --serve"),
+    Case("doctor demo --fx", "did you mean '--fix'?"),
+    Case("blocks pre_lm", "did you mean 'pre_ln'?"),
+    Case("blocks sas --encoder-depth 0", "depth"),
+    Case("prepare --data iwslt", "did you mean 'iwslt14'?"),
+    Case("prepare --data text --root nowhere", "nowhere"),
+    Case("prepare --config run.yaml", "cannot be read as YAML", {"run.yaml": "a: ["}),
+    Case("translate --run nowhere", "nowhere"),
+    Case("validate --config run.yaml", "--ckpt_path is needed", {"run.yaml": config()}),
+    Case("test --config run.yaml --ckpt_path best", "best.ckpt", {"run.yaml": config()}),
+    Case("predict --config run.yaml --ckpt_path x.ckpt", "x.ckpt", {"run.yaml": config()}),
+    Case("probe", "--config FILE is needed, or --theory"),
+    Case("bench --presets pre_lm", "pre_ln"),
+    Case("submit demo --array 0", "--array"),
+    Case("storage serve --dir q --port 99999", "--port: expected 0 to 65535"),
+    # one run
+    of_fit("did you mean 'max_steps'?", trainer__max_stepz=3),
+    of_fit("trainer.max_steps: 0 trains nothing", trainer__max_steps=0),
+    of_fit("trainer.limit_val_batches: expected batches from 1", trainer__limit_val_batches=0),
+    of_fit("trainer.fast_dev_run: True", trainer__fast_dev_run=True),
+    of_fit("seed_everything: expected a whole number", seed_everything=True),
+    of_fit("model.optimizer.eps: nan is not a finite", model__optimizer__eps=float("nan")),
+    of_fit(
+        "WandbLogger needs the package 'wandb'",
+        trainer__logger={"class_path": "lightning.pytorch.loggers.WandbLogger"},
+    ),
+    of_fit(
+        "cannot be written to config.yaml",
+        trainer__callbacks=[{"class_path": "lightning.pytorch.callbacks.Timer"}],
+    ),
+    # grids
+    of_grid("plan", "did you mean 'axes'?", grid(axess={})),
+    of_grid("run", "did you mean 'pre_ln'?", grid(axes={"model.block.preset": ["pre_lm"]})),
+    of_grid("plan", "expected a whole number from 0", grid(axes={"seed_everything": [1, "2"]})),
+    of_grid("run", "max_epochs: 0 trains nothing", grid(axes={"trainer.max_epochs": [0, 1]})),
+    of_grid("plan", "only with model.objective.evaluate_test", grid(metric={"name": "test/nll"})),
+    of_grid("plan", "only with model.objective.validation_bleu", grid(metric={"name": "val/bleu"})),
+    of_grid("status", "value 1 stands twice", grid(axes={"seed_everything": [1, 1]})),
+    of_grid("doctor", "is not on the axis", grid(sensitivity={"baseline": "sas"})),
+    of_grid("plan", "inf is not a finite number", grid(config(model__optimizer__lr=1e999))),
+]
+
+ATTACKS = [
+    of_grid("plan", "may not name code", grid(config(trainer__callbacks=[EVIL]))),
+    of_grid("run", "found 'evil.yaml'", grid(config(trainer__callbacks="evil.yaml"))),
+    of_grid(
+        "status", "found '{class_path", grid(config(trainer__logger="{class_path: trap.Trap}"))
+    ),
+    of_grid("submit", "unknown key 'config'", grid({"config": "evil.yaml"})),
+    of_grid("doctor", "unknown key 'trainer.callbacks'", grid({"trainer.callbacks": [EVIL]})),
+    of_grid("report", "may not have the key", grid(config(data__splits=EVIL))),
+    of_grid("plan", "found 'trap.Trap'", grid(axes={"trainer.strategy": ["auto", "trap.Trap"]})),
+    of_grid(
+        "plan",
+        "apply_pruning",
+        grid(
+            config(
+                trainer__callbacks={
+                    "class_path": "EarlyStopping",
+                    "init_args": {"apply_pruning": "trap.function"},
+                }
+            )
+        ),
+    ),
+    Case(
+        "plan grid.yaml",
+        "could not determine a constructor",
+        {"grid.yaml": "name: !!python/object/apply:os.system [touch sprung]\n"},
+    ),
+    of_grid("run", "name: expected letters", grid(name="../../outside")),
+    of_grid("plan", "nested too deeply", "axes: " + "[" * 9000 + "]" * 9000),
+    of_grid("plan", "a value contains itself", "axes: &a {b: *a}\n"),
+    of_grid(
+        "plan",
+        "values by its anchors",
+        "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 30}]\n" for n in range(1, 16)),
+    ),
+    of_grid("status", "whole number of about 401 digits", f"axes: {{a.b: [{10**400}]}}\n"),
+    of_grid("plan", r"unknown key '\x1b[2J", '"\\e[2J\\e]0;x\\a": 1\n'),
+    Case("plan grid.yaml", "invalid UTF-8", {"grid.yaml": b"name: \xff\xfe\n"}),
+    Case(
+        "fit --config run.yaml", "nested too deeply", {"run.yaml": "a: " + "[" * 9000 + "]" * 9000}
+    ),
+    Case(
+        "test --config run.yaml --ckpt_path x.ckpt",
+        "no checkpoint of this program",
+        {"run.yaml": config(), "x.ckpt": b"cos\nsystem\n(S'touch sprung'\ntR."},
+    ),
+    Case(
+        "submit demo --sbatch wrap=touch",
+        "--sbatch",
+    ),
+    Case("run demo --storage postgresql://u:secret@host/db", "password"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with a module that must not be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ABLATE_STORAGE", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "trap.py").write_text(TRAP)
+    (tmp_path / "evil.yaml").write_text("class_path: trap.Trap\n")
+    yield tmp_path
+    assert not MARK.exists()
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_there_are_as_many_as_promised() -> None:
+    assert (len(MISTAKES), len(ATTACKS)) == (40, 20)
+    assert len({(case.words, case.said) for case in [*MISTAKES, *ATTACKS]}) == 60
+
+
+NAMES = [f"{case.words[:40]}, {case.said[:30]}" for case in [*MISTAKES, *ATTACKS]]
+
+
+@pytest.mark.parametrize("case", [*MISTAKES, *ATTACKS], ids=NAMES)
+def test_it_is_one_line(capsys, folder: Path, case: Case) -> None:
+    for name, content in case.files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = files(folder)
+    assert main(case.words.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    [line] = said.err.splitlines()
+    assert line.startswith("ablate: ")
+    assert line.isprintable()
+    assert case.said in line
+    assert "secret" not in line
+    assert files(folder) == before
