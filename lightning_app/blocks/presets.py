@@ -28,9 +28,21 @@ class Preset:
     paper: str
     fixes: str
     build: Callable[[Stack], StackSpec]
+    differs: str = ""
+    """What the authors' code trains and this does not."""
+    matched_by: str = ""
+    """The axes of the block, as a config has them, that train it here too."""
 
     def __call__(self, stack: Stack) -> StackSpec:
         return self.build(stack)
+
+    @property
+    def difference(self) -> str:
+        """What the authors' code does otherwise, and how to have it here; empty where nothing."""
+        if not self.differs:
+            return ""
+        axes = f"model.block: {{{self.matched_by}}}"
+        return f"the authors' code also trains {self.differs}; here with {axes}"
 
 
 _presets: dict[str, Preset] = {}
@@ -38,13 +50,21 @@ PRESETS: Mapping[str, Preset] = _presets
 
 
 def preset(
-    *, equation: str, paper: str, fixes: str
+    *, equation: str, paper: str, fixes: str, differs: str = "", matched_by: str = ""
 ) -> Callable[[Callable[[Stack], StackSpec]], Preset]:
     """Register a function as a preset under its own name."""
 
     def register(build: Callable[[Stack], StackSpec]) -> Preset:
         name = getattr(build, "__name__")  # noqa: B009 - a Callable need not have a name
-        _presets[name] = Preset(name=name, equation=equation, paper=paper, fixes=fixes, build=build)
+        _presets[name] = Preset(
+            name=name,
+            equation=equation,
+            paper=paper,
+            fixes=fixes,
+            build=build,
+            differs=differs,
+            matched_by=matched_by,
+        )
         return _presets[name]
 
     return register
@@ -382,6 +402,13 @@ def parallel(stack: Stack) -> StackSpec:
     return same_block(stack, block, final_norm="layer_norm")
 
 
+# The authors' code: github.com/bobby-he/simplified_transformers. All of these gains start at 1.
+FF_SKIP = "the gain of the feed-forward's skip"
+FIRST_VALUE = "both gains of the first layer's V = a I + b dW"
+LEARNED_FF_SKIP = "ff_skip: {learned: true}"
+LEARNED_VALUE_GAINS = "value_gains: {kept: {learned: true}, change: {learned: true}}"
+
+
 def _skipless(stack: Stack, attention: AttentionSpec, *, ff_skip: Gain) -> BlockSpec:
     """Return a Pre-LN block without an attention skip (He & Hofmann 2023, 2311.01906).
 
@@ -401,9 +428,14 @@ def _skipless(stack: Stack, attention: AttentionSpec, *, ff_skip: Gain) -> Block
     equation="y = P concat_h((alpha_h I + beta_h A_h) V_h), V_h from N(x); x' = y + b FF(N(y))",
     paper="He et al. 2023 (2302.10322), as in He & Hofmann 2023 (2311.01906), equation 4",
     fixes="the attention skip alone; the start from which the simplified blocks were found",
+    differs=FF_SKIP,
+    matched_by=LEARNED_FF_SKIP,
 )
 def v_skipinit(stack: Stack) -> StackSpec:
-    """Value-SkipInit: alpha = 1, beta = 0 a head, trained; V and P free, at first orthogonal."""
+    """Value-SkipInit: alpha = 1, beta = 0 a head, trained; V and P free, at first orthogonal.
+
+    The authors' script for it leaves the centre C and queries of zero on, which equation 4 has not.
+    """
     shaping = ShapingSpec(alpha=1.0, beta=0.0, gamma=None)
     attention = AttentionSpec(shaping=shaping, value="orthogonal", output="orthogonal")
     block = _skipless(stack, attention, ff_skip=Gain())
@@ -430,6 +462,8 @@ def _simplified(
     equation="y = concat_h((alpha_h I + beta_h A_h - gamma_h C) N(x)_h); x' = y + b FF(N(y))",
     paper="He & Hofmann 2023 (2311.01906), equations 12-13",
     fixes="the attention skip, the value and the projection matrices: shown to be removable",
+    differs=f"{FF_SKIP} and {FIRST_VALUE}",
+    matched_by=f"{LEARNED_FF_SKIP}, {LEARNED_VALUE_GAINS}",
 )
 def sas(stack: Stack) -> StackSpec:
     """The simplified attention sub-block: no attention skip, no V, no P."""
@@ -440,6 +474,8 @@ def sas(stack: Stack) -> StackSpec:
     equation="x' = concat_h((alpha_h I + beta_h A_h - gamma_h C) u_h) + b FF(u), u = N(x)",
     paper="He & Hofmann 2023 (2311.01906), section 4.3",
     fixes="every skip: the identity part of the map carries the signal",
+    differs=FIRST_VALUE,
+    matched_by=LEARNED_VALUE_GAINS,
 )
 def sas_p(stack: Stack) -> StackSpec:
     """The parallel simplified block: no skip at all."""
@@ -450,6 +486,8 @@ def sas_p(stack: Stack) -> StackSpec:
     equation="x' = concat_h((alpha_h I + beta_h A_h - gamma_h C) x_h) + b FF(x)",
     paper="He & Hofmann 2023 (2311.01906), section 4.4",
     fixes="the norms inside the blocks",
+    differs=FIRST_VALUE,
+    matched_by=LEARNED_VALUE_GAINS,
 )
 def sas_p_no_norm(stack: Stack) -> StackSpec:
     """`sas_p` without its norms, but for the first block's and the final one.

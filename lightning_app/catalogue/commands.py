@@ -69,6 +69,8 @@ def table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
     shares = ratios(PRESETS, encoder_depth, decoder_depth)
     for name, preset in PRESETS.items():
         fixes = preset.fixes if wide else f"fixes: {preset.fixes}"
+        if preset.difference:
+            fixes += f"\ndiffers: {preset.difference}"
         cells = [cell.replace("[", r"\[") for cell in (preset.equation, fixes, preset.paper)]
         shown.add_row(name, *(cells if wide else ["\n".join(cells)]), f"{shares[name]:.3f}")
     return shown
@@ -85,6 +87,8 @@ def preset_lines(
     lines += wrapped(f"equation: {preset.equation}", 0, 10, width)
     lines += wrapped(f"fixes:    {preset.fixes}", 0, 10, width)
     lines += wrapped(f"paper:    {preset.paper}", 0, 10, width)
+    if preset.difference:
+        lines += wrapped(f"differs:  {preset.difference}", 0, 10, width)
     for paragraph in said.replace("``", "").split("\n\n"):
         lines += ["", *wrapped(" ".join(paragraph.split()), width=width)]
     count = f"{parameters(stacks):,} parameters, {share:.3f} of {BASELINE}'s."
@@ -136,5 +140,7 @@ def gallery_page(encoder_depth: int, decoder_depth: int) -> str:
     for name, preset in PRESETS.items():
         equation = escape(preset.equation)
         lines += ["", f"## {name}", "", f"Fixes: {preset.fixes}.", ""]
+        if preset.difference:
+            lines += [f"Differs: {preset.difference}.", ""]
         lines += [f'<img src="{name}.svg" alt="{name}: {equation}">']
     return "\n".join([*lines, ""])

@@ -7,13 +7,16 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+import yaml
 
 from lightning_app.blocks import attention, block, norm, presets, residual, stack
 from lightning_app.blocks.attention import AttentionSpec, ShapingSpec
+from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import InitSpec
 from lightning_app.blocks.presets import ABSENT, PRESETS, deepnorm_gains
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores
+from tests import tiny
 
 STACKS = {
     "encoder of two": Stack(side="encoder", depth=3, peer_depth=2),
@@ -95,6 +98,47 @@ def test_presets_are_named_and_described() -> None:
     for name, preset in PRESETS.items():
         assert preset.name == name
         assert all([preset.equation, preset.paper, preset.fixes])
+
+
+# What the authors of the simplified blocks train and we do not, in each layer and in the first, by
+# bobby-he/simplified_transformers: `trainable_mlp_block_gains`, `trainable_value_gains`.
+UNTRAINED = {
+    "v_skipinit": (["around_ff.skip.gain"], []),
+    "sas": (
+        ["around_ff.skip.gain"],
+        ["self_attention.value.departure.gain", "self_attention.value.kept.gain"],
+    ),
+    "sas_p": ([], ["self_attention.value.departure.gain", "self_attention.value.kept.gain"]),
+    "sas_p_no_norm": (
+        [],
+        ["self_attention.value.departure.gain", "self_attention.value.kept.gain"],
+    ),
+}
+
+
+def test_differences_from_the_authors_are_listed() -> None:
+    assert {name for name, preset in PRESETS.items() if preset.differs} == UNTRAINED.keys()
+    assert {name for name, preset in PRESETS.items() if preset.difference} == UNTRAINED.keys()
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_axes_named_train_what_the_authors_train(name: str, depth: int) -> None:
+    """The same parameters and values but for those gains, which start at 1, as the authors' do."""
+    axes = yaml.safe_load(PRESETS[name].difference.partition("here with ")[2])["model.block"]
+    sizes = {"encoder_depth": depth, "decoder_depth": 2}
+    ours = tiny.translator(name, **sizes).state_dict()
+    theirs = tiny.translator(rebuild(BlockConfig, {"preset": name, **axes}), **sizes).state_dict()
+    every, first = UNTRAINED[name]
+    expected = {
+        f"{side}.blocks.{layer}.{gain}"
+        for side, layers in (("encoder", depth), ("decoder", 2))
+        for layer in range(layers)
+        for gain in (*every, *(first if layer == 0 else ()))
+    }
+    assert theirs.keys() - ours.keys() == expected
+    assert ours.keys() <= theirs.keys()
+    assert all(float(theirs[gain]) == 1.0 for gain in expected)
 
 
 # Columns: norm before the branch, on its output, after the sum; skip; branch; final norm.

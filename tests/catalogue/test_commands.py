@@ -26,7 +26,8 @@ def test_the_table_has_every_preset(capsys, monkeypatch, columns: int) -> None:
     words = shown.split()
     for preset in PRESETS.values():
         assert preset.name in words
-        assert [word for word in preset.equation.split() if word not in words] == []
+        said = f"{preset.equation} {preset.difference}"
+        assert [word for word in said.split() if word not in words] == []
     assert "embeddings left out" in " ".join(words)
 
 
@@ -63,6 +64,8 @@ def test_one_preset(capsys, name: str) -> None:
     preset = PRESETS[name]
     for said in (preset.equation, preset.fixes, preset.paper, "of pre_ln's", "-- FF --"):
         assert said in text
+    assert preset.difference in text
+    assert ("differs:" in text) == bool(preset.difference)
     assert (preset.build.__doc__ or "").split()[0].strip("`") in text
 
 
