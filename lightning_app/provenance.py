@@ -30,10 +30,10 @@ PACKAGES = (
 )
 
 APART = (
-    *("analysis", "bench", "catalogue", "theory"),
-    *("__init__.py", "__main__.py", "arguments.py", "cli.py", "errors.py", "files.py"),
-    *("hardware.py", "memory.py", "mixtures.py", "preparation.py", "probing.py", "provenance.py"),
-    *("shipped.py", "translate.py"),
+    *("analysis", "bench", "catalogue", "identity", "theory"),
+    *("__init__.py", "__main__.py", "archive.py", "arguments.py", "cli.py", "errors.py"),
+    *("experiment.py", "files.py", "hardware.py", "memory.py", "mixtures.py", "preparation.py"),
+    *("probing.py", "provenance.py", "saved.py", "shipped.py", "translate.py"),
     *("probes/figures.py", "probes/pictures.py"),
 )
 """Folders and files of the package that cannot change a number of a run. All others count, so that

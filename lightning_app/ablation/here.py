@@ -25,4 +25,4 @@ def _corpus(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
         found = find(data_config(section))
     except UserError:  # its files have gone: what they came to is not known here
         return None
-    return None if found is None else found.meta
+    return None if found is None else {"digest": found.digest, "checksum": found.meta["checksum"]}
