@@ -186,8 +186,8 @@ def _libraries(made: Record) -> str:
 
 def _device(made: Record) -> str:
     names = dict.fromkeys(made.get("gpus") or [made.get("cpu")])
-    known = [str(name) for name in (*names, made.get("matmul")) if name]
-    return ", ".join(known) if len(known) > len(names) else UNKNOWN
+    known = [str(each) for each in (*names, made.get("matmul")) if each]
+    return ", ".join(known) if len(known) == len(names) + 1 else UNKNOWN
 
 
 def _names_data(axis: str) -> bool:

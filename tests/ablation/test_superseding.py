@@ -40,7 +40,7 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
     assert (codes(runs), codes(old)) == (["b"] * CELLS, ["a"] * CELLS)
     assert len(world.lines("end")) == 2 * CELLS
     trials = world.study().get_trials(deepcopy=False)
-    values = sorted(trial.value for trial in trials if trial.state.name == "COMPLETE")
+    values = sorted(trial.value or 0 for trial in trials if trial.state.name == "COMPLETE")
     assert values == pytest.approx([3.5, 3.5, 4.1, 4.1])  # of the new runs alone
 
     run(world, "c", "rerun")

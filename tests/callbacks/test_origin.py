@@ -20,7 +20,7 @@ class Look(pl.Callback):
     def __init__(self, path: Path) -> None:
         self.path, self.seen = path, {}
 
-    def on_train_batch_start(self, *args: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.seen = self.seen or json.loads(self.path.read_text())
 
 
