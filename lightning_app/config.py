@@ -21,7 +21,7 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.bounds import check_bounds, check_seed
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
-from lightning_app.module import TransformerModule
+from lightning_app.module import TransformerModule, check_accumulation
 
 TRAINER_DEFAULTS = {
     "max_steps": 20000,
@@ -226,6 +226,7 @@ def check(tree: dict[str, Any]) -> None:
         raise UserError("trainer.max_steps: -1 never ends; set it, max_epochs or max_time")
     if trainer["use_distributed_sampler"]:
         raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
+    check_accumulation(trainer["accumulate_grad_batches"])
     if module.schedule.kind == "linear" and trainer["max_steps"] < 1:
         raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
     module.schedule.check(trainer["max_steps"])

@@ -11,6 +11,7 @@ from torchmetrics import SumMetric
 
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import DecoderBlock, EncoderBlock
+from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.objectives import build_objective
@@ -50,13 +51,28 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
             block.compile(dynamic=True, **how)
 
 
+def check_accumulation(batches: int) -> None:
+    """Refuse a step of several batches: it would average the means of unequal batches.
+
+    Nor could a run go on from a checkpoint in the middle of such a step.
+
+    Raises:
+        UserError: naming the field and what takes its place.
+    """
+    if batches != 1:
+        raise UserError(
+            f"trainer.accumulate_grad_batches: {batches}; must be 1: the batch of a step is "
+            f"data.tokens_per_batch, so make data.tokens_per_batch {batches} times as large"
+        )
+
+
 class TransformerModule(pl.LightningModule):
     """A Transformer whose blocks are wired as `block` says, trained for `objective`.
 
     The model is built when the data is known, since the vocabulary sets its size. Gradients are
     those of the sum of token losses over the global batch divided by its number of predicted
     tokens, whatever the number of devices: each rank divides its share by tokens / world, and
-    DDP averages.
+    DDP averages. A step has one global batch: gradients are not accumulated over several.
 
     Args:
         block: The wiring: a preset and single axes on top of it.
@@ -125,6 +141,9 @@ class TransformerModule(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         self._seed = torch.initial_seed()
+
+    def on_train_epoch_start(self) -> None:
+        check_accumulation(self.trainer.accumulate_grad_batches)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the batch's draws; profile the skips that ask for it (Admin), once, on all ranks.

@@ -15,3 +15,8 @@ def is_logged(trainer: pl.Trainer, step: int) -> bool:
 def loss_of(outputs: Any) -> Tensor:
     """Return the training loss that Lightning hands to callbacks after a step."""
     return outputs["loss"].detach()
+
+
+def nll_of(outputs: Any) -> Tensor:
+    """Return the same without label smoothing."""
+    return outputs["nll"]

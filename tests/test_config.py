@@ -87,6 +87,11 @@ def test_another_experiment_has_another_id(key: str, value: Any) -> None:
             {"kind": "linear", "warmup_steps": 60},
             ["model.schedule.reference_steps: 4000", "warmup_steps 60", "below the 200 steps"],
         ),
+        (
+            "trainer.accumulate_grad_batches",
+            4,
+            ["trainer.accumulate_grad_batches: 4; must be 1", "data.tokens_per_batch 4 times"],
+        ),
         ("model.block.norm_placement", "pst", ["norm_placement", "'pst'", "did you mean 'post'"]),
         ("model.block.preset", "pre_lm", ["preset", "'pre_lm'", "did you mean 'pre_ln'"]),
         ("model.block.shaped_attention", {"betaa": 1}, ["shaped_attention", "betaa", "beta"]),

@@ -68,7 +68,16 @@ def test_translation(tmp_path: Path) -> None:
 
 
 def test_masked_lm(tmp_path: Path) -> None:
-    overrides = {"model.block.preset": "sas_p", "model.schedule.kind": "constant"}
+    """Both average the weights and evaluate the average."""
+    average = {
+        "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
+        "init_args": {"decay": 0.8},
+    }
+    overrides = {
+        "model.block.preset": "sas_p",
+        "model.schedule.kind": "constant",
+        "trainer.callbacks": json.dumps([average]),
+    }
     assert_two_equal_one(tmp_path, "synthetic_mlm.yaml", 5, overrides)
 
 

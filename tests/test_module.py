@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +17,7 @@ from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.data.batching import TranslationBatch
+from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule
 from tests.runs import data, module, trainer
 
@@ -86,6 +87,18 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
     )
     sums = trained.objective.sums(trained.model, batch)
     torch.testing.assert_close(sums.loss / batch.normalizer, expected)
+
+
+@pytest.mark.parametrize("how", ["setting", "callback"])
+def test_gradients_are_never_means_of_unequal_batches(tmp_path: Path, cache: str, how: str) -> None:
+    """Whoever sets it, and at whatever epoch."""
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2}
+    if how == "callback":
+        settings = {"callbacks": [GradientAccumulationScheduler({1: 2})], "limit_train_batches": 2}
+    fitter = trainer(tmp_path, max_steps=4, **settings)
+    with pytest.raises(UserError, match=r"trainer.accumulate_grad_batches: 2; must be 1"):
+        fitter.fit(module(), datamodule=data(cache))
+    assert fitter.global_step == (0 if how == "setting" else 2)
 
 
 class Waits(TorchDispatchMode):

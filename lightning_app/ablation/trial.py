@@ -6,8 +6,10 @@ import math
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -464,7 +466,8 @@ class Run(RunCLI):
 
     def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
         """Print one prediction a line, in the order of the split."""
-        batches = self.trainer.predict(model, datamodule=datamodule, **kwargs) or []
+        with redirect_stdout(sys.stderr):  # where a progress bar does not stand between them
+            batches = self.trainer.predict(model, datamodule=datamodule, **kwargs) or []
         for _, text in sorted(pair for batch in batches for pair in batch):
             print(text)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_app.steps import is_logged, loss_of
+from lightning_app.steps import is_logged, loss_of, nll_of
 
 STALL_MARGIN = 0.05
 """Nats under the unigram entropy that a run must reach to have learned more than frequencies."""
@@ -93,8 +93,7 @@ class DivergenceMonitor(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        assert isinstance(outputs, Mapping), "what training_step returns"
-        self._unseen.append((step, loss_of(outputs), outputs["nll"]))
+        self._unseen.append((step, loss_of(outputs), nll_of(outputs)))
         if is_logged(trainer, step) or step >= trainer.max_steps:
             self._look(trainer)
 

@@ -36,8 +36,6 @@ class SaveOnInterrupt(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return  # gradients under way would be lost
         asked = self._asked
         if trainer.world_size > 1:
             flag = torch.tensor(float(asked), device=trainer.strategy.root_device)

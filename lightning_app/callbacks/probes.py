@@ -62,13 +62,6 @@ class GainLogger(pl.Callback):
     50, ... also a histogram of each gain that heads or units have their own of, over all layers.
     """
 
-    def __init__(self) -> None:
-        self._drawn = 0
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # With accumulated gradients the first batch may still belong to a step of before.
-        self._drawn = trainer.global_step
-
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
@@ -83,8 +76,7 @@ class GainLogger(pl.Callback):
         values = {tag(place): mean for place, mean in zip(found, means, strict=True)}
         told = {tag(place): values[tag(place)] for place in shown(model, list(found))}
         tell(trainer, values, told, step)
-        if fires(step) and step != self._drawn:
-            self._drawn = step
+        if fires(step):
             for logger in event_files(trainer):
                 for name, drawn in histograms(found).items():
                     logger.experiment.add_histogram(name, drawn.numpy(), step, bins=BINS)
@@ -122,7 +114,6 @@ class SignalProbe(pl.Callback):
         self._batch: TranslationBatch | MaskedBatch | None = None
         self._sentence: TranslationBatch | MaskedBatch | None = None
         self._rows: list[Row] = []
-        self._last = 0
 
     def fires(self, step: int) -> bool:
         """Whether the model is probed after optimizer step `step`, from 1."""
@@ -130,7 +121,7 @@ class SignalProbe(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on with the rows of the steps that were trained before; a new run starts anew."""
-        self._rows, self._before, self._last = [], None, trainer.global_step
+        self._rows, self._before = [], None
         path = table_of(trainer)
         if not trainer.is_global_zero or not path.is_file():
             return
@@ -141,17 +132,15 @@ class SignalProbe(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
     ) -> None:
-        # With accumulated gradients a step has several batches; the first is before the update.
-        if self._before is None and self.fires(trainer.global_step + 1) and trainer.is_global_zero:
+        if self.fires(trainer.global_step + 1) and trainer.is_global_zero:
             self._before = snapshot(model_of(pl_module))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
-        step = trainer.global_step
-        if step == self._last or self._before is None:
+        if self._before is None:
             return
-        model, self._last = model_of(pl_module), step
+        model, step = model_of(pl_module), trainer.global_step
         rows = update_ratios(model, self._before, step)
         self._before = None
         first = trainer.strategy.batch_to_device(self._first_batch(trainer))

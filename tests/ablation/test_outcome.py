@@ -1,6 +1,7 @@
 """What a run leaves about how it ended."""
 
 import json
+from itertools import islice
 from math import log
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import yaml
+from lightning.pytorch.callbacks import TQDMProgressBar
 
 from lightning_app.ablation.trial import Run
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
+from lightning_app.objectives import build_objective
+from lightning_app.objectives.base import ObjectiveConfig
 
 
 def run(folder: Path, cache: str, **optimizer: Any) -> Run:
@@ -56,6 +60,11 @@ def test_the_result_tells_how_a_run_did_not_train(
     assert f": {outcome.replace('_', ' ')}, " in capsys.readouterr().out
 
 
+class Chatter(pl.Callback):
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        print("chatter")
+
+
 class StopAtOnce(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.should_stop = True
@@ -70,6 +79,26 @@ def test_a_run_of_no_step_has_failed(tmp_path: Path, cache: str) -> None:
         "trainer: no step was trained (max_steps 12); a result needs at least 1"
     )
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_only_predictions_are_printed(
+    tmp_path: Path, cache: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the progress bar nor what a callback prints."""
+    ended = run(tmp_path / "run", cache)
+    ended.trainer.callbacks += [TQDMProgressBar(), Chatter()]  # pyright: ignore[reportAttributeAccessIssue,reportOperatorIssue]
+    ended.model.objective = build_objective(ObjectiveConfig(beam=1))
+    ended.trainer.limit_predict_batches = 2  # pyright: ignore[reportAttributeAccessIssue]
+    capfd.readouterr()
+    ended.predict(ended.model, ended.datamodule)
+    out, err = capfd.readouterr()
+    assert "Predicting" in err
+    assert "chatter" in err
+    source = ended.datamodule.predict_dataloader()
+    rows = sum(len(batch.index) for batch in islice(source, 2))
+    assert out.count("\n") == rows
+    assert "Predicting" not in out
+    assert "chatter" not in out
 
 
 def test_the_entropy_of_the_training_targets(tmp_path: Path, cache: str) -> None:

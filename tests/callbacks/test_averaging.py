@@ -71,7 +71,9 @@ class Weights(pl.Callback):
     ) -> None:
         self.raw.append(self.copied(pl_module))
 
-    def on_validation_batch_start(self, trainer, pl_module, *_: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer, pl_module, batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self.evaluated.append(self.copied(pl_module))
 
     def average(self, steps: int) -> dict[str, torch.Tensor]:
@@ -127,12 +129,26 @@ def best_step(folder: Path) -> int:
     return load(folder, "best")["global_step"]
 
 
+class Cut(pl.Callback):
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
+    ) -> None:
+        if trainer.global_step == 7:
+            raise RuntimeError("cut short")
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_a_run_that_goes_on_averages_as_one_without_a_break(tmp_path: Path, cache: str) -> None:
-    """From the checkpoint of an end that no validation fell on."""
+    """From the checkpoint of a validation, two steps before it was cut short."""
     whole, part = tmp_path / "whole", tmp_path / "part"
-    fit(whole, cache, EMA)
-    fit(part, cache, EMA, steps=5)
-    fit(part, cache, EMA, checkpoint=part / "checkpoints" / "last.ckpt")
+    fit(whole, cache, EMA, val_check_interval=5)
+    cut = run(part, cache, EMA, val_check_interval=5)
+    cut.trainer.callbacks.append(Cut())  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(RuntimeError, match="cut short"):
+        cut.fit(cut.model, cut.datamodule)
+    last = part / "checkpoints" / "last.ckpt"
+    assert load(part)["global_step"] == 5
+    fit(part, cache, EMA, val_check_interval=5, checkpoint=last)
     expected, found = load(whole), load(part)
     for key in ("state_dict", "current_model_state", "averaging_state"):
         assert expected[key].keys() == found[key].keys()
@@ -153,7 +169,7 @@ def test_the_model_is_the_same_whether_a_callback_sees_it_first(tmp_path: Path, 
     ("callbacks", "settings", "message"),
     [
         (
-            [averaging("StochasticWeightAveraging", swa_lrs=0.1)],
+            [averaging("StochasticWeightAveraging", swa_lrs=0.1, device=None)],
             {},
             "trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and "
             "validations do not see its average; use WeightAveraging or EMAWeightAveraging",
@@ -178,15 +194,16 @@ def test_averages_that_would_not_be_right_are_refused(
 def test_an_average_that_begins_too_late_is_refused(tmp_path: Path, cache: str) -> None:
     """Its validation would be of the initial weights."""
     late = averaging(update_starting_at_step=7)
-    for settings in ({"val_check_interval": 4}, {"steps": 6}):
+    for step, settings in (4, {"val_check_interval": 4}), (6, {"steps": 6}):
+        folder = tmp_path / str(step)
         with pytest.raises(UserError) as caught:
-            fit(tmp_path, cache, late, **settings)
-        step = 4 if "val_check_interval" in settings else 6
+            fit(folder, cache, late, **settings)
         assert str(caught.value) == (
             f"trainer.callbacks: EMAWeightAveraging has averaged nothing by step {step}, where its "
             "average is evaluated; let it begin before"
         )
-        assert not (tmp_path / "result.json").exists()
+        assert not (folder / "result.json").exists()
+        assert not (folder / "checkpoints").exists()
 
 
 def test_a_checkpoint_of_averages_needs_its_callback(tmp_path: Path, cache: str) -> None:

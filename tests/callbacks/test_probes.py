@@ -204,7 +204,7 @@ def test_steps_that_fire() -> None:
 
 
 def test_the_size_of_an_update_is_that_of_its_step(tmp_path: Path, cache: str) -> None:
-    """Step 2 of accumulated batches: the weights before and after, seen from outside."""
+    """The weights before and after step 2, seen from outside."""
     seen: dict[int, dict[str, Tensor]] = {}
 
     class Keep(pl.Callback):
@@ -214,7 +214,7 @@ def test_the_size_of_an_update_is_that_of_its_step(tmp_path: Path, cache: str) -
 
     pl.seed_everything(5, verbose=False)
     callbacks = [SignalProbe(), Keep()]
-    fitter = trainer(tmp_path, callbacks=callbacks, max_steps=2, accumulate_grad_batches=3)
+    fitter = trainer(tmp_path, callbacks=callbacks, max_steps=2)
     fitter.fit(module(preset="pre_ln"), datamodule=data(cache))
     prefix = "model.encoder.blocks.1."
     matrices = [k for k, v in seen[1].items() if k.startswith(prefix) and v.ndim == 2]
