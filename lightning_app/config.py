@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.bounds import check_bounds, check_seed
 from lightning_app.data.datamodule import TextDataModule
+from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, nearest
 from lightning_app.module import TransformerModule, check_accumulation
 
@@ -240,7 +241,9 @@ def check(tree: dict[str, Any]) -> None:
                 f"model.architecture.max_positions: {architecture['max_positions']} learned "
                 f"positions are too few for data.{name} {data[name]}; at least {needed}"
             )
-    data_module(data)
+    corpus = data_module(data).config
+    if tree["model"]["objective"]["evaluate_test"]:
+        require_test(corpus)
 
 
 def _arguments(key: str, kind: Any, value: Any) -> dict[str, Any]:

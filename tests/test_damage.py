@@ -4,38 +4,29 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from lightning_app.ablation.checkpoint import WholeCheckpoints
 from lightning_app.ablation.trial import run_cell
 from lightning_app.cli import main
-from lightning_app.config import resolve
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare
 from tests.bits import flip
+from tests.small import write_config, write_corpus
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),  # in a copy of the run it has
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),  # to evaluate only
 ]
 
-GERMAN = ["der hund sieht die katze .", "die katze schläft .", "ein haus ist groß ."]
-ENGLISH = ["the dog sees the cat .", "the cat sleeps .", "a house is big ."]
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, its cache, and a cell of it that was trained for four steps."""
     root = tmp_path_factory.mktemp("trained")
-    (root / "corpus").mkdir()
-    for split in ("train", "valid", "test"):
-        for language, lines in (("de", GERMAN), ("en", ENGLISH)):
-            text = "".join(f"{line}\n" for line in lines * 10)
-            (root / "corpus" / f"{split}.{language}").write_text(text, encoding="utf-8")
+    write_corpus(root)
     write_config(root)
     run_cell(root / "run", 1)
     return root
@@ -50,22 +41,6 @@ def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return copy
 
 
-def write_config(root: Path, steps: int = 4) -> None:
-    tree: dict[str, Any] = yaml.safe_load(Path(BASE).read_text(encoding="utf-8"))
-    tree["trainer"] |= {"max_steps": steps, "val_check_interval": 2, "log_every_n_steps": 1}
-    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
-    tree["trainer"] |= {"default_root_dir": str(root / "run"), "accelerator": "cpu"}
-    sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 8, "ff_dim": 8, "num_heads": 2}
-    tree["model"]["architecture"] |= sizes
-    tree["data"] = {"name": "text", "root": str(root / "corpus"), "cache": str(root / "cache")}
-    tree["data"] |= {"tokenizer": "word", "vocab_size": None, "tokens_per_batch": 64}
-    (root / "run").mkdir(exist_ok=True)
-    complete = yaml.safe_dump(resolve(tree, "test"), sort_keys=False)
-    (root / "run" / "config.yaml").write_text(complete)
-    (root / "config.yaml").write_text(complete)
-
-
-BASE = Path("ablations/base/synthetic.yaml").resolve()
 LAST = ["--ckpt_path", "last"]
 COMMANDS = {
     "fit": ["fit", "--config", "config.yaml", *LAST, "--trainer.max_steps", "6"],

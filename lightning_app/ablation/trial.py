@@ -61,6 +61,7 @@ from lightning_app.config import (
 )
 from lightning_app.data.corpus import corpus_of
 from lightning_app.data.datamodule import TextDataModule
+from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.files import write_whole, writing_in
@@ -257,6 +258,8 @@ class Run(RunCLI):
         """Prepare and verify the data, every rank for itself; refuse a checkpoint of others."""
         if self._data is None:
             self._data = data_module(self.tree["data"])
+            if self.subcommand in ("test", "predict"):
+                require_test(self._data.config)
             if self._checkpoint is not None:
                 check_data(self._checkpoint, self._data, rank_zero_only.rank)  # pyright: ignore[reportFunctionMemberAccess]
         self.corpus = self._data.corpus

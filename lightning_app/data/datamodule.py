@@ -117,7 +117,7 @@ class TextDataModule(pl.LightningDataModule):
         if self.config.task == "translation":
             self.unigram_entropy = meta["unigram_entropy"]["valid"]
         else:
-            rows = {split: self._masked_rows(split) for split in ("train", "valid", "test")}
+            rows = {split: self._masked_rows(split) for split in meta["sizes"]}
             self.unigram_entropy = unigram_entropy(rows["valid"].labels())
             counts = " / ".join(f"{len(of):,}" for of in rows.values())
             dropped = " / ".join(str(of.remainder) for of in rows.values())
@@ -200,6 +200,8 @@ class TextDataModule(pl.LightningDataModule):
 
     def _loader(self, split: Split, seed: int | None) -> ResumableLoader:
         config = self.config
+        if split not in self.corpus.meta["sizes"]:
+            raise UserError(f"data.splits.{split}: the corpus has no {split} split")
         if config.task == "translation":
             rows = TranslationRows(self.corpus, split, *self._ranks())
             sampler = translation_sampler(self.corpus, split, config.tokens_per_batch, seed)

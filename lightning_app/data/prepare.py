@@ -202,8 +202,9 @@ def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
             for s, of in flat.items()
         },
         "unigram_entropy": {
-            split: tokenizer.unigram_entropy(flat[split][predicted][0])
-            for split in ("valid", "test")
+            split: tokenizer.unigram_entropy(columns[predicted][0])
+            for split, columns in flat.items()
+            if split != "train"
         },
         "padding_share": {
             str(budget): _padding_share(
@@ -267,7 +268,7 @@ def _refuse_empty(splits: dict[str, dict[str, list]], config: DataConfig) -> Non
 def _write_text(
     folder: Path, splits: dict[str, dict[str, list[str]]], corpus: sources.Corpus, language: str
 ) -> None:
-    for split in ("valid", "test"):
+    for split in [split for split in splits if split != "train"]:
         target = splits[split]["target"]
         reference = corpus.references.get(split)
         if reference is None:

@@ -40,7 +40,8 @@ class Source:
     """The files of a corpus.
 
     Attributes:
-        columns: split -> column -> file; the columns are `source` and `target`, or `text`.
+        columns: split -> column -> file; the columns are `source` and `target`, or `text`. A
+            local corpus may have no test split.
         references: split -> file of cased, untokenised target lines, where one is published.
         notes: a file that says how a downloaded folder was made, where there is one.
     """
@@ -108,24 +109,31 @@ def locate(config: DataConfig) -> Source:
     columns: dict[str, dict[str, Path]] = {}
     references = {}
     for split, stem in config.splits.items():
-        if config.task == "translation":
-            columns[split] = {
-                "source": _find(root, f"{stem}.{config.source_language}"),
-                "target": _find(root, f"{stem}.{config.target_language}"),
-            }
-            raw = f"{stem}.raw.{config.target_language}"
-            if split != "train" and _exists(root, raw):
-                references[split] = _find(root, raw)
-        elif config.name == "wikitext2":
-            columns[split] = {"text": _find(root, f"wiki.{stem}.tokens")}
-        else:
-            columns[split] = {
-                "text": _find(root, f"{stem}.{config.target_language}", f"{stem}.txt")
-                if config.name == "text"
-                else _find(root, f"{stem}.{config.target_language}")
-            }
+        if split == "test" and not _has_test(root, config):
+            continue
+        names = _names(config, stem)
+        columns[split] = {column: _find(root, *names[column]) for column in names}
+        raw = f"{stem}.raw.{config.target_language}"
+        if config.task == "translation" and split != "train" and _exists(root, raw):
+            references[split] = _find(root, raw)
     notes = root / download.NOTES
     return Source(columns=columns, references=references, notes=notes if notes.is_file() else None)
+
+
+def require_test(config: DataConfig) -> None:
+    """Refuse a local corpus without a test split; nothing is read or downloaded.
+
+    Raises:
+        UserError: naming the files that are missing.
+    """
+    root = None if config.name == "synthetic" else _named_root(config)
+    if root is not None and root.is_dir() and not _has_test(root, config):
+        names = _names(config, config.splits.test).values()
+        wanted = " and ".join(" or ".join(f"{name}[.gz|.xz]" for name in of) for of in names)
+        raise UserError(
+            f"data.splits.test: {root} has no file {wanted}, so the test split cannot be "
+            f"evaluated; a run with model.objective.evaluate_test false needs none"
+        )
 
 
 def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
@@ -178,18 +186,36 @@ def _downloads(config: DataConfig) -> Path:
 
 def _local_root(config: DataConfig) -> Path | None:
     """Return the folder that the config or the environment names, None for a public home."""
-    if config.root is not None:
-        is_public = config.root.startswith(download.HUB)
-        return None if is_public else Path(config.root).expanduser()
-    shared = os.environ.get("LIGHTNING_APP_DATA")
-    if not shared:
-        return None
-    root = Path(shared).expanduser() / FOLDERS[config.name]
-    if not root.is_dir():
+    root = _named_root(config)
+    if root is not None and config.root is None and not root.is_dir():
         raise UserError(
             f"LIGHTNING_APP_DATA: {root} is no folder; data.name '{config.name}' needs it"
         )
     return root
+
+
+def _named_root(config: DataConfig) -> Path | None:
+    if config.root is not None:
+        is_public = config.root.startswith(download.HUB)
+        return None if is_public else Path(config.root).expanduser()
+    shared = os.environ.get("LIGHTNING_APP_DATA")
+    return Path(shared).expanduser() / FOLDERS[config.name] if shared else None
+
+
+def _names(config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
+    """Return the names that the file of each column of a split may have."""
+    target = f"{stem}.{config.target_language}"
+    if config.task == "translation":
+        return {"source": (f"{stem}.{config.source_language}",), "target": (target,)}
+    if config.name == "wikitext2":
+        return {"text": (f"wiki.{stem}.tokens",)}
+    return {"text": (target, f"{stem}.txt") if config.name == "text" else (target,)}
+
+
+def _has_test(root: Path, config: DataConfig) -> bool:
+    """Whether any file of the test split is there; where none is, it is left out."""
+    names = _names(config, config.splits.test).values()
+    return any(_exists(root, name) for of in names for name in of)
 
 
 def _exists(root: Path, name: str) -> bool:
@@ -306,22 +332,27 @@ def _iwslt14(source: Source, lines: dict[str, dict[str, list[str]]], counts: dic
     if source.notes is not None:
         return source.notes.read_text(encoding="utf-8").strip()
     published = {digest: name for name, digest in _FAIRSEQ_IWSLT14.items()}
+    sizes = _sizes(counts)
     for split in ("valid", "test"):
-        for column, path in source.columns[split].items():
+        for column, path in source.columns.get(split, {}).items():
             text = "".join(line + "\n" for line in lines[split][column])
             name = published.get(hashlib.sha256(text.encode()).hexdigest())
             if name is None or not name.startswith(split):
                 return (
-                    f"local files named as IWSLT14: {counts['train']:,} / {counts['valid']:,} / "
-                    f"{counts['test']:,} lines; {path.name} is not fairseq's {split} set, so BLEU "
-                    f"is not comparable with published numbers"
+                    f"local files named as IWSLT14: {sizes} lines; {path.name} is not fairseq's "
+                    f"{split} set, so BLEU is not comparable with published numbers"
                 )
+    tested = "verified by checksum, there are no test files"
+    if "test" in counts:
+        tested = (
+            f"test is dev2010 + dev2012 + tst2010-2012 ({counts['test']:,}), both verified by "
+            "checksum"
+        )
     whole = counts["train"] == _FAIRSEQ_TRAIN_PAIRS
     return (
         "IWSLT14 de-en, fairseq's splits, Moses-tokenised, lower-cased: "
         f"valid is every 23rd pair of the cleaned training data ({counts['valid']:,}), "
-        f"test is dev2010 + dev2012 + tst2010-2012 ({counts['test']:,}), both verified by "
-        f"checksum; train has {counts['train']:,} of its {_FAIRSEQ_TRAIN_PAIRS:,} pairs"
+        f"{tested}; train has {counts['train']:,} of its {_FAIRSEQ_TRAIN_PAIRS:,} pairs"
         + ("" if whole else ", so BLEU is not comparable with published numbers")
     )
 
@@ -329,11 +360,14 @@ def _iwslt14(source: Source, lines: dict[str, dict[str, list[str]]], counts: dic
 def _wikitext2(
     source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
 ) -> str:
-    sizes = f"{counts['train']:,} / {counts['valid']:,} / {counts['test']:,} lines"
-    official = (
-        "the official splits" if counts == _WIKITEXT2_LINES else "not the official splits' counts"
-    )
+    expected = {split: _WIKITEXT2_LINES[split] for split in counts}
+    official = "the official splits" if counts == expected else "not the official splits' counts"
+    sizes = f"{_sizes(counts)} lines"
     return f"WikiText-2, word level with <unk>: {sizes}, {official}; blank lines left out"
+
+
+def _sizes(counts: dict[str, int]) -> str:
+    return " / ".join(f"{count:,}" for count in counts.values())
 
 
 def _text(source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]) -> str:

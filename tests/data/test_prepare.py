@@ -193,6 +193,18 @@ def test_masked_lm_leaves_blank_lines_out(tmp_path: Path, text_config):
     assert np.count_nonzero(corpus.ids("test", "text") == EOS) == 2
 
 
+@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+def test_a_corpus_without_a_test_split(write_pairs, text_config, task: str):
+    root = write_pairs()
+    for path in root.glob("test.*"):
+        path.unlink()
+    corpus = prepare(text_config(root, task=task))
+    assert corpus.meta["sizes"].keys() == {"train", "valid"}
+    assert corpus.meta["unigram_entropy"].keys() == {"valid"}
+    assert not any(name.startswith("test") for name in names(corpus.folder))
+    assert "test " not in report(corpus, 64)
+
+
 def test_report_says_everything(write_pairs, text_config):
     corpus = prepare(text_config(write_pairs(train_de=["", *["a b"] * 59]), max_length=5))
     text = report(corpus, 64)

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_app.data import download
 from lightning_app.data.config import DataConfig, Splits
-from lightning_app.data.sources import corpus_digest, locate, read, read_lines
+from lightning_app.data.sources import corpus_digest, locate, read, read_lines, require_test
 from lightning_app.errors import UserError
 
 
@@ -224,3 +224,34 @@ corpus_digest(DataConfig())
 assert not {"torch", "lightning", "numpy", "datasets"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_corpus_may_have_no_test_files(write_pairs, text_config):
+    """Only who evaluates that split needs it."""
+    root = write_pairs()
+    for path in root.glob("test.*"):
+        path.unlink()
+    corpus = load(text_config(root))
+    assert list(corpus.splits) == ["train", "valid"]
+    assert "test" not in corpus.protocol
+    talks = load(DataConfig(name="iwslt14", root=str(root)))
+    assert talks.protocol.startswith("local files named as IWSLT14: 60 / 60 lines; valid.de")
+    with pytest.raises(UserError, match=r"splits\.test: .* no file test\.de\[.* and test\.en\["):
+        require_test(text_config(root))
+
+
+def test_wikitext2_may_have_no_test_file(tmp_path: Path):
+    for split in ("train", "valid"):
+        (tmp_path / f"wiki.{split}.tokens").write_text("a b\n")
+    config = DataConfig(name="wikitext2", task="masked_lm", root=str(tmp_path))
+    assert "<unk>: 1 / 1 lines" in load(config).protocol
+    with pytest.raises(UserError, match=r"no file wiki\.test\.tokens"):
+        require_test(config)
+
+
+def test_half_a_test_split_is_a_mistake(write_pairs, text_config):
+    root = write_pairs()
+    (root / "test.en").unlink()
+    require_test(text_config(root))
+    with pytest.raises(UserError, match=r"has no file test\.en"):
+        load(text_config(root))
