@@ -27,9 +27,7 @@ def seal(file: BufferedRandom) -> None:
     """End an archive, open for reading and writing, with the SHA-256 of all that it holds."""
     file.seek(-2, os.SEEK_END)  # where the length of the comment stands
     file.write(_SEAL_SIZE.to_bytes(2, "little"))
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    file.write(_MARK + digest.encode())
+    file.write(_MARK + _digest(file, file.tell()).encode())
 
 
 def check_archive(path: Path, contents: bool = True) -> None:

@@ -26,7 +26,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        checkpoint["hyper_parameters"], checkpoint["global_step"], checkpoint["vocab_size"]
+        _ = checkpoint["hyper_parameters"]["block"], checkpoint["hyper_parameters"]["architecture"]
+        _ = checkpoint["global_step"], checkpoint["vocab_size"]
         finite = is_finite(checkpoint["state_dict"])
     except Damaged as error:
         raise UserError(f"{path}: {error}") from error

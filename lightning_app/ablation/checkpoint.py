@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.archive import seal
 from lightning_app.data.datamodule import TextDataModule
@@ -111,13 +112,12 @@ def checkpoint_of_cell(
     try:
         checkpoint = check_checkpoint(path, model)
         ending = ".other-data"
-        check_data(checkpoint, data, rank)
+        check_data(checkpoint, data)
     except UserError as error:
         if rank == 0:
             aside = free_name(path.with_suffix(ending))
             path.replace(aside)
-            what = f"{error}; put aside as {aside.name}, the cell starts at step 0"
-            print(what, file=sys.stderr, flush=True)
+            _say(f"{error}; put aside as {aside.name}, the cell starts at step 0")
         return None
     return checkpoint
 
@@ -144,7 +144,7 @@ def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(path, checkpoint["global_step"], checkpoint.get(TextDataModule.__qualname__))
 
 
-def check_data(checkpoint: Checkpoint, data: TextDataModule, rank: int = 0) -> None:
+def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
     """Refuse a checkpoint of other data, and say where it does not know of which it is.
 
     Raises:
@@ -155,6 +155,10 @@ def check_data(checkpoint: Checkpoint, data: TextDataModule, rank: int = 0) -> N
             data.load_state_dict(checkpoint.data)
         except UserError as error:
             raise UserError(f"--ckpt_path {checkpoint.path}: {error}") from error
-    elif rank == 0:
-        what = f"{checkpoint.path}: does not say of which data it is; taken as of the config's"
-        print(what, file=sys.stderr, flush=True)
+    else:
+        _say(f"{checkpoint.path}: does not say of which data it is; taken as of the config's")
+
+
+@rank_zero_only
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)

@@ -261,7 +261,7 @@ class Run(RunCLI):
             if self.subcommand in ("test", "predict"):
                 require_test(self._data.config)
             if self._checkpoint is not None:
-                check_data(self._checkpoint, self._data, rank_zero_only.rank)  # pyright: ignore[reportFunctionMemberAccess]
+                check_data(self._checkpoint, self._data)
         self.corpus = self._data.corpus
 
     def after_instantiate_classes(self) -> None:
