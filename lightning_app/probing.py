@@ -19,19 +19,13 @@ from torch import Tensor, nn
 from lightning_app.ablation.checkpoint import NAMED, check_checkpoint, find_checkpoint
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.trial import run_name
-from lightning_app.config import (
-    cell_id,
-    check,
-    config_parser,
-    data_module,
-    dump,
-    transformer_module,
-)
+from lightning_app.config import cell_id, check
 from lightning_app.errors import UserError
 from lightning_app.files import output_folder, write_whole
 from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
+from lightning_app.parser import config_parser, data_module, dump, transformer_module
 from lightning_app.probes.figures import left_out, write_figures
 from lightning_app.probes.probe import Batch, probe
 from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness

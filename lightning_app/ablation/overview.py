@@ -89,12 +89,10 @@ def plan_command(
 
     With `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
-    from lightning_app.ablation.cost import parameters, seconds_per_step
+    spec = read_grid(grid)  # a mistake in it needs no torch
+    from lightning_app.ablation.size import parameters
     from lightning_app.config import cell_id, resolve
 
-    for library in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(library).setLevel(logging.ERROR)
-    spec = read_grid(grid)
     directory = experiments / spec.name
     with document("plan", as_json) as tree:
         plan, configs = expand(spec, resolve, cell_id)
@@ -107,10 +105,18 @@ def plan_command(
         for shape in shapes:
             shape.parameters = parameters(shape.config)
             if probe and shape.done < len(shape.cells):
-                shape.step = seconds_per_step(shape.config)
+                shape.step = _measured(shape.config)
         tree |= _look(spec, plan, directory, shapes)
         _print(tree, _KEPT[spec.checkpoints][1])
     return 0
+
+
+def _measured(config: dict[str, Any]) -> float:
+    from lightning_app.ablation.cost import seconds_per_step
+
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    return seconds_per_step(config)
 
 
 def _shapes(grid: Grid, directory: Path, plan: Plan, configs: list[dict[str, Any]]) -> list[Shape]:

@@ -8,16 +8,19 @@ import torch.utils.tensorboard  # the logger would import it in every cell
 from lightning_app.ablation import trial
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.ablation.supervision.ranks import join
-from lightning_app.config import cell_id, config_parser, data_module, resolve
+from lightning_app.config import cell_id, parse, resolve
+from lightning_app.data.prepare import prepare as prepare_corpus
+from lightning_app.parser import config_parser
+from lightning_app.sections import data_config
 
-__all__ = ["cell_id", "count_devices", "prepare", "resolve", "run_cell"]
+__all__ = ["cell_id", "count_devices", "parse", "prepare", "resolve", "run_cell"]
 
 config_parser()  # every cell inherits it from the fork server
 
 
 def prepare(config: dict[str, Any]) -> None:
     """Have the corpus of a resolved data config ready on disk."""
-    data_module(config).prepare_data()
+    prepare_corpus(data_config(config))
 
 
 def count_devices() -> int:

@@ -47,17 +47,11 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.callbacks.unprofiled import Unprofiled
-from lightning_app.config import (
-    RunCLI,
-    cell_id,
-    check,
-    config_parser,
-    data_module,
-    keep_numbers,
-)
+from lightning_app.config import cell_id, check
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
 from lightning_app.memory import peak_resident_bytes
+from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 
 SCHEMA = 1
 PACKAGES = (

@@ -58,6 +58,9 @@ def resolve(tree: dict, source: str) -> dict:
     return config
 
 
+parse = resolve
+
+
 def cell_id(config: dict) -> str:
     relevant = {**config, "trainer": {**config["trainer"], "devices": None}}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]

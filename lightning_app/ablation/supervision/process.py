@@ -39,7 +39,7 @@ _OLD_WORKER_GONE = 60.0  # seconds that a killed supervisor's worker may take to
 class Job:
     """One attempt of a cell, as its processes are told of it.
 
-    `program` is a module with `resolve`, `cell_id` and `run_cell`; `tree` the cell's unresolved
+    `program` is a module with `parse`, `cell_id` and `run_cell`; `tree` the cell's unresolved
     config and `identity` its planned id. `metric` is what a pruner looks at, if there is one;
     `keep` says which checkpoints stay after success.
     """
@@ -132,7 +132,7 @@ def count_devices(program: str) -> int:
 
 def _train(program: Any, job: Job) -> None:
     """Write the config, which every rank reads, and train."""
-    config = program.resolve(dict(job.tree), str(job.folder / "config.yaml"))
+    config = program.parse(dict(job.tree), str(job.folder / "config.yaml"))
     if program.cell_id(config) != job.identity:
         raise RuntimeError(f"the config's id {program.cell_id(config)} is not the planned one")
     write_whole(job.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
