@@ -1,4 +1,4 @@
-"""Unknown keys and presets of a config, found before Lightning is imported."""
+"""The names of a config's keys and presets: unknown ones are refused without Lightning."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ SECTIONS = ("seed_everything", "trainer", "model", "data")
 
 
 def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-    """Refuse a key that no run has, and a preset that there is none of.
+    """Refuse a key that no run has.
 
     Values that are no mappings are left to the parser, as are keys that it alone knows: those of
     classes that a value names.
@@ -27,13 +27,11 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
         # A dotted key is the parser's business.
         if isinstance(key, str) and key.partition(".")[0] not in known:
             raise UserError(_unknown(key, known))
-    for key, value in _leaves(tree):
-        check_key(key)
-        if key == "model.block.preset" and isinstance(value, str):
-            check_preset(value)
+    for key in _leaves(tree):
+        _check_key(key)
 
 
-def check_key(key: str) -> None:
+def _check_key(key: str) -> None:
     """Refuse a dotted key whose parts we know, such as ``trainer.max_stepz``."""
     section, *rest = key.split(".")
     if not rest or "help" in rest:
@@ -66,12 +64,12 @@ def check_preset(name: str) -> None:
         )
 
 
-def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key}"
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:

@@ -12,7 +12,6 @@ from lightning_app.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
-from lightning_app.module import TransformerModule
 
 CHUNK = 512  # lines read before the first is written
 TOKENS = 4096  # source tokens translated at once, padding counted
@@ -33,6 +32,8 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
             )
     if beam is not None and beam < 1:
         raise UserError(f"translate: --beam {beam}: at least 1, which is greedy search")
+    from lightning_app.module import TransformerModule  # Lightning: for no mistake above
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = TransformerModule.load_from_checkpoint(path, map_location=device, weights_only=True)
     model = module.model

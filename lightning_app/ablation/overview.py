@@ -23,7 +23,7 @@ from lightning_app.ablation.plan import (
 )
 from lightning_app.ablation.runs import Run, read_run, run_folder
 from lightning_app.ablation.supervision.guard import supervisor_lock
-from lightning_app.ablation.supervision.runner import default_workers
+from lightning_app.ablation.supervision.slots import default_workers
 from lightning_app.files import writing_in
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter

@@ -1,7 +1,6 @@
 """`ablate run`: what one supervisor needs before and after its loop over the missing cells."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +24,13 @@ from lightning_app.ablation.runs import run_folder
 from lightning_app.ablation.supervision.guard import START, supervisor_lock, turn
 from lightning_app.ablation.supervision.options import Options
 from lightning_app.ablation.supervision.process import Job, count_devices, make_plan, prepare_data
-from lightning_app.ablation.supervision.slots import Slot, Slots, slots_of, visible_devices
+from lightning_app.ablation.supervision.slots import (
+    Slot,
+    Slots,
+    default_workers,
+    slots_of,
+    visible_devices,
+)
 from lightning_app.ablation.supervision.supervisor import Supervisor
 from lightning_app.ablation.supervision.workers import (
     Stop,
@@ -40,11 +45,6 @@ from lightning_app.files import writing_in
 PROGRAM = "lightning_app.ablation.program"
 
 _NVIDIA = Path("/proc/driver/nvidia/version")  # where it is missing, nobody need ask CUDA
-
-
-def default_workers() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def current_plan(grid: Grid, directory: Path, make: Callable[[], Plan], alone: bool) -> Plan:
