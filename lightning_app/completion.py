@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -39,8 +40,10 @@ def complete_plain(tree: Mapping[str, Any]) -> dict[str, Any] | None:
         trainer = _trainer(tree.get("trainer", {}))
     except _Unclear:
         return None
-    # The parser links these two.
-    sections["data"] |= {"task": sections["model"]["objective"]["kind"], "seed": seed}
+    # The parser links these two, and puts them last.
+    linked = {"task": sections["model"]["objective"]["kind"], "seed": seed}
+    data = {name: value for name, value in sections["data"].items() if name not in linked}
+    sections["data"] = data | linked
     # A copy: the defaults serve the next config too.
     return deepcopy({"seed_everything": seed, "trainer": trainer, **sections})
 
@@ -135,7 +138,8 @@ def _is_clear(argument: Argument, value: Any) -> bool:
     if type(value) is bool:
         return "bool" in kinds and not kinds & {"int", "float"}
     if type(value) is str:
-        return "str" in kinds and _is_plain(value)
+        # The parser reads a file of that name where the argument may be an object.
+        return "str" in kinds and _is_plain(value) and not Path(value).exists()
     if type(value) is float:
         return "float" in kinds and math.isfinite(value)
     return type(value) is int and "int" in kinds and "bool" not in kinds

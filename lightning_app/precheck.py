@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _prefixed(source: str) -> Iterator[None]:
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Yield each option and its value, None where there seems to be none."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in pairwise([*words, ""]):
         if word == "--":
             return
         if word.startswith("--"):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from lightning_app.blocks.axes import BlockConfig
 from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import PAD
-from lightning_app.models.heads import build_model
+from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.sections import data_config, model_config
 
 
@@ -33,8 +35,15 @@ def parameters(config: dict[str, Any]) -> int:
     vocab_size = config["data"]["vocab_size"]
     if vocab_size is None:  # every word: only the corpus knows how many
         vocab_size = _words(json.dumps(config["data"]))
+    # Dropout has no parameters, and may be an axis of many values.
+    architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
+    return _count(architecture, said.block, vocab_size)
+
+
+@cache
+def _count(architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int) -> int:
     with torch.device("meta"), _NoDraws():
-        model = build_model(said.architecture, said.block, vocab_size, PAD)
+        model = build_model(architecture, block, vocab_size, PAD)
     return sum(p.numel() for p in model.parameters())
 
 
