@@ -31,16 +31,22 @@ ALLOWED: dict[str, set[str]] = {
     "probes": {*MODEL, "data", "files", "analysis"},
     "theory": {*MODEL, "probes", "files", "analysis"},
     "callbacks": {*MODEL, "data", "steps", "probes", "files", "catalogue"},
-    "config": RUN,
+    "trainer_arguments": set(),
+    "names": {"blocks", "sections", "trainer_arguments"},
+    "sections": {*MODEL, "data"},
+    "completion": {"names", "parser", "sections", "trainer_arguments"},
+    "parser": {*RUN, "names", "sections", "trainer_arguments"},
+    "config": {"completion", "data", "names", "parser", "sections"},
+    "precheck": {"names", "trainer_arguments"},
     "catalogue": {"blocks", "models", "files"},
     "translate": {*MODEL, "data", "module"},
     "shipped": set(),
-    "preparation": {*RUN, "config", "shipped"},
+    "preparation": {"data", "config", "sections", "shipped"},
     "analysis": {"files"},
-    "ablation": {*RUN, "config", "files", "memory", "shipped", "analysis"},
-    "probing": {*RUN, "config", "files", "ablation"},
+    "ablation": {*RUN, "config", "parser", "sections", "files", "memory", "shipped", "analysis"},
+    "probing": {*RUN, "config", "parser", "files", "ablation"},
     "bench": {*MODEL, "data", "probes", "files", "analysis", "ablation"},
-    "cli": {*RUN, *COMMANDS, "arguments", "config", "shipped", "analysis", "ablation"},
+    "cli": {*COMMANDS, "arguments", "names", "precheck", "analysis", "ablation"},
     "__main__": {"cli"},
 }
 
@@ -113,6 +119,12 @@ def test_plain_parts_do_not_know_lightning(part: str) -> None:
     assert files
     known = {name.partition(".")[0] for path in files for name in imports(path)}
     assert not known & {"lightning", "jsonargparse", "optuna"}
+
+
+@pytest.mark.parametrize("part", ["trainer_arguments", "names", "sections", "completion"])
+def test_light_parts_do_not_import_lightning(part: str) -> None:
+    known = {name.partition(".")[0] for name in imports(ROOT / PACKAGE / f"{part}.py")}
+    assert not known & {"lightning", "jsonargparse"}
 
 
 def test_analysis_needs_no_torch() -> None:

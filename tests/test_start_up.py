@@ -115,8 +115,8 @@ call(0, "blocks")
 call(0, "blocks", "sas")
 assert "torch" in sys.modules
 absent("lightning", "optuna", "pandas", "matplotlib")
-assert "40 cells" in call(0, "plan", "demo")
-absent("lightning", "optuna", "pandas", "matplotlib", "torch._dynamo")
+assert "40 cells" in call(0, "plan", "demo")  # which prepares the corpus, with pandas
+absent("lightning", "optuna", "matplotlib", "torch._dynamo")
 """,
     )
     run(
