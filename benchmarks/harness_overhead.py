@@ -21,8 +21,9 @@ import torch
 import yaml
 
 from lightning_app.ablation.trial import Run
-from lightning_app.config import data_module, resolve, transformer_module
+from lightning_app.config import resolve
 from lightning_app.optim import build_optimizer, build_schedule
+from lightning_app.parser import data_module, transformer_module
 from lightning_app.steps import loss_of
 
 WARM = 50  # steps that are left out

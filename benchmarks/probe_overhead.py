@@ -21,7 +21,8 @@ import torch
 import yaml
 
 from lightning_app.callbacks.probes import SignalProbe
-from lightning_app.config import RunCLI, resolve
+from lightning_app.config import resolve
+from lightning_app.parser import RunCLI
 
 WARM = 10  # steps that are left out
 NEVER = 10**9

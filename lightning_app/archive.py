@@ -59,7 +59,7 @@ def check_archive(path: Path, contents: bool = True) -> None:
     _check_sums(path)
 
 
-def _digest(file: BufferedReader, size: int) -> str:
+def _digest(file: BufferedReader | BufferedRandom, size: int) -> str:
     digest = hashlib.sha256()
     file.seek(0)
     while size > 0:

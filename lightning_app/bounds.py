@@ -96,3 +96,18 @@ def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, field)
     else:
         yield field, value
+
+
+def check_accumulation(batches: int) -> None:
+    """Refuse a step of several batches: it would average the means of unequal batches.
+
+    Nor could a run go on from a checkpoint in the middle of such a step.
+
+    Raises:
+        UserError: naming the field and what takes its place.
+    """
+    if batches != 1:
+        raise UserError(
+            f"trainer.accumulate_grad_batches: {batches}; must be 1: the batch of a step is "
+            f"data.tokens_per_batch, so make data.tokens_per_batch {batches} times as large"
+        )

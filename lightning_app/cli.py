@@ -21,6 +21,7 @@ from lightning_app.arguments import (
     add_submit,
 )
 from lightning_app.errors import UserError, nearest
+from lightning_app.names import SECTIONS
 
 LIGHTNING = {
     "fit": "train one run: --config FILE, then overrides; every Trainer flag by Lightning's name",
@@ -30,8 +31,6 @@ LIGHTNING = {
 }
 
 PORT = 6006  # of `ablate report --serve`, as TensorBoard has it
-
-SECTIONS = ("seed_everything", "trainer", "model", "data")
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,15 +59,13 @@ def blocks(args: argparse.Namespace) -> int:
 
 
 def lightning(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.trial import Run
+    from lightning_app.precheck import precheck
 
     files = [b for a, b in pairwise(args.rest) if a in ("--config", "-c")]
     files += [a.removeprefix("--config=") for a in args.rest if a.startswith("--config=")]
-    for file in files:
-        try:
-            Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--config {file}: cannot be read as UTF-8 text: {error}") from error
+    precheck(files, args.rest, args.command)
+    from lightning_app.ablation.trial import Run
+
     try:
         Run([args.command, *args.rest])
     except UserError as error:
@@ -90,7 +87,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.commands import plan_command
+    from lightning_app.ablation.overview import plan_command
 
     return plan_command(args.grid, args.experiments, probe=args.probe, as_json=args.json)
 
@@ -177,10 +174,13 @@ def probe(args: argparse.Namespace) -> int:
         if args.config or args.rest or args.checkpoint or args.batches or args.sharpness:
             raise UserError("probe: --theory has a setting of its own and takes only --out")
         return run_theory(args.out or Path("experiments") / "probe" / "theory")
-    from lightning_app.probing import probe_command
-
     if not args.config:
         raise UserError("probe: --config FILE is needed, or --theory")
+    from lightning_app.precheck import precheck
+
+    precheck(args.config, args.rest)
+    from lightning_app.probing import probe_command
+
     return probe_command(
         args.config,
         args.rest,

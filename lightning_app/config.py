@@ -1,169 +1,21 @@
-"""The config of one run: parsed, completed and checked by LightningCLI's own parser."""
+"""The config of one run: completed, checked, identified. Lightning is imported where it must be."""
 
-import logging
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from copy import deepcopy
-from dataclasses import fields, is_dataclass
-from functools import cache
-from pydoc import locate
-from types import NoneType, UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-import lightning.pytorch as pl
-import yaml
-from jsonargparse import Namespace
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-
-from lightning_app.blocks.presets import PRESETS
-from lightning_app.bounds import check_bounds, check_seed
-from lightning_app.data.datamodule import TextDataModule
+from lightning_app.bounds import check_accumulation, check_bounds
+from lightning_app.completion import complete_plain
+from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import require_test
-from lightning_app.errors import UserError, nearest
-from lightning_app.module import TransformerModule, check_accumulation
-
-TRAINER_DEFAULTS = {
-    "max_steps": 20000,
-    "precision": "32-true",
-    "log_every_n_steps": 50,
-    "val_check_interval": 1000,
-    "check_val_every_n_epoch": None,  # count validations in steps, across epochs
-    "num_sanity_val_steps": 0,
-    "use_distributed_sampler": False,  # our samplers share batches out themselves
-}
-
-SECTIONS = ("seed_everything", "trainer", "model", "data")
-CLASSES = {"trainer": pl.Trainer, "model": TransformerModule, "data": TextDataModule}
-"""Whose arguments a section holds."""
-
-# Warnings of Lightning and torch that are about other programs than ours.
-NEEDLESS = (
-    ".*does not have many workers",  # batches come from memory-mapped ids: workers gain nothing
-    ".*smaller than the logging interval",  # we log by optimizer step, across epochs
-    "Experiment logs directory .* is not empty",  # it is the attempt's own
-    "Checkpoint directory .* exists and is not empty",  # it is the run's own
-    ".*srun. command is available on your system but is not used",  # by the supervisor it is
-    ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
-    "You're using the WeightAveraging callback, but loading",  # the average is what is evaluated
-    # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.
-    "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
-)
-
-
-class ConfigParser(LightningArgumentParser):
-    """A parser whose every complaint is a `UserError` of one line."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # A prefix of an option may become another option tomorrow.
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(explain(message, self)) from ex
-
-    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:
-        with _bearable():
-            return super().parse_args(*args, **kwargs)
-
-    def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
-        with _bearable():
-            return super().parse_object(*args, **kwargs)
-
-
-@contextmanager
-def _bearable() -> Iterator[None]:
-    """Complain of what is too much for the parser, which has no words of its own for it."""
-    try:
-        yield
-    except RecursionError as error:
-        raise UserError("the config is nested too deeply") from error
-    except OverflowError as error:
-        raise UserError(f"a number in the config is too large: {error}") from error
-
-
-class RunCLI(LightningCLI):
-    """LightningCLI over our one module and one data module, with the defaults above."""
-
-    def __init__(self, args: Any = None, **kwargs: Any) -> None:
-        for message in NEEDLESS:
-            warnings.filterwarnings("ignore", message=message)
-        # Until all is checked, nothing but a complaint is worth a line.
-        self._set_chatter(logging.WARNING)
-        super().__init__(
-            TransformerModule,
-            TextDataModule,
-            args=args,
-            save_config_callback=None,
-            seed_everything_default=1,
-            trainer_defaults=TRAINER_DEFAULTS,
-            parser_class=ConfigParser,
-            auto_configure_optimizers=False,
-            **kwargs,
-        )
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.link_arguments("model.objective.kind", "data.task")
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
-
-    def after_instantiate_classes(self) -> None:
-        self._set_chatter(logging.INFO)
-
-    def _set_chatter(self, level: int) -> None:
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(level)
-
-    def _parse_ckpt_path(self) -> None:
-        """Leave the config as the user wrote it; Lightning would take the checkpoint's model."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        is_tree = isinstance(args, dict)
-        self.config = parser.parse_object(args) if is_tree else parser.parse_args(args)
-        command = self.config.get("subcommand")
-        # Here, since Lightning then puts a random number in the place of true.
-        check_seed((self.config[command] if command else self.config)["seed_everything"])
-
-    def dump(self) -> dict[str, Any]:
-        """Return the parsed config as a tree of plain values, every default in it."""
-        return dump(self.parser, self.config, self.subcommand)
-
-
-class _ParserOnly(RunCLI):
-    """Stops before anything is parsed: what is wanted is the parser."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> NoReturn:
-        raise StopIteration
-
-
-@cache
-def config_parser() -> LightningArgumentParser:
-    """Return the parser of a whole run, made once."""
-    cli = _ParserOnly.__new__(_ParserOnly)
-    with suppress(StopIteration):
-        cli.__init__(args={}, run=False)
-    return cli.parser
-
-
-def dump(
-    parser: LightningArgumentParser, config: Namespace, subcommand: str | None = None
-) -> dict[str, Any]:
-    """Return `config` as a tree of plain values."""
-    try:
-        text = parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
-    except ValueError as error:
-        what = re.search(r"cannot represent an object', (.*)\)", str(error))
-        raise UserError(
-            f"trainer: {what[1] if what else error} cannot be written to config.yaml, which holds "
-            f"text, numbers, lists and mappings alone"
-        ) from error
-    tree = yaml.safe_load(text)
-    tree = tree[subcommand] if subcommand else tree
-    # What the subcommand itself takes, such as ckpt_path, is no part of the run.
-    return {section: tree[section] for section in SECTIONS}
+from lightning_app.errors import UserError
+from lightning_app.names import check_names, check_preset
+from lightning_app.sections import arguments, hints_of, model_config
 
 
 def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the complete config of a run: every default filled in, every pair checked.
+
+    Plain values are completed here; LightningCLI's parser, which takes seconds to import, is asked
+    where one is not. `parse` asks it for all of them, and must give the same.
 
     Args:
         tree: The config as a user wrote it.
@@ -172,45 +24,42 @@ def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
     Raises:
         UserError: for an unknown key, a wrong type, or an impossible pair.
     """
-    parser = config_parser()
+    return _checked(tree, source, by_parser=False)
+
+
+def parse(tree: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return what `resolve` does, by the parser alone: it says what a value means.
+
+    A run is trained from this, whatever was planned.
+    """
+    return _checked(tree, source, by_parser=True)
+
+
+def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     try:
-        # A copy: the parser puts objects of its own into lists of callbacks.
-        complete = dump(parser, parser.parse_object(deepcopy(tree)))
-        keep_numbers(tree, complete)
+        check_names(tree)
+        complete = None if by_parser else complete_plain(tree)
+        if complete is None:
+            from lightning_app.parser import parse as parse_all
+
+            complete = parse_all(tree)
         check(complete)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     return complete
 
 
-def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
-    """Give each number of the Trainer the type in which it was written.
-
-    Some of its fields mean a count as an integer and a share as a float. Which of the two typing
-    offers first for such a union depends on what was imported before, and so would the id.
-    """
-    section = written.get("trainer")
-    for key, value in (section if isinstance(section, dict) else {}).items():
-        if type(value) in (int, float) and complete["trainer"][key] == value:
-            complete["trainer"][key] = value
-
-
 def check(tree: dict[str, Any]) -> None:
     """Refuse a complete config whose parts do not go together, before anything is loaded."""
-    for name, kind in CLASSES.items():
-        _arguments(name, kind, tree[name])
+    model = model_config(tree["model"])
+    data_arguments = arguments("data", hints_of(DataConfig), tree["data"])
+    check_preset(tree["model"]["block"]["preset"])
     check_bounds(tree)
-    preset = tree["model"]["block"]["preset"]
-    if preset not in PRESETS:
-        known = ", ".join(PRESETS)
-        hint = nearest(str(preset), PRESETS)
-        raise UserError(f"model.block.preset: '{preset}' is not one of {known}{hint}")
     try:
-        module = transformer_module(tree["model"])
-        module.architecture.stacks(module.block)
-        module.architecture.sizes()
+        model.architecture.stacks(model.block)
+        model.architecture.sizes()
     except ValueError as error:
         raise UserError(f"model: {error}") from error
     wanted = {"translation": "encoder_decoder", "masked_lm": "encoder"}
@@ -228,9 +77,9 @@ def check(tree: dict[str, Any]) -> None:
     if trainer["use_distributed_sampler"]:
         raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
     check_accumulation(trainer["accumulate_grad_batches"])
-    if module.schedule.kind == "linear" and trainer["max_steps"] < 1:
+    if model.schedule.kind == "linear" and trainer["max_steps"] < 1:
         raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
-    module.schedule.check(trainer["max_steps"])
+    model.schedule.check(trainer["max_steps"])
     architecture, data = tree["model"]["architecture"], tree["data"]
     if architecture["positions"] == "learned":
         # A sentence has its two marks besides.
@@ -241,123 +90,6 @@ def check(tree: dict[str, Any]) -> None:
                 f"model.architecture.max_positions: {architecture['max_positions']} learned "
                 f"positions are too few for data.{name} {data[name]}; at least {needed}"
             )
-    corpus = data_module(data).config
+    corpus = DataConfig(**data_arguments)
     if tree["model"]["objective"]["evaluate_test"]:
         require_test(corpus)
-
-
-def _arguments(key: str, kind: Any, value: Any) -> dict[str, Any]:
-    """Return what the mapping `value` says as arguments of the class `kind`.
-
-    The parser lets null, and any value for a mapping, through where neither can stand.
-    """
-    if not isinstance(value, dict):
-        raise UserError(f"{key}: expected {_mapping_name(kind)}, found {_found(str(value))}")
-    hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
-    # A link writes its keys into a section even where that is null.
-    if absent := [name for name in hints if name != "return" and name not in value]:
-        raise UserError(f"{key}: expected a mapping, or nothing at all; '{absent[0]}' is missing")
-    return {name: _value(f"{key}.{name}", hints[name], part) for name, part in value.items()}
-
-
-def _value(key: str, hint: Any, value: Any) -> Any:
-    """Return `value` as its type has it; parts come first, so that a refusal names its key."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    part: Any = next((kind for kind in kinds if is_dataclass(kind)), None)
-    if value is None:
-        if NoneType not in kinds:
-            names = [_mapping_name(k) if k is part else _type_name(str(k)) for k in kinds]
-            raise UserError(f"{key}: expected {' or '.join(names)}, found null")
-        return None
-    if part is None:
-        return tuple(value) if get_origin(hint) is tuple else value
-    arguments = _arguments(key, part, value)
-    try:
-        return part(**arguments)
-    except ValueError as error:
-        raise UserError(f"{key}: {error}") from error
-
-
-def transformer_module(section: dict[str, Any]) -> TransformerModule:
-    """Return the module of a complete `model` section, its model not yet built."""
-    return TransformerModule(**_arguments("model", TransformerModule, section))
-
-
-def data_module(section: dict[str, Any]) -> TextDataModule:
-    """Return the data module of a complete `data` section."""
-    return TextDataModule(**_arguments("data", TextDataModule, section))
-
-
-def explain(message: str, parser: LightningArgumentParser) -> str:
-    """Turn a complaint of jsonargparse into one line: the key, the value, what would be right."""
-    message = " ".join(message.split())
-    if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
-        return _unknown(f"{match[1]}.{match[2]}", parser)
-    if match := re.search(r"Subcommand '\w+' does not accept option '([\w.]+)'", message):
-        return _unknown(match[1], config_parser())
-    if match := re.search(r"^Option '([\w.]+)' is not accepted", message):
-        return _unknown(match[1], parser)
-    if match := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
-        return _unknown(match[1], parser)
-    if match := re.search(r'Key "([\w.]+)" not found in namespace', message):
-        *above, _ = match[1].split(".")
-        names = " and ".join(f"'{'.'.join(above[: i + 1])}'" for i in range(len(above)))
-        return f"{match[1]}: not found; {names} must be mappings, not null"
-    if match := re.search(r'^Parser key "([\w.]+)": Unable to load config \'(.*?)\'', message):
-        return f"{match[1]}: expected a mapping, found {_found(match[2])}"
-    if match := re.search(r'Parser key "([\w.]+)": (.*)', message):
-        return f"{match[1]}: {_wrong_value(match[2])}"
-    return message
-
-
-def _unknown(key: str, parser: LightningArgumentParser) -> str:
-    # The hint is a sibling: a key of another section with the same ending would mislead.
-    parent, _, last = key.rpartition(".")
-    known = set()
-    for name in parser.get_defaults().keys(branches=True):
-        head, _, tail = name.rpartition(".")
-        if head == parent:
-            known.add(tail)
-    match = nearest(last, known)
-    return f"unknown key '{key}'{match}"
-
-
-def _wrong_value(problem: str) -> str:
-    """Say what value was found and which types or words were expected."""
-    value = re.search(r"(?:Given value|Got value): (.*)$", problem)
-    # Parts are parsed by a parser like ours, so their complaints have been explained already.
-    inner = re.search(r"- (unknown key '.*?|[\w.]+: expected .*?) - Expected", problem)
-    if inner:
-        return inner[1]
-    expected = re.findall(r"Expected an? (typing\.Literal\[[^\]]*\]|<class '[\w.]+'>)", problem)
-    if not (value and expected):
-        return problem
-    names = [_type_name(kind) for kind in expected]
-    subtypes = re.search(r"Subtypes: \[(.*?)\] Errors", problem)
-    for path in re.findall(r"<class '(lightning[\w.]+)'>", subtypes[1] if subtypes else ""):
-        names.append(_mapping_name(locate(path)))
-    words = re.findall(r"'([^']*)'", " ".join(k for k in expected if "Literal" in k))
-    hint = nearest(value[1], words) if words else ""
-    return f"expected {' or '.join(dict.fromkeys(names))}, found {_found(value[1])}{hint}"
-
-
-def _found(text: str) -> str:
-    """Show a value as one would write it in YAML; what it is, is known by its form alone."""
-    words = {"None": "null", "True": "true", "False": "false"}
-    if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|-?inf|null|[\[{].*", text):
-        return text
-    return words.get(text, repr(text))
-
-
-def _mapping_name(kind: object) -> str:
-    """Name a mapping that stands for a `kind`, with its keys where they are few."""
-    names = [f.name for f in fields(kind)] if is_dataclass(kind) else ["class_path", "init_args"]
-    is_section = kind in CLASSES.values() or len(names) > 5
-    return "a mapping" if is_section else f"a mapping {{{', '.join(names)}}}"
-
-
-def _type_name(kind: str) -> str:
-    if literal := re.search(r"Literal\[(.*)\]", kind):
-        return f"one of {literal[1]}"
-    name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
-    return {"NoneType": "null", "float": "a number", "int": "a whole number"}.get(name, name)

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import lru_cache
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.data.corpus import corpus_of
 from lightning_app.identity.ids import Identity, identify
-from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.sections import ModelConfig, arguments, hints_of
 
 Tree = Mapping[str, Any]
 
@@ -36,27 +34,14 @@ def cell_id(config: Tree) -> str:
 
 def stacks_of(config: Tree) -> dict[str, Any]:
     """Return the resolved specification of each stack, as plain values."""
-    model = config["model"]
-    parts = (json.dumps(model[name], sort_keys=True) for name in ("architecture", "block"))
-    return _stacks(*parts)
+    parts = {name: config["model"][name] for name in ("architecture", "block")}
+    return _stacks(json.dumps(parts, sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
-def _stacks(architecture: str, block: str) -> dict[str, Any]:
-    sizes = build(ArchitectureConfig, json.loads(architecture))
-    stacks = sizes.stacks(build(BlockConfig, json.loads(block)))
+def _stacks(text: str) -> dict[str, Any]:
+    parts = json.loads(text)
+    hints = {name: hints_of(ModelConfig)[name] for name in parts}
+    model = ModelConfig(**arguments("model", hints, parts))
+    stacks = model.architecture.stacks(model.block)
     return {side: asdict(spec) for side, spec in stacks.items()}
-
-
-def build(kind: type[Any], section: Tree) -> Any:
-    """Return the dataclass that a checked section of a config says."""
-    hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], value) for name, value in section.items()})
-
-
-def _value(hint: Any, value: Any) -> Any:
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    part = next((kind for kind in kinds if is_dataclass(kind)), None)
-    if isinstance(part, type) and value is not None:
-        return build(part, value)
-    return tuple(value) if isinstance(value, list) else value

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,13 +25,29 @@ class _Refuse(MetaPathFinder):
         return None  # the other finders look for it
 
 
+_ASKED: ContextVar[bool] = ContextVar("only_known_packages", default=False)
+
+
 @contextmanager
 def only_known_packages() -> Iterator[None]:
-    """Refuse the import of a package that is neither loaded nor Python's own.
+    """Have every config that is parsed meanwhile import no foreign package.
 
     The parser reads a text such as `ddp` as a config where a file of that name lies in the working
     folder, and imports the classes that the file names.
     """
+    token = _ASKED.set(True)
+    try:
+        yield
+    finally:
+        _ASKED.reset(token)
+
+
+@contextmanager
+def no_foreign_imports() -> Iterator[None]:
+    """Refuse the import of a package that is neither loaded nor Python's own, if that is asked."""
+    if not _ASKED.get():
+        yield
+        return
     guard = _Refuse()
     sys.meta_path.insert(0, guard)
     try:

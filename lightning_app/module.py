@@ -11,7 +11,7 @@ from torchmetrics import SumMetric
 
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import DecoderBlock, EncoderBlock
-from lightning_app.errors import UserError
+from lightning_app.bounds import check_accumulation
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.objectives import build_objective
@@ -49,21 +49,6 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
     for block in model.modules():
         if isinstance(block, EncoderBlock | DecoderBlock):
             block.compile(dynamic=True, **how)
-
-
-def check_accumulation(batches: int) -> None:
-    """Refuse a step of several batches: it would average the means of unequal batches.
-
-    Nor could a run go on from a checkpoint in the middle of such a step.
-
-    Raises:
-        UserError: naming the field and what takes its place.
-    """
-    if batches != 1:
-        raise UserError(
-            f"trainer.accumulate_grad_batches: {batches}; must be 1: the batch of a step is "
-            f"data.tokens_per_batch, so make data.tokens_per_batch {batches} times as large"
-        )
 
 
 class TransformerModule(pl.LightningModule):

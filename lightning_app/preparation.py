@@ -52,10 +52,11 @@ def shipped_data(name: str) -> DataConfig:
 
 def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
-    from lightning_app.config import data_module, resolve
+    from lightning_app.config import resolve
+    from lightning_app.sections import data_config
 
     try:
         tree = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{config}: cannot be read as YAML: {error}") from error
-    return data_module(resolve(tree, str(config))["data"]).config
+    return data_config(resolve(tree, str(config))["data"])

@@ -8,12 +8,10 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_app.data.datamodule import TextDataModule
 from lightning_app.data.tokenizer import EOS, PAD, Tokenizer, sha256
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
-from lightning_app.module import TransformerModule
 from lightning_app.objectives.translation import MARKS
 from lightning_app.saved import read_checkpoint
 
@@ -36,6 +34,10 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
             )
     if beam is not None and beam < 1:
         raise UserError(f"translate: --beam {beam}: at least 1, which is greedy search")
+    # Lightning is imported here, so that the mistakes above do not wait for it.
+    from lightning_app.data.datamodule import TextDataModule
+    from lightning_app.module import TransformerModule
+
     try:
         data = read_checkpoint(path).get(TextDataModule.__qualname__)
     except UserError as error:

@@ -9,8 +9,9 @@ import yaml
 from lightning_app.ablation.grid import read_grid
 from lightning_app.ablation.plan import expand
 from lightning_app.ablation.resolving import resolve_cell
-from lightning_app.config import cell_id, resolve
+from lightning_app.config import resolve
 from lightning_app.errors import UserError
+from lightning_app.experiment import identity_of
 
 BASES = Path(__file__).parents[1] / "ablations" / "base"
 HUGE = 10**400
@@ -176,7 +177,7 @@ def test_a_metric_is_one_that_every_cell_reports(
 ) -> None:
     path = grid(tmp_path, base(name, **fields), metric, seed_everything=[1], **axes)
     with pytest.raises(UserError) as caught:
-        expand(read_grid(path), resolve_cell, cell_id)
+        expand(read_grid(path), resolve_cell, identity_of)
     assert said in str(caught.value)
 
 
@@ -184,4 +185,4 @@ def test_a_metric_that_every_cell_reports_stays_possible(tmp_path: Path) -> None
     tree = base(**{FALSE: True, "model__objective__validation_bleu": 3})
     for metric in ("test/nll", "test/bleu", "test/sacrebleu", "val/bleu", "val/accuracy"):
         path = grid(tmp_path, tree, metric, seed_everything=[1, 2])
-        assert len(expand(read_grid(path), resolve_cell, cell_id)[0].cells) == 2
+        assert len(expand(read_grid(path), resolve_cell, identity_of)[0].cells) == 2

@@ -206,7 +206,7 @@ def test_what_a_part_refuses_is_told_with_its_key(key: str, value: Any, message:
 def test_an_unfused_norm_under_autocast_says_nothing() -> None:
     code = (
         "import torch\n"
-        "from lightning_app.config import config_parser\n"
+        "from lightning_app.parser import config_parser\n"
         "config_parser()\n"
         "norm = torch.nn.RMSNorm(8)\n"
         "with torch.autocast('cpu', torch.bfloat16):\n"

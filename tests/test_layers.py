@@ -36,17 +36,23 @@ ALLOWED: dict[str, set[str]] = {
     "steps": set(),
     "archive": set(),
     "saved": {"archive"},
-    "module": {*MODEL, "data", "saved", "steps"},
+    "module": {*MODEL, "bounds", "data", "saved", "steps"},
     "probes": {*MODEL, "data", "files", "analysis"},
     "theory": {*MODEL, "probes", "files", "analysis"},
     "callbacks": {*MODEL, "data", "steps", "probes", "files", "catalogue", "hardware"},
-    "config": {*RUN, "bounds"},
+    "trainer_arguments": set(),
+    "names": {"blocks", "sections", "trainer_arguments"},
+    "sections": {*MODEL, "data"},
+    "completion": {"names", "parser", "sections", "trainer_arguments"},
+    "parser": {*RUN, "bounds", "importing", "names", "sections", "trainer_arguments"},
+    "config": {"bounds", "completion", "data", "names", "parser", "sections"},
+    "precheck": {"names", "trainer_arguments"},
     "catalogue": {"blocks", "models", "files"},
     "translate": {*MODEL, "data", "module", "saved"},
     "shipped": set(),
     "identity": {"files"},
-    "experiment": {"blocks", "models", "data", "identity"},
-    "preparation": {*RUN, "config", "shipped"},
+    "experiment": {"data", "identity", "sections"},
+    "preparation": {"data", "config", "sections", "shipped"},
     "analysis": {"files", "identity", "mixtures"},
     "ablation": {
         *RUN,
@@ -58,13 +64,15 @@ ALLOWED: dict[str, set[str]] = {
         "files",
         "importing",
         "memory",
+        "parser",
+        "sections",
         "saved",
         "shipped",
         "analysis",
     },
-    "probing": {*RUN, *IDENTITY, "config", "files", "ablation"},
+    "probing": {*RUN, *IDENTITY, "config", "parser", "files", "ablation"},
     "bench": {*MODEL, "data", "probes", "files", "analysis", "ablation"},
-    "cli": {*RUN, *COMMANDS, "arguments", "config", "shipped", "analysis", "ablation"},
+    "cli": {*COMMANDS, "arguments", "names", "precheck", "analysis", "ablation"},
     "__main__": {"cli"},
 }
 
@@ -137,6 +145,12 @@ def test_plain_parts_do_not_know_lightning(part: str) -> None:
     assert files
     known = {name.partition(".")[0] for path in files for name in imports(path)}
     assert not known & {"lightning", "jsonargparse", "optuna"}
+
+
+@pytest.mark.parametrize("part", ["trainer_arguments", "names", "sections", "completion"])
+def test_light_parts_do_not_import_lightning(part: str) -> None:
+    known = {name.partition(".")[0] for name in imports(ROOT / PACKAGE / f"{part}.py")}
+    assert not known & {"lightning", "jsonargparse"}
 
 
 def test_analysis_needs_no_torch() -> None:

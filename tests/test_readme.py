@@ -13,7 +13,8 @@ from lightning_app.ablation.grid import read_grid
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main, parse
-from lightning_app.config import config_parser, resolve
+from lightning_app.config import resolve
+from lightning_app.parser import config_parser
 
 README = Path("README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)

@@ -1,18 +1,14 @@
-"""What a cell costs: its parameters, and the seconds of a step as measured."""
+"""The seconds of a cell's step, as measured. Heavy: it trains."""
 
-import json
 import tempfile
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 
-from lightning_app.config import RunCLI, data_module, transformer_module
-from lightning_app.data.tokenizer import PAD
-from lightning_app.models.heads import build_model
+from lightning_app.parser import RunCLI
 
 
 class _Clock(pl.Callback):
@@ -31,26 +27,6 @@ class _Clock(pl.Callback):
         # Not by max_steps, of which a schedule makes more than the end.
         if trainer.global_step >= self._steps:
             trainer.should_stop = True
-
-
-def parameters(config: dict[str, Any]) -> int:
-    """Return the number of trained parameters of a complete config, without allocating them."""
-    module = transformer_module(config["model"])
-    vocab_size = config["data"]["vocab_size"]
-    if vocab_size is None:  # every word: only the corpus knows how many
-        vocab_size = _words(json.dumps(config["data"]))
-    with torch.device("meta"):
-        model = build_model(module.architecture, module.block, vocab_size, PAD)
-    return sum(p.numel() for p in model.parameters())
-
-
-@cache
-def _words(data: str) -> int:
-    """The words of a corpus, whose config is given as JSON."""
-    corpus = data_module(json.loads(data))
-    corpus.prepare_data()
-    corpus.setup("fit")
-    return corpus.vocab_size
 
 
 def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,10 +135,11 @@ def read_grid(grid: str | Path) -> Grid:
 
 def same(left: Any, right: Any) -> bool:
     """Whether two values of an axis mean the same setting: 400 and 400.0 do, 1 and true do not."""
-    return _key(left) == _key(right)
+    return key_of(left) == key_of(right)
 
 
-def _key(value: Any) -> Hashable:
+def key_of(value: Any) -> Hashable:
+    """What values of an axis that mean the same setting have in common."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     return json.dumps(value, sort_keys=True)
@@ -258,8 +260,8 @@ def _axes(path: Path, axes: Any) -> dict[str, list[Any]]:
             raise UserError(f"{path}: axes: {axis}: expected a list of values, found {values!r}")
         for value in values:
             _check_value(path, axis, value)
-        keys = [_key(value) for value in values]
-        twice = next((value for value in values if keys.count(_key(value)) > 1), _check_value)
+        counts = Counter(map(key_of, values))
+        twice = next((value for value in values if counts[key_of(value)] > 1), _check_value)
         if twice is not _check_value:
             raise UserError(f"{path}: axes: {axis}: value {twice!r} stands twice")
         inner = next((other for other in axes if other.startswith(f"{axis}.")), None)
@@ -301,14 +303,15 @@ def _exclude(path: Path, exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[d
         return ()
     if not isinstance(exclude, list):
         raise UserError(f"{path}: exclude: expected a list of mappings, found {exclude!r}")
+    known = {axis: set(map(key_of, values)) for axis, values in axes.items()}
     for entry in exclude:
         if not _mapping(entry, str(path), "exclude"):
             raise UserError(f"{path}: exclude: an empty entry would exclude every cell")
         for axis, value in entry.items():
             if axis not in axes:
                 raise UserError(f"{path}: exclude: no axis '{axis}'{nearest(axis, axes)}")
-            if not any(same(value, known) for known in axes[axis]):
-                hint = nearest(str(value), [str(known) for known in axes[axis]])
+            if key_of(value) not in known[axis]:
+                hint = nearest(str(value), [str(each) for each in axes[axis]])
                 raise UserError(f"{path}: exclude: {axis}: no value {value!r} on the axis{hint}")
     return tuple(exclude)
 

@@ -26,7 +26,7 @@ from lightning_app.ablation.plan import (
 from lightning_app.ablation.runs import Run, read_run, run_folder
 from lightning_app.ablation.superseding import lines
 from lightning_app.ablation.supervision.guard import supervisor_lock
-from lightning_app.ablation.supervision.runner import default_workers
+from lightning_app.ablation.supervision.slots import default_workers
 from lightning_app.files import writing_in
 from lightning_app.mixtures import STALE, Groups, others
 
@@ -94,13 +94,11 @@ def plan_command(
     The plan is written where there is none yet; a later one is `ablate run`'s to write. With
     `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
-    from lightning_app.ablation.cost import parameters, seconds_per_step
+    spec = read_grid(grid)  # a mistake in it needs no torch
     from lightning_app.ablation.resolving import resolve_cell
+    from lightning_app.ablation.size import parameters
     from lightning_app.experiment import identity_of
 
-    for library in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(library).setLevel(logging.ERROR)
-    spec = read_grid(grid)
     directory = experiments / spec.name
     with document("plan", as_json) as tree:
         plan, configs = expand(spec, resolve_cell, partial(identity_of, fetch=False))
@@ -112,7 +110,7 @@ def plan_command(
         for shape in shapes:
             shape.parameters = parameters(shape.config)
             if probe and shape.done < len(shape.cells):
-                shape.step = seconds_per_step(shape.config)
+                shape.step = _measured(shape.config)
         tree |= _look(spec, plan, directory, shapes)
         others = set(strays(directory, plan)) - {each.folder.name for each in found.values()}
         tree |= {"elsewhere": len(found), "others": len(others)}
@@ -120,6 +118,14 @@ def plan_command(
         tree["stale"] = _stale(spec, plan, shapes)
         _print(tree, _KEPT[spec.checkpoints][1])
     return 0
+
+
+def _measured(config: dict[str, Any]) -> float:
+    from lightning_app.ablation.cost import seconds_per_step
+
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    return seconds_per_step(config)
 
 
 def _shapes(

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import reduce
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from lightning_app.ablation.grid import BLOCK, PRESET, SEED, WARMUP, Grid, same
+from lightning_app.ablation.grid import BLOCK, PRESET, SEED, WARMUP, Grid, key_of, same
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.files import write_whole
@@ -73,11 +73,16 @@ class Plan:
 
 def combinations(grid: Grid) -> Iterator[dict[str, Any]]:
     """Yield the axes' values of every cell that is not excluded: seeds slowest, then file order."""
+    excluded: dict[tuple[str, ...], set[tuple[Hashable, ...]]] = {}
+    for entry in grid.exclude:
+        excluded.setdefault(tuple(entry), set()).add(tuple(map(key_of, entry.values())))
     order = sorted(grid.axes, key=lambda axis: axis != SEED)
     for values in product(*(grid.axes[axis] for axis in order)):
         chosen = dict(zip(order, values, strict=True))
         axes = {axis: chosen[axis] for axis in grid.axes}
-        if not any(all(same(axes[key], entry[key]) for key in entry) for entry in grid.exclude):
+        if not any(
+            tuple(key_of(axes[axis]) for axis in names) in keys for names, keys in excluded.items()
+        ):
             yield axes
 
 

@@ -10,14 +10,17 @@ from jsonargparse import set_parsing_settings
 from lightning_app.ablation import trial
 from lightning_app.ablation.here import here
 from lightning_app.ablation.imports import CLASSES
+from lightning_app.ablation.resolving import parse_cell as parse
 from lightning_app.ablation.resolving import resolve_cell as resolve
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.ablation.supervision.ranks import join
-from lightning_app.config import config_parser, data_module
+from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.experiment import identity_of as identify
+from lightning_app.parser import config_parser
 from lightning_app.provenance import software
+from lightning_app.sections import data_config
 
-__all__ = ["count_devices", "here", "identify", "prepare", "resolve", "run_cell"]
+__all__ = ["count_devices", "here", "identify", "parse", "prepare", "resolve", "run_cell"]
 
 config_parser()  # every cell inherits it from the fork server
 software()  # and this: what is edited later is not what the cells run
@@ -25,7 +28,7 @@ software()  # and this: what is edited later is not what the cells run
 
 def prepare(config: dict[str, Any]) -> None:
     """Have the corpus of a resolved data config ready on disk."""
-    data_module(config).prepare_data()
+    prepare_corpus(data_config(config))
 
 
 def count_devices() -> int:

@@ -52,13 +52,7 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.callbacks.unprofiled import Unprofiled
-from lightning_app.config import (
-    RunCLI,
-    check,
-    config_parser,
-    data_module,
-    keep_numbers,
-)
+from lightning_app.config import check
 from lightning_app.data.corpus import corpus_of
 from lightning_app.data.datamodule import TextDataModule
 from lightning_app.data.sources import require_test
@@ -68,6 +62,7 @@ from lightning_app.files import write_whole, writing_in
 from lightning_app.identity.record import Record, read_record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.memory import peak_resident_bytes
+from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
 
 SCHEMA = 2  # 1 had ids of the config alone

@@ -53,7 +53,13 @@ def experiment_id(config: Mapping[str, Any], blocks: Mapping[str, Any], corpus: 
 
 
 def former_id(config: Tree) -> str:
-    """Return the id of schema 1, or nothing where the config says what that schema did not know."""
+    """Return the id of schema 1, or nothing where the config says what that schema did not know.
+
+    Its decoupled linear schedule was another one: the decay began at step 1.
+    """
+    schedule = config["model"]["schedule"]
+    if (schedule["kind"], schedule["coupling"]) == ("linear", "decoupled"):
+        return ""
     fields = dict(leaves(config))
     for key, default in pins()["added"].items():
         if fields.pop(key, default) != default:

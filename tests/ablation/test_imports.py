@@ -291,7 +291,7 @@ def test_what_a_cell_may_import_is_the_parsers_own_list(folder: Path) -> None:
     code = (
         "import sys; from lightning_app.ablation import program\n"
         "program.import_only_known_classes()\n"
-        "from lightning_app.config import config_parser\n"
+        "from lightning_app.parser import config_parser\n"
         "tree = {'trainer': {'callbacks': [{'class_path': sys.argv[1]}]}}\n"
         "print(config_parser().parse_object(tree).trainer.callbacks[0].class_path)\n"
     )

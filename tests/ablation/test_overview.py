@@ -11,7 +11,7 @@ import yaml
 from lightning_app.ablation.overview import plan_command
 from lightning_app.ablation.plan import load_plan
 from lightning_app.ablation.runs import run_folder
-from lightning_app.ablation.supervision.runner import default_workers
+from lightning_app.ablation.supervision.slots import default_workers
 
 NAME = "small"
 CELLS = 12

@@ -16,7 +16,8 @@ import torch
 import yaml
 
 from lightning_app.ablation.checkpoint import checkpoint_of_cell
-from lightning_app.config import data_module, resolve
+from lightning_app.config import resolve
+from lightning_app.parser import data_module
 
 STEPS = 60
 TIMEOUT = 300.0

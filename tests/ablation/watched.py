@@ -7,10 +7,10 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_app.ablation import program
-from lightning_app.ablation.program import count_devices, identify, prepare, resolve
+from lightning_app.ablation.program import count_devices, identify, parse, prepare, resolve
 from lightning_app.ablation.supervision.process import Job
 
-__all__ = ["count_devices", "identify", "prepare", "resolve", "run_cell"]
+__all__ = ["count_devices", "identify", "parse", "prepare", "resolve", "run_cell"]
 
 
 def run_cell(job: Job, rank: int) -> None:

@@ -181,6 +181,10 @@ def test_former_ids_are_those_of_b91519c() -> None:
     demo["model"]["block"] = {"preset": "post_ln"}
     demo["model"]["schedule"]["warmup_steps"] = 0
     assert former_id(resolve(demo, "x")) == "4c1558dc8f39ef80"
+    demo["model"]["architecture"]["embedding_norm"] = "none"
+    assert former_id(resolve(demo, "x")) == "4c1558dc8f39ef80"
+    demo["model"]["schedule"]["kind"] = "linear"
+    assert former_id(resolve(demo, "x")) == ""  # another schedule by the same name
 
 
 def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ _OLD_WORKER_GONE = 60.0  # seconds that a killed supervisor's worker may take to
 class Job:
     """One attempt of a cell, as its processes are told of it.
 
-    `program` is a module with `resolve`, `identify` and `run_cell`; `tree` the cell's unresolved
+    `program` is a module with `parse`, `identify` and `run_cell`; `tree` the cell's unresolved
     config and `identity` its planned id. `metric` is what a pruner looks at, if there is one;
     `keep` says which checkpoints stay after success. `command` is the supervisor's command line.
     """
@@ -138,7 +138,7 @@ def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[s
 
 def _train(program: Any, job: Job) -> None:
     """Write the config, which every rank reads, and train."""
-    config = program.resolve(dict(job.tree), str(job.folder / "config.yaml"))
+    config = program.parse(dict(job.tree), str(job.folder / "config.yaml"))
     if (found := program.identify(config).id) != job.identity:
         raise RuntimeError(
             f"the config's id is {found} and not {job.identity}, as planned: the files of the "

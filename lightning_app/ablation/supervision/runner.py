@@ -1,7 +1,6 @@
 """`ablate run`: what one supervisor needs before and after its loop over the missing cells."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -33,7 +32,13 @@ from lightning_app.ablation.supervision.process import (
     make_plan,
     prepare_data,
 )
-from lightning_app.ablation.supervision.slots import Slot, Slots, slots_of, visible_devices
+from lightning_app.ablation.supervision.slots import (
+    Slot,
+    Slots,
+    default_workers,
+    slots_of,
+    visible_devices,
+)
 from lightning_app.ablation.supervision.supervisor import Supervisor
 from lightning_app.ablation.supervision.workers import (
     Stop,
@@ -50,11 +55,6 @@ from lightning_app.provenance import command_line
 PROGRAM = "lightning_app.ablation.program"
 
 _NVIDIA = Path("/proc/driver/nvidia/version")  # where it is missing, nobody need ask CUDA
-
-
-def default_workers() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def current_plan(

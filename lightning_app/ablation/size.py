@@ -1,0 +1,53 @@
+"""How many parameters a cell trains."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.data.prepare import prepare
+from lightning_app.data.tokenizer import PAD
+from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.sections import data_config, model_config
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves out normal draws: on the meta device torch imports its compiler for them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (torch.Tensor.normal_, nn.init.normal_):
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
+
+
+def parameters(config: dict[str, Any]) -> int:
+    """Return the number of trained parameters of a complete config, without allocating them."""
+    said = model_config(config["model"])
+    vocab_size = config["data"]["vocab_size"]
+    if vocab_size is None:  # every word: only the corpus knows how many
+        vocab_size = _words(json.dumps(config["data"]))
+    # Dropout has no parameters, and may be an axis of many values.
+    architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
+    return _count(architecture, said.block, vocab_size)
+
+
+@cache
+def _count(architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int) -> int:
+    with torch.device("meta"), _NoDraws():
+        model = build_model(architecture, block, vocab_size, PAD)
+    return sum(p.numel() for p in model.parameters())
+
+
+@cache
+def _words(data: str) -> int:
+    """The words of a corpus, whose config is given as JSON."""
+    return prepare(data_config(json.loads(data))).meta["vocab_size"]

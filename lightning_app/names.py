@@ -1,0 +1,77 @@
+"""The names of a config's keys and presets: unknown ones are refused without Lightning."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from lightning_app.errors import UserError, nearest
+from lightning_app.trainer_arguments import trainer_arguments
+
+SECTIONS = ("seed_everything", "trainer", "model", "data")
+
+
+def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
+    """Refuse a key that no run has.
+
+    Values that are no mappings are left to the parser, as are keys that it alone knows: those of
+    classes that a value names.
+
+    Args:
+        tree: A config as a user wrote it.
+        others: What may stand beside the sections.
+
+    Raises:
+        UserError: naming the key, and the nearest right one.
+    """
+    known = (*SECTIONS, *others)
+    for key in tree:
+        # A dotted key is the parser's business.
+        if isinstance(key, str) and key.partition(".")[0] not in known:
+            raise UserError(_unknown(key, known))
+    for key in _leaves(tree):
+        _check_key(key)
+
+
+def _check_key(key: str) -> None:
+    """Refuse a dotted key whose parts we know, such as ``trainer.max_stepz``."""
+    section, *rest = key.split(".")
+    if not rest or "help" in rest:
+        return
+    if section == "trainer":
+        arguments = trainer_arguments()
+        if arguments is not None and rest[0] not in arguments:
+            raise UserError(_unknown(f"trainer.{rest[0]}", arguments))
+        return
+    from lightning_app.sections import PARTS, hints_of, part_of
+
+    kind = PARTS.get(section)
+    for place, name in enumerate(rest):
+        if kind is None:
+            return
+        hints = hints_of(kind)
+        if name not in hints:
+            raise UserError(_unknown(".".join((section, *rest[: place + 1])), hints))
+        kind = part_of(hints[name])
+
+
+def check_preset(name: str) -> None:
+    """Refuse the name of a block that is none."""
+    from lightning_app.blocks.presets import PRESETS
+
+    if name not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise UserError(
+            f"model.block.preset: '{name}' is not one of {known}{nearest(name, PRESETS)}"
+        )
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    # The hint is a sibling: a key of another section with the same ending would mislead.
+    return f"unknown key '{key}'{nearest(key.rpartition('.')[2], known)}"

@@ -1,0 +1,244 @@
+"""The parser of a run's config: LightningCLI's own. Heavy: it imports Lightning."""
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from functools import cache
+from pydoc import locate
+from typing import Any, NoReturn, get_type_hints
+
+import lightning.pytorch as pl
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lightning_app.bounds import check_seed
+from lightning_app.data.datamodule import TextDataModule
+from lightning_app.errors import UserError, nearest
+from lightning_app.importing import no_foreign_imports
+from lightning_app.module import TransformerModule
+from lightning_app.names import SECTIONS
+from lightning_app.sections import (
+    arguments,
+    as_written,
+    data_config,
+    mapping_name,
+    model_config,
+    type_name,
+)
+from lightning_app.trainer_arguments import TRAINER_DEFAULTS
+
+# Warnings of Lightning and torch that are about other programs than ours.
+NEEDLESS = (
+    ".*does not have many workers",  # batches come from memory-mapped ids: workers gain nothing
+    ".*smaller than the logging interval",  # we log by optimizer step, across epochs
+    "Experiment logs directory .* is not empty",  # it is the attempt's own
+    "Checkpoint directory .* exists and is not empty",  # it is the run's own
+    ".*srun. command is available on your system but is not used",  # by the supervisor it is
+    ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
+    "You're using the WeightAveraging callback, but loading",  # the average is what is evaluated
+    # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.
+    "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
+)
+
+
+class ConfigParser(LightningArgumentParser):
+    """A parser whose every complaint is a `UserError` of one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # A prefix of an option may become another option tomorrow.
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(explain(message, self)) from ex
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:
+        with _bearable():
+            return super().parse_args(*args, **kwargs)
+
+    def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
+        with _bearable(), no_foreign_imports():
+            return super().parse_object(*args, **kwargs)
+
+
+@contextmanager
+def _bearable() -> Iterator[None]:
+    """Complain of what is too much for the parser, which has no words of its own for it."""
+    try:
+        yield
+    except RecursionError as error:
+        raise UserError("the config is nested too deeply") from error
+    except OverflowError as error:
+        raise UserError(f"a number in the config is too large: {error}") from error
+
+
+class RunCLI(LightningCLI):
+    """LightningCLI over our one module and one data module, with the defaults above."""
+
+    def __init__(self, args: Any = None, **kwargs: Any) -> None:
+        for message in NEEDLESS:
+            warnings.filterwarnings("ignore", message=message)
+        # Until all is checked, nothing but a complaint is worth a line.
+        self._set_chatter(logging.WARNING)
+        super().__init__(
+            TransformerModule,
+            TextDataModule,
+            args=args,
+            save_config_callback=None,
+            seed_everything_default=1,
+            trainer_defaults=TRAINER_DEFAULTS,
+            parser_class=ConfigParser,
+            auto_configure_optimizers=False,
+            **kwargs,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("model.objective.kind", "data.task")
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def after_instantiate_classes(self) -> None:
+        self._set_chatter(logging.INFO)
+
+    def _set_chatter(self, level: int) -> None:
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(level)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the config as the user wrote it; Lightning would take the checkpoint's model."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        is_tree = isinstance(args, dict)
+        self.config = parser.parse_object(args) if is_tree else parser.parse_args(args)
+        command = self.config.get("subcommand")
+        # Here, since Lightning then puts a random number in the place of true.
+        check_seed((self.config[command] if command else self.config)["seed_everything"])
+
+    def dump(self) -> dict[str, Any]:
+        """Return the parsed config as a tree of plain values, every default in it."""
+        return dump(self.parser, self.config, self.subcommand)
+
+
+class _ParserOnly(RunCLI):
+    """Stops before anything is parsed: what is wanted is the parser."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> NoReturn:
+        raise StopIteration
+
+
+@cache
+def config_parser() -> LightningArgumentParser:
+    """Return the parser of a whole run, made once."""
+    cli = _ParserOnly.__new__(_ParserOnly)
+    with suppress(StopIteration):
+        cli.__init__(args={}, run=False)
+    return cli.parser
+
+
+def dump(
+    parser: LightningArgumentParser, config: Namespace, subcommand: str | None = None
+) -> dict[str, Any]:
+    """Return `config` as a tree of plain values. Raises `UserError`."""
+    try:
+        text = parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
+    except ValueError as error:
+        what = re.search(r"cannot represent an object', (.*)\)", str(error))
+        raise UserError(
+            f"trainer: {what[1] if what else error} cannot be written to config.yaml, which holds "
+            f"text, numbers, lists and mappings alone"
+        ) from error
+    tree = yaml.safe_load(text)
+    tree = tree[subcommand] if subcommand else tree
+    arguments("trainer", get_type_hints(pl.Trainer.__init__), tree["trainer"])  # no null astray
+    # What the subcommand itself takes, such as ckpt_path, is no part of the run.
+    return {section: tree[section] for section in SECTIONS}
+
+
+def parse(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the complete config of a tree as a user wrote it.
+
+    Raises:
+        UserError: for an unknown key or a wrong type.
+    """
+    parser = config_parser()
+    # A copy: the parser puts objects of its own into lists of callbacks.
+    complete = dump(parser, parser.parse_object(deepcopy(tree)))
+    keep_numbers(tree, complete)
+    return complete
+
+
+def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
+    """Give each number of the Trainer the type in which it was written.
+
+    Some of its fields mean a count as an integer and a share as a float. Which of the two typing
+    offers first for such a union depends on what was imported before, and so would the id.
+    """
+    section = written.get("trainer")
+    for key, value in (section if isinstance(section, dict) else {}).items():
+        if type(value) in (int, float) and complete["trainer"][key] == value:
+            complete["trainer"][key] = value
+
+
+def transformer_module(section: dict[str, Any]) -> TransformerModule:
+    """Return the module of a complete `model` section, its model not yet built."""
+    return TransformerModule(**vars(model_config(section)))
+
+
+def data_module(section: dict[str, Any]) -> TextDataModule:
+    """Return the data module of a complete `data` section."""
+    return TextDataModule(**vars(data_config(section)))
+
+
+def explain(message: str, parser: LightningArgumentParser) -> str:
+    """Turn a complaint of jsonargparse into one line: the key, the value, what would be right."""
+    message = " ".join(message.split())
+    if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+        return _unknown(f"{match[1]}.{match[2]}", parser)
+    if match := re.search(r"Subcommand '\w+' does not accept option '([\w.]+)'", message):
+        return _unknown(match[1], config_parser())
+    if match := re.search(r"^Option '([\w.]+)' is not accepted", message):
+        return _unknown(match[1], parser)
+    if match := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
+        return _unknown(match[1], parser)
+    if match := re.search(r'Key "([\w.]+)" not found in namespace', message):
+        *above, _ = match[1].split(".")
+        names = " and ".join(f"'{'.'.join(above[: i + 1])}'" for i in range(len(above)))
+        return f"{match[1]}: not found; {names} must be mappings, not null"
+    if match := re.search(r'^Parser key "([\w.]+)": Unable to load config \'(.*?)\'', message):
+        return f"{match[1]}: expected a mapping, found {as_written(match[2])}"
+    if match := re.search(r'Parser key "([\w.]+)": (.*)', message):
+        return f"{match[1]}: {_wrong_value(match[2])}"
+    return message
+
+
+def _unknown(key: str, parser: LightningArgumentParser) -> str:
+    # The hint is a sibling: a key of another section with the same ending would mislead.
+    parent, _, last = key.rpartition(".")
+    known = set()
+    for name in parser.get_defaults().keys(branches=True):
+        head, _, tail = name.rpartition(".")
+        if head == parent:
+            known.add(tail)
+    match = nearest(last, known)
+    return f"unknown key '{key}'{match}"
+
+
+def _wrong_value(problem: str) -> str:
+    """Say what value was found and which types or words were expected."""
+    value = re.search(r"(?:Given value|Got value): (.*)$", problem)
+    # Parts are parsed by a parser like ours, so their complaints have been explained already.
+    inner = re.search(r"- (unknown key '.*?|[\w.]+: expected .*?) - Expected", problem)
+    if inner:
+        return inner[1]
+    expected = re.findall(r"Expected an? (typing\.Literal\[[^\]]*\]|<class '[\w.]+'>)", problem)
+    if not (value and expected):
+        return problem
+    names = [type_name(kind) for kind in expected]
+    subtypes = re.search(r"Subtypes: \[(.*?)\] Errors", problem)
+    for path in re.findall(r"<class '(lightning[\w.]+)'>", subtypes[1] if subtypes else ""):
+        names.append(mapping_name(locate(path)))
+    words = re.findall(r"'([^']*)'", " ".join(k for k in expected if "Literal" in k))
+    hint = nearest(value[1], words) if words else ""
+    return f"expected {' or '.join(dict.fromkeys(names))}, found {as_written(value[1])}{hint}"

@@ -1,0 +1,109 @@
+"""Mistakes in the files and names of a call, found before Lightning is imported."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_app.errors import UserError
+from lightning_app.names import check_names, check_preset
+from lightning_app.trainer_arguments import trainer_arguments
+
+_OPTIONS = ("config", "help", "print_config")  # of every command of LightningCLI
+
+
+def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "") -> None:
+    """Refuse what is certainly wrong in a call; the rest is left to Lightning's parser.
+
+    Args:
+        files: The configs, in their order.
+        words: The options of the call, after those files.
+        command: The command of LightningCLI; empty where what it takes is refused elsewhere.
+
+    Raises:
+        UserError: for a file that cannot be read, a key or a preset that there is none of, or a
+            checkpoint that is missing.
+    """
+    trees = {str(file): read_tree(file) for file in files}
+    options = dict(_options(words))
+    known = trainer_arguments(command) if command else {}
+    if known is None:
+        return
+    for file, tree in trees.items():
+        with _prefixed(file):
+            check_names(tree, known)
+    with _prefixed(", ".join(trees) or "command line"):
+        check_names(dict.fromkeys(options), (*known, *_OPTIONS))
+        _check_preset(trees.values(), options)
+        if "ckpt_path" in known:
+            _check_checkpoint(command, trees.values(), options)
+
+
+def read_tree(file: str | Path) -> dict[str, Any]:
+    """Return the mapping that a config file holds, an empty one where only the parser can say."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {file}: cannot be read as UTF-8 text: {error}") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" line {mark.line + 1}:" if mark else ""
+        raise UserError(f"{file}:{line} {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{file}: no valid YAML: {error}") from error
+    except ValueError:  # what looks like a date
+        return {}
+    if not isinstance(tree, dict | None):
+        raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
+    return tree or {}
+
+
+@contextmanager
+def _prefixed(source: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each option and its value, None where there seems to be none."""
+    for word, after in pairwise([*words, ""]):
+        if word == "--":
+            return
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            follows = after if after and not after.startswith("--") else None
+            yield name.rstrip("+"), value if equals else follows
+
+
+def _check_preset(trees: Iterable[Mapping[str, Any]], options: Mapping[str, str | None]) -> None:
+    """Refuse the preset that counts: an option's, else that of the last file with one."""
+    if {"model", "model.block"} & options.keys():
+        return
+    found = [options.get("model.block.preset")]
+    for tree in trees:
+        model = tree.get("model")
+        block = model.get("block") if isinstance(model, dict) else None
+        found.insert(1, block.get("preset") if isinstance(block, dict) else None)
+    preset = next((each for each in found if each is not None), None)
+    if isinstance(preset, str):
+        check_preset(preset)
+
+
+def _check_checkpoint(
+    command: str, trees: Iterable[Mapping[str, Any]], options: Mapping[str, str | None]
+) -> None:
+    """Refuse a checkpoint that is missing, in the call or on the disk, as the run itself would."""
+    if options.keys() & {"help", "print_config"}:
+        return
+    given = options.get("ckpt_path")
+    if command != "fit" and "ckpt_path" not in options and not any("ckpt_path" in t for t in trees):
+        raise UserError(f"{command}: --ckpt_path is needed: a file, 'last' or 'best'")
+    if given is not None and given not in ("last", "best", "null") and not Path(given).is_file():
+        raise UserError(f"--ckpt_path {given}: there is no file {given}")

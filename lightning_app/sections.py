@@ -1,0 +1,110 @@
+"""What the sections `model` and `data` of a config hold, by our own classes. Without Lightning."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.data.config import DataConfig
+from lightning_app.errors import UserError
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.optim import OptimizerConfig, ScheduleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The `model` section of a run; `TransformerModule` takes the same and explains it."""
+
+    block: BlockConfig = BlockConfig()
+    architecture: ArchitectureConfig = ArchitectureConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    compile: Literal["none", "blocks"] = "none"
+
+
+PARTS: Mapping[str, type] = {"model": ModelConfig, "data": DataConfig}
+
+
+def model_config(section: Mapping[str, Any]) -> ModelConfig:
+    """Return what a complete `model` section says. Raises `UserError`."""
+    return ModelConfig(**arguments("model", hints_of(ModelConfig), section))
+
+
+def data_config(section: Mapping[str, Any]) -> DataConfig:
+    """Return what a complete `data` section says. Raises `UserError`."""
+    return DataConfig(**arguments("data", hints_of(DataConfig), section))
+
+
+@cache
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """Return the type of each field of a dataclass."""
+    return get_type_hints(kind)
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def part_of(hint: Any) -> Any:
+    """Return the dataclass that a type is or may be, or None."""
+    return next((kind for kind in kinds_of(hint) if is_dataclass(kind)), None)
+
+
+def arguments(
+    key: str, hints: Mapping[str, Any], value: Any, expected: str = "a mapping"
+) -> dict[str, Any]:
+    """Return what the mapping `value` says as arguments of the types `hints`.
+
+    The parser lets null, and any value for a mapping, through where neither can stand.
+    """
+    if not isinstance(value, dict):
+        raise UserError(f"{key}: expected {expected}, found {as_written(str(value))}")
+    # A link writes its keys into a section even where that is null.
+    if absent := [name for name in hints if name != "return" and name not in value]:
+        raise UserError(f"{key}: expected a mapping, or nothing at all; '{absent[0]}' is missing")
+    return {name: _value(f"{key}.{name}", hints[name], part) for name, part in value.items()}
+
+
+def _value(key: str, hint: Any, value: Any) -> Any:
+    """Return `value` as its type has it; parts come first, so that a refusal names its key."""
+    kinds, part = kinds_of(hint), part_of(hint)
+    if value is None:
+        if NoneType not in kinds:
+            names = [mapping_name(k) if k is part else type_name(str(k)) for k in kinds]
+            raise UserError(f"{key}: expected {' or '.join(names)}, found null")
+        return None
+    if part is None:
+        return tuple(value) if get_origin(hint) is tuple else value
+    inner = arguments(key, hints_of(part), value, mapping_name(part))
+    try:
+        return part(**inner)
+    except ValueError as error:
+        raise UserError(f"{key}: {error}") from error
+
+
+def as_written(text: str) -> str:
+    """Show a value as one would write it in YAML; what it is, is known by its form alone."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|-?inf|null|[\[{].*", text):
+        return text
+    return words.get(text, repr(text))
+
+
+def mapping_name(kind: object) -> str:
+    """Name a mapping that stands for a `kind`, with its keys where they are few."""
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else ["class_path", "init_args"]
+    return "a mapping" if len(names) > 5 else f"a mapping {{{', '.join(names)}}}"
+
+
+def type_name(kind: str) -> str:
+    """Name a type in the words of a user."""
+    if literal := re.search(r"Literal\[(.*)\]", kind):
+        return f"one of {literal[1]}"
+    name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+    return {"NoneType": "null", "float": "a number", "int": "a whole number"}.get(name, name)

@@ -1,0 +1,165 @@
+"""Plain configs are completed as LightningCLI's parser completes them, to the letter."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_app import config, parser
+from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.plan import cell_tree, combinations, expand
+from lightning_app.completion import complete_plain
+from lightning_app.config import parse, resolve
+from lightning_app.errors import UserError
+from lightning_app.experiment import cell_id
+
+BASES = sorted(Path("ablations/base").glob("*.yaml"))
+GRIDS = sorted(Path("ablations").glob("*.yaml"))
+
+
+def check_same(tree: dict[str, Any]) -> None:
+    """The order of keys and the types of numbers are the same, too."""
+    found = complete_plain(tree)
+    assert found is not None
+    assert json.dumps(found) == json.dumps(parser.parse(tree))
+
+
+@pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
+def test_every_shipped_config(path: Path) -> None:
+    check_same(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_every_value_of_a_shipped_grid(path: Path) -> None:
+    grid = read_grid(path)
+    seen: set[tuple[str, str]] = set()
+    for axes in combinations(grid):
+        values = {(axis, json.dumps(value)) for axis, value in axes.items()}
+        if not values <= seen:
+            seen |= values
+            check_same(cell_tree(grid.base_config, axes))
+
+
+def test_nothing_said() -> None:
+    check_same({})
+    check_same({"trainer": {}, "model": {"block": {}}, "data": {"splits": {}}})
+
+
+NUMBERS = st.one_of(
+    st.integers(-5, 10**18),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from([0, 1, 1.0, -0.0, 1e-9, 1e16, 2**53, 2**70]),
+)
+WORDS = st.one_of(
+    st.sampled_from(
+        [
+            *("null", "Null", "true", "on", "nan", ".inf", "1e3", "0x10", "1_000", "2020-01-01"),
+            *("a", "a/b", "../a.b", "~/a", "", " a", "a: b", "[a]", "{a}", "#", "a #b", "!x"),
+            *("cpu", "auto", "ddp", "32-true", "bf16-mixed", "norm", "translation", "word", "de"),
+            *("relu", "layer_norm", "post_ln", "none", "blocks", "sum", "post"),
+        ]
+    ),
+    st.text("abc01.-/_ :~", max_size=6),
+)
+ANY = st.one_of(NUMBERS, WORDS, st.booleans(), st.none(), st.just({}), st.just([0.5, 1]))
+KEYS = st.sampled_from(
+    [
+        *(name for name, _ in config.leaves(complete_plain({}) or {})),
+        *("model.block.shaped_attention.alpha", "model.block.shaped_attention.learned"),
+        *("model.block.value_gains.kept.value", "model.block.value_gains.change.learned"),
+        *("model.block.attention_skip.value", "model.optimizer", "data.splits"),
+    ]
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.dictionaries(KEYS, ANY, min_size=1, max_size=3))
+def test_whatever_is_completed_here_the_parser_completes_alike(values: dict[str, Any]) -> None:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        try:
+            tree = cell_tree(tree, {key: value})
+        except AttributeError:  # inside of another value
+            return
+    try:
+        found = complete_plain(tree)
+    except UserError:  # the parser's own, of the section `trainer`
+        found = None
+    if found is not None:
+        assert json.dumps(found) == json.dumps(parser.parse(tree))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"seed_everything": True},
+        {"model.block.preset": "sas"},
+        {"model": {"optimizer": {"lr": "1e-3"}}},
+        {"model": {"optimizer": {"lr": True}}},
+        {"model": {"schedule": {"warmup_steps": True}}},
+        {"model": {"block": {"norm": "null"}}},
+        {"model": "file.yaml"},
+        {"data": {"root": "null"}},
+        {"data": None},
+    ],
+)
+def test_what_only_the_parser_knows_is_left_to_it(tree: dict[str, Any]) -> None:
+    assert complete_plain(tree) is None
+
+
+def test_a_word_that_names_a_file_is_left_to_the_parser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[Any] = []
+    monkeypatch.setattr(parser, "parse", lambda tree: asked.append(tree) or {"trainer": {}})
+    section = {"strategy": "ddp_find_unused_parameters_true", "max_epochs": 17}
+    assert complete_plain({"trainer": section}) is not None
+    assert asked == []
+    (tmp_path / section["strategy"]).write_text("class_path: evil.Strategy\n")
+    complete_plain({"trainer": section})
+    assert asked == [{"trainer": section}]
+
+
+def test_what_is_completed_is_the_callers_own() -> None:
+    first = complete_plain({})
+    assert first is not None
+    first["model"]["block"]["preset"] = "sas"
+    first["trainer"]["max_steps"] = 1
+    second = complete_plain({})
+    assert second is not None
+    assert second["model"]["block"]["preset"] == "pre_ln"
+    assert second["trainer"]["max_steps"] == 20000
+
+
+def test_a_thousand_values_of_an_axis_ask_the_parser_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for the callbacks of the base, and not at all for the values."""
+    tree = yaml.safe_load(BASES[-1].read_text())
+    monitor = {"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"}
+    tree["trainer"]["callbacks"] = [monitor]
+    rates = [1, *(1e-5 * n for n in range(1, 1000))]
+    path = tmp_path / "many.yaml"
+    text = {"name": "many", "base_config": tree, "axes": {"model.optimizer.lr": rates}}
+    path.write_text(yaml.safe_dump(text))
+    grid, asked, plain = read_grid(path), [], parser.parse
+
+    def counted(tree: dict[str, Any]) -> dict[str, Any]:
+        asked.append(tree)
+        return plain(tree)
+
+    monkeypatch.setattr(parser, "parse", counted)
+    plan, configs = expand(grid, resolve, cell_id)
+    assert len(asked) <= 1
+    assert len(plan.cells) == 1000
+    for number in (0, 1, 500, 999):
+        full = parse(cell_tree(grid.base_config, plan.cells[number].axes), "")
+        assert json.dumps(configs[number]) == json.dumps(full)
+        assert cell_id(full) == plan.cells[number].id
+    assert configs[0]["model"]["optimizer"]["lr"] == 1.0
+    assert type(configs[0]["model"]["optimizer"]["lr"]) is float
