@@ -60,7 +60,7 @@ class ConfigParser(LightningArgumentParser):
             return super().parse_args(*args, **kwargs)
 
     def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
-        with _bearable(), no_foreign_imports():
+        with _bearable():
             return super().parse_object(*args, **kwargs)
 
 
@@ -163,8 +163,9 @@ def parse(tree: dict[str, Any]) -> dict[str, Any]:
         UserError: for an unknown key or a wrong type.
     """
     parser = config_parser()
-    # A copy: the parser puts objects of its own into lists of callbacks.
-    complete = dump(parser, parser.parse_object(deepcopy(tree)))
+    with no_foreign_imports():
+        # A copy: the parser puts objects of its own into lists of callbacks.
+        complete = dump(parser, parser.parse_object(deepcopy(tree)))
     keep_numbers(tree, complete)
     return complete
 

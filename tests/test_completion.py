@@ -9,13 +9,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_app import config, parser
+from lightning_app import parser
 from lightning_app.ablation.grid import read_grid
 from lightning_app.ablation.plan import cell_tree, combinations, expand
 from lightning_app.completion import complete_plain
 from lightning_app.config import parse, resolve
 from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id
+from lightning_app.experiment import identity_of
+from lightning_app.identity.relevant import leaves
 
 BASES = sorted(Path("ablations/base").glob("*.yaml"))
 GRIDS = sorted(Path("ablations").glob("*.yaml"))
@@ -68,7 +69,7 @@ WORDS = st.one_of(
 ANY = st.one_of(NUMBERS, WORDS, st.booleans(), st.none(), st.just({}), st.just([0.5, 1]))
 KEYS = st.sampled_from(
     [
-        *(name for name, _ in config.leaves(complete_plain({}) or {})),
+        *(name for name, _ in leaves(complete_plain({}) or {})),
         *("model.block.shaped_attention.alpha", "model.block.shaped_attention.learned"),
         *("model.block.value_gains.kept.value", "model.block.value_gains.change.learned"),
         *("model.block.attention_skip.value", "model.optimizer", "data.splits"),
@@ -154,12 +155,12 @@ def test_a_thousand_values_of_an_axis_ask_the_parser_once(
         return plain(tree)
 
     monkeypatch.setattr(parser, "parse", counted)
-    plan, configs = expand(grid, resolve, cell_id)
+    plan, configs = expand(grid, resolve, identity_of)
     assert len(asked) <= 1
     assert len(plan.cells) == 1000
     for number in (0, 1, 500, 999):
         full = parse(cell_tree(grid.base_config, plan.cells[number].axes), "")
         assert json.dumps(configs[number]) == json.dumps(full)
-        assert cell_id(full) == plan.cells[number].id
+        assert identity_of(full).id == plan.cells[number].id
     assert configs[0]["model"]["optimizer"]["lr"] == 1.0
     assert type(configs[0]["model"]["optimizer"]["lr"]) is float

@@ -55,7 +55,7 @@ def plain() -> str:
         {"trainer__strategy": {"class_path": "lightning.pytorch.strategies.DDPStrategy"}},
         {"trainer__limit_val_batches": 2},
         {"trainer__limit_test_batches": 2},
-        {"trainer__accumulate_grad_batches": 2},
+        {"trainer__gradient_clip_val": 1.0},
         {"model__block__shaped_attention": {}},
         {"model__architecture__activation": "gelu"},
         {"data__window": 64},
