@@ -34,7 +34,7 @@ class Origin(pl.Callback):
         if stage == "fit":
             data: Mapping[str, Any] = getattr(trainer, "datamodule", None).description  # pyright: ignore[reportOptionalMemberAccess]
             ids = getattr(trainer, "device_ids", [0])
-            self.record["data"] = data.get("digest", data["checksum"])
+            self.record["data"] = data["digest"]
             self.record |= hardware(trainer.strategy.root_device, ids)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

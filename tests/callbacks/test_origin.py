@@ -41,7 +41,7 @@ def fit(
     if code is None:
         return {}
     assert origin.record == look.seen
-    assert origin.record["data"] == datamodule.description["checksum"]
+    assert origin.record["data"] == datamodule.description["digest"]
     for key, value in hardware(fitter.strategy.root_device).items():
         assert origin.record[key] == value
     return origin.record
