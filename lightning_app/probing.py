@@ -196,11 +196,6 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
         except UserError as error:
             raise UserError(str(error).replace("--ckpt_path", "--checkpoint")) from error
         stored = torch.load(checkpoint.path, map_location="cpu", weights_only=True)
-        if stored["vocab_size"] != data.vocab_size:
-            raise UserError(
-                f"--checkpoint {checkpoint.path}: its vocabulary has {stored['vocab_size']} "
-                f"tokens, that of the data {data.vocab_size}"
-            )
         module.load_state_dict(stored["state_dict"])
         step = int(stored["global_step"])
         moments = second_moments(stored.get("optimizer_states", []), model)

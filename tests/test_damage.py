@@ -176,6 +176,18 @@ def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsy
     assert json.loads((run / "result.json").read_text())["steps"] == 4
 
 
+def test_a_checkpoint_that_knows_no_data_needs_the_vocabulary_at_least(
+    folder: Path, capsys
+) -> None:
+    path = folder / "run" / "checkpoints" / "last.ckpt"
+    stored = torch.load(path, weights_only=True)
+    del stored["TextDataModule"]
+    WholeCheckpoints().save_checkpoint(stored, path)
+    edit(folder)  # a new word
+    line = refused(COMMANDS["test"], capsys, folder)
+    assert "is of other data: its vocabulary has 25 tokens, that of the data 26" in line
+
+
 def test_translate_takes_no_other_tokenizer_than_the_run_had(folder: Path, capsys) -> None:
     flip(folder / "run" / "tokenizer.model", random.Random(1))
     line = refused(COMMANDS["translate"], capsys, folder)

@@ -29,11 +29,13 @@ class Checkpoint(NamedTuple):
     Attributes:
         path: Its file.
         step: The step after which it was written.
+        vocab_size: Of its model.
         data: What it says about the data of its run; None of a run before that was recorded.
     """
 
     path: Path
     step: int
+    vocab_size: int
     data: Mapping[str, Any] | None
 
 
@@ -141,7 +143,12 @@ def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
                     f"--ckpt_path {path}: model.{part}.{key} is {there.get(key)} there and "
                     f"{here.get(key)} in the config"
                 )
-    return Checkpoint(path, checkpoint["global_step"], checkpoint.get(TextDataModule.__qualname__))
+    return Checkpoint(
+        path,
+        checkpoint["global_step"],
+        checkpoint["vocab_size"],
+        checkpoint.get(TextDataModule.__qualname__),
+    )
 
 
 def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
@@ -150,13 +157,19 @@ def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
     Raises:
         UserError: naming the file and both digests.
     """
+    path, here = checkpoint.path, data.corpus.meta["vocab_size"]
     if checkpoint.data is not None:
         try:
             data.load_state_dict(checkpoint.data)
         except UserError as error:
-            raise UserError(f"--ckpt_path {checkpoint.path}: {error}") from error
+            raise UserError(f"--ckpt_path {path}: {error}") from error
+    elif checkpoint.vocab_size != here:
+        raise UserError(
+            f"--ckpt_path {path}: is of other data: its vocabulary has {checkpoint.vocab_size} "
+            f"tokens, that of the data {here}"
+        )
     else:
-        _say(f"{checkpoint.path}: does not say of which data it is; taken as of the config's")
+        _say(f"{path}: does not say of which data it is; taken as of the config's")
 
 
 @rank_zero_only
