@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -82,7 +81,7 @@ def test_a_corpus_that_is_edited_in_mid_cell_or_moved(tmp_path: Path) -> None:
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
+    running.terminate()
     assert running.communicate(timeout=120)[1] == ""
     assert running.returncode == 130
     [begun] = [path.name for path in runs.iterdir()]

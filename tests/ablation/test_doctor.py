@@ -329,15 +329,16 @@ def test_folders_of_another_grid_are_a_note(
     assert "1 names that this grid does not plan (such as of another); left alone" in out
 
 
-def test_a_plan_is_not_made_anew_over_the_runs_of_another_grid(
+def test_runs_of_another_grid_are_left_alone(
     sick: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (sick.folder / "runs" / "of another").mkdir()
     (sick.folder / "plan.json").unlink()
-    assert examine(sick, fix=True) == 1
+    assert examine(sick, fix=True) == 0
     out = capsys.readouterr().out
-    assert "plan.json: missing; not mended: " in out
-    assert "holds 1 runs of another grid" in out
+    assert f"plan.json: missing; fixed: written anew, {CELLS} cells" in out
+    assert "1 names that this grid does not plan (such as of another); left alone" in out
+    assert (sick.folder / "runs" / "of another").is_dir()
 
 
 def test_a_grid_that_grew_is_planned_anew_and_keeps_its_results(
@@ -347,7 +348,7 @@ def test_a_grid_that_grew_is_planned_anew_and_keeps_its_results(
     sick.write(seeds=2, delay=0, steps=1, axes={"model.optimizer.lr": [0.1, 0.2]})
     assert examine(sick) == 1
     assert "older than" in (out := capsys.readouterr().out)
-    assert out.count("is planned under the name") == CELLS
+    assert out.count("is the finished run of the cell") == CELLS
     assert examine(sick, fix=True) == 0
     starts = len(sick.lines("start"))
     assert sick.run().returncode == 0

@@ -266,15 +266,17 @@ def test_a_grid_that_grew_keeps_its_cells(world: World) -> None:
     assert len(world.lines("start")) == 12
 
 
-def test_another_grid_in_the_same_folder_is_refused(world: World) -> None:
+def test_runs_of_another_grid_in_the_same_folder_stay_and_count_nowhere(world: World) -> None:
     world.run()
-    before = world.ledger.read_text(), (world.folder / "grid.yaml").read_text()
+    before = {path: path.read_bytes() for path in world.folder.glob("runs/*/result.json")}
     world.write(delay=0.01)
     result = world.run()
-    assert result.returncode == 2
-    assert "holds 8 runs of another grid" in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert (world.ledger.read_text(), (world.folder / "grid.yaml").read_text()) == before
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(before) == len(world.runs()) == 8
+    assert {run.state for run in world.runs().values()} == {"done"}
+    assert not {path.parent.name for path in before} & set(world.runs())
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(world.lines("end")) == 16
 
 
 @pytest.mark.parametrize(
