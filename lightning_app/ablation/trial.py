@@ -58,8 +58,8 @@ from lightning_app.config import (
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
 from lightning_app.memory import peak_resident_bytes
+from lightning_app.records import SCHEMA
 
-SCHEMA = 1
 PACKAGES = (
     "torch",
     "lightning",
