@@ -29,7 +29,7 @@ from lightning_app.records import (
     read_result,
     read_yaml,
 )
-from lightning_app.tables import check_table, torn_table
+from lightning_app.tables import bytes_of, check_probes, check_table, check_text, torn_table
 
 _STANDS = "the result stands"
 _PARTS = (".part", ".partial")  # names of files that were being written
@@ -282,13 +282,21 @@ def _attempts(folder: Path, finished: bool) -> Iterator[Finding]:
 
 
 def _side_files(folder: Path) -> Iterator[Finding]:
-    """The joined table of a finished run, and the records of its model and machine."""
+    """The tables of a finished run, its translations, the records of its model and machine."""
     yield from _table(folder / "metrics.csv")
     for name in ("block.json", "env.json"):
         path = folder / name
         try:
             if path.exists():
                 read_record(path)
+        except Unsound as error:
+            yield damaged(path, str(error))
+    texts = (("hypotheses.txt", check_text), ("references.txt", check_text))
+    for name, check in (("probes.csv", check_probes), *texts):
+        path = folder / name
+        try:
+            if path.exists():
+                check(bytes_of(path))
         except Unsound as error:
             yield damaged(path, str(error))
 
