@@ -125,7 +125,7 @@ def _shapes(grid: Grid, directory: Path, plan: Plan, configs: list[dict[str, Any
         label = " ".join([label, *(f"{each}={cell.axes[each]}" for each in others)])
         shape = shapes.setdefault(key, Shape(label=label, config=config))
         shape.cells.append(cell)
-        run = read_run(directory, cell)
+        run = read_run(directory, cell, plan.metric)
         if run.pruned is not None and grid.pruner is None:  # it goes on, as there is no pruner now
             run = replace(run, state="missing", pruned=None)
         shape.runs.append(run)

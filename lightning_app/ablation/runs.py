@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -167,6 +167,14 @@ def is_held(lock: Path) -> bool:
             return False
     except Timeout:
         return True
+
+
+def by_status(words: Counter[str], states: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The same counts for scripts: `states`, of which results know two, and `outcomes` of those."""
+    outcomes = {key: words[word] for key, word in OUTCOMES.items()}
+    failed = outcomes["stalled"] + outcomes["non_finite"]
+    known = {**words, "ok": sum(outcomes.values()) - failed, "diverged": failed}
+    return {"states": {state: known.get(state, 0) for state in states}, "outcomes": outcomes}
 
 
 def describe(states: Counter[str]) -> str:
