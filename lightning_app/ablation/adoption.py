@@ -9,6 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from lightning_app.ablation.plan import Cell, Plan
 from lightning_app.ablation.runs import LOCK, RESULT, run_folder, trim_checkpoints
 from lightning_app.files import write_whole, writing_in
 from lightning_app.identity.ids import identify
+from lightning_app.records import Unsound, read_result
 
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SUFFIX = 8  # digits of the id that end the name of a run's folder
@@ -108,16 +110,13 @@ def _candidates(cell: Cell, folders: Mapping[str, list[Path]]) -> Iterator[Path]
 
 def _result_of(folder: Path, cell: Cell, plan: Plan) -> dict[str, Any] | None:
     """The result of a folder if it is the cell's, also under its id of schema 1."""
-    try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # unfinished, or damaged: its own grid says so
-    if not isinstance(result, dict) or result.get("status") not in ("ok", "diverged"):
-        return None
-    if result.get("id") == cell.id:
-        return result
-    is_former = bool(cell.former) and result.get("id") == cell.former
-    return result if is_former and _is_the_same(folder, result, cell, plan) else None
+    with suppress(Unsound):  # damaged, or of a newer version: its own grid says so
+        return read_result(folder / RESULT, cell.id, plan.metric)
+    with suppress(Unsound):
+        result = read_result(folder / RESULT, cell.former, plan.metric)
+        if result is not None and _is_the_same(folder, result, cell, plan):
+            return result
+    return None
 
 
 def _is_the_same(folder: Path, result: Mapping[str, Any], cell: Cell, plan: Plan) -> bool:

@@ -1,5 +1,6 @@
 """The commands on a grid: what `ablate plan | run | status | report` call."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from lightning_app.ablation.grid import Grid, read_grid
 from lightning_app.ablation.overview import plan_command
 from lightning_app.ablation.plan import Plan, load_plan
 from lightning_app.ablation.queue.patience import StorageLost
-from lightning_app.ablation.runs import describe, read_run, run_folder
+from lightning_app.ablation.runs import by_status, describe, read_run, run_folder
 from lightning_app.ablation.status import status_command
 from lightning_app.ablation.supervision.guard import REPORT, Interrupted, turn
 from lightning_app.ablation.supervision.options import Options
@@ -28,7 +29,7 @@ __all__ = ["plan_command", "report_command", "run_command", "status_command"]
 INTERRUPTED = 130
 STATES = ("ok", "diverged", "pruned", "failed", "missing")
 ENDS = (  # as the run folders say
-    *("ok", "diverged", "pruned", "failed", "unfinished", "waiting"),
+    *("ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged"),
     "other_data",
 )
 
@@ -49,7 +50,9 @@ def run_command(
     directory = experiments / spec.name
     with document("run", as_json) as tree:
         tree |= {"grid": spec.name, "folder": directory, "cells": 0, "elsewhere": 0}
-        tree |= {"states": dict.fromkeys(STATES, 0), "report": None, "findings": [], "headline": []}
+        tree |= by_status(Counter(), STATES)
+        shown = dict.fromkeys(("damaged", "findings", "headline", "metrics"), ())
+        tree |= {"report": None, **shown}
         tree |= {"mixtures": {}, "left_out": {}}
         tree["exit_code"] = _run(spec, directory, options, tree)
     return tree["exit_code"]
@@ -90,10 +93,10 @@ def _run(spec: Grid, directory: Path, options: Options | None, tree: dict[str, A
 
 
 def _count(directory: Path, plan: Plan, tree: dict[str, Any]) -> Counter[str]:
-    states = Counter(read_run(directory, cell).status for cell in plan.cells)
+    words = Counter(read_run(directory, cell, plan.metric).word for cell in plan.cells)
     tree["cells"] = len(plan.cells)
-    tree["states"] = {state: states[state] for state in STATES}
-    return states
+    tree |= by_status(words, STATES)
+    return words
 
 
 def _report(directory: Path, plan: Plan) -> Path:
@@ -142,13 +145,13 @@ def report_command(
         for folder in folders:
             write_index(folder)
         cells = different(grid)
-        states = Counter(cell.state for cell in cells)
+        words = Counter(cell.word for cell in cells)
         tree |= {"grids": [each.name for each in read], "report": page, "cells": len(cells)}
-        tree |= {"states": {state: states[state] for state in ENDS}, **_show(grid)}
+        tree |= {**by_status(words, ENDS), **_show(grid)}
         print(f"report: {page}")
         if claimed is not None:
             serve(page, folders, claimed)
-    return 0
+    return 1 if tree["damaged"] else 0
 
 
 def _check_apart(out: Path) -> None:
@@ -163,10 +166,21 @@ def _check_apart(out: Path) -> None:
 def _show(grid: "Folder") -> dict[str, Any]:
     """Print the headline of a report, and return it for the document."""
     from lightning_app.analysis.findings import findings
+    from lightning_app.analysis.metric import metrics_document
+    from lightning_app.analysis.runs import damaged_files
     from lightning_app.analysis.sensitivity import scores
     from lightning_app.analysis.terminal import headline, mixtures, show_report
 
     found = scores(grid)
     show_report(plain_console(), grid, found)
-    said = {"findings": findings(grid, found), "headline": headline(found)}
-    return {**said, "mixtures": mixtures(grid), "left_out": dict(grid.strangers)}
+    damaged = damaged_files(grid)
+    for line in damaged:
+        print(line, file=sys.stderr, flush=True)
+    return {
+        "damaged": damaged,
+        "findings": findings(grid, found),
+        "headline": headline(found),
+        "metrics": metrics_document(grid),
+        "mixtures": mixtures(grid),
+        "left_out": dict(grid.strangers),
+    }

@@ -15,7 +15,9 @@ from lightning_app.ablation.runs import fraction
 _REFRESH = 1.0  # seconds
 _LOOKS = {  # of the states of cells in a bar: a character and its colour
     "ok": ("█", "green"),
-    "diverged": ("▓", "yellow"),
+    "not yet learned": ("░", "green"),
+    "stalled": ("▓", "yellow"),
+    "non-finite": ("▚", "yellow"),
     "pruned": ("▒", "blue"),
     "failed": ("×", "red"),
     "running": ("▸", "cyan"),

@@ -146,7 +146,7 @@ def _shapes(
         label = " ".join([label, *(f"{each}={cell.axes[each]}" for each in others)])
         shape = shapes.setdefault(key, Shape(label=label, config=config))
         shape.cells.append(cell)
-        run = read_run(directory, cell)
+        run = read_run(directory, cell, plan.metric)
         if cell.id in found:
             run = Run(state="done", attempts=run.attempts, result=found[cell.id].result)
         if run.pruned is not None and grid.pruner is None:  # it goes on, as there is no pruner now

@@ -20,6 +20,7 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.files import write_whole
 from lightning_app.identity.ids import Identity
+from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_record
 
 Tree = Mapping[str, Any]
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
@@ -27,7 +28,6 @@ Identify = Callable[[dict[str, Any]], Identity]
 Corpus = Callable[[Tree], str | None]
 
 DEVICES = "trainer.devices"
-SCHEMA = 2  # of plan.json; 1 had ids of the config alone
 
 _LONGEST = 120  # characters of a run's name before its id; file systems allow 255
 
@@ -159,21 +159,26 @@ def made_from(grid: Grid) -> str:
 
 
 def load_plan(directory: Path) -> Plan | None:
-    """Read `plan.json` of a grid's folder, or None where there is none of this form."""
+    """Read `plan.json` of a grid's folder, None where there is none.
+
+    Raises `UserError` for one that is damaged or of a newer version.
+    """
     path = directory / "plan.json"
-    if not path.is_file():
-        return None
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: no valid JSON; remove the file to plan anew") from error
-    schema = tree.pop("schema", None)
-    if schema not in (1, SCHEMA):
+        tree = read_record(path)
+        check_schema(tree, PLAN_SCHEMA)
+        del tree["schema"]
+        cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
+        data = tuple(tree["data"])
+        corpora = tuple(tree.get("corpora") or [None] * len(data))
+        return Plan(**{**tree, "data": data, "corpora": corpora, "cells": cells})
+    except FileNotFoundError:
         return None
-    cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
-    data = tuple(tree["data"])
-    corpora = tuple(tree.get("corpora") or [None] * len(data))
-    return Plan(**{**tree, "data": data, "corpora": corpora, "cells": cells})
+    except Newer as error:
+        raise UserError(f"{path}: {error}") from error
+    except (Unsound, KeyError, TypeError) as error:
+        again = "remove the file to plan anew"
+        raise UserError(f"{path}: torn or damaged ({error}); {again}") from error
 
 
 def still_holds(plan: Plan, grid: Grid, corpus: Corpus = corpus_of) -> bool:
@@ -187,7 +192,9 @@ def save_plan(directory: Path, grid: Grid, plan: Plan) -> None:
     """Write `grid.yaml` and `plan.json`, the plan last."""
     question = yaml.safe_dump(grid.tree(), sort_keys=False, allow_unicode=True, width=100)
     write_whole(directory / "grid.yaml", question)
-    write_whole(directory / "plan.json", json.dumps({"schema": SCHEMA, **asdict(plan)}, indent=1))
+    write_whole(
+        directory / "plan.json", json.dumps({"schema": PLAN_SCHEMA, **asdict(plan)}, indent=1)
+    )
 
 
 def _resolved(grid: Grid, resolve: Resolve) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +11,18 @@ from filelock import FileLock, Timeout
 
 from lightning_app.ablation.plan import Cell
 from lightning_app.errors import UserError
+from lightning_app.records import (
+    OUTCOMES,
+    PRUNED,
+    RESULT,
+    Newer,
+    Unsound,
+    outcome,
+    read_pruned,
+    read_result,
+)
 
 LOCK = ".lock"
-RESULT = "result.json"
-PRUNED = "pruned.json"
 REPORTS = "reports.jsonl"  # of an attempt: a line for each validation, where the grid has a pruner
 STOP = "stop"  # of an attempt: the supervisor's word to end it
 
@@ -39,39 +47,39 @@ class Run:
         """What counts are made of: the result's status where there is one, else the state."""
         return self.state if self.result is None else self.result["status"]
 
+    @property
+    def word(self) -> str:
+        """What people read: how a finished run ended in the words of `OUTCOMES`, else the state."""
+        return self.state if self.result is None else OUTCOMES[outcome(self.result)]
+
 
 def run_folder(directory: Path, cell: Cell) -> Path:
     return directory / "runs" / cell.name
 
 
-def read_run(directory: Path, cell: Cell) -> Run:
-    """Read a cell's state. Raises `UserError` for a result that is damaged or not the cell's."""
+def read_run(directory: Path, cell: Cell, metric: str | None = None) -> Run:
+    """Read a cell's state; with `metric`, that of the grid, a trained run must have reported it.
+
+    Raises `UserError` for a result that is damaged, not the cell's, or of a newer version.
+    """
     folder = run_folder(directory, cell)
     attempts = last_attempt(folder)
-    if result := _read_of(folder / RESULT, cell):
-        return Run(state="done", attempts=attempts, result=result)
-    if pruned := _read_of(folder / PRUNED, cell):
-        return Run(state="pruned", attempts=attempts, pruned=pruned)
+    path = folder / RESULT
+    try:
+        if result := read_result(path, cell.id, metric):
+            return Run(state="done", attempts=attempts, result=result)
+        path = folder / PRUNED
+        if pruned := read_pruned(path, cell.id):
+            return Run(state="pruned", attempts=attempts, pruned=pruned)
+    except Unsound as error:
+        doctor = f"; `ablate doctor {directory.name} --fix` moves it, so that the cell runs again"
+        raise UserError(f"{path}: {error}{'' if isinstance(error, Newer) else doctor}") from error
     error = folder / "attempts" / str(attempts) / "error.txt"
     if error.is_file():
         lines = error.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no message")
         return Run(state="failed", attempts=attempts, error=last.strip())
     return Run(state="missing", attempts=attempts)
-
-
-def _read_of(path: Path, cell: Cell) -> dict[str, Any] | None:
-    """What a run left at its end, or None where there is no such file."""
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(f"{path}: no valid JSON; remove the run's folder") from error
-    identity = tree.get("id") if isinstance(tree, dict) else None
-    if identity != cell.id:
-        raise UserError(f"{path}: id: {identity} is not the planned {cell.id}")
-    return tree
 
 
 def last_attempt(folder: Path) -> int:
@@ -86,9 +94,10 @@ def read_progress(folder: Path, attempt: int) -> Mapping[str, Any] | None:
     """`progress.json` of an attempt, or None as long as it has written none."""
     path = folder / "attempts" / str(attempt) / "progress.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        progress = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
+    return progress if isinstance(progress, dict) else None
 
 
 @dataclass
@@ -160,7 +169,15 @@ def is_held(lock: Path) -> bool:
         return True
 
 
+def by_status(words: Counter[str], states: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The same counts for scripts: `states`, of which results know two, and `outcomes` of those."""
+    outcomes = {key: words[word] for key, word in OUTCOMES.items()}
+    failed = outcomes["stalled"] + outcomes["non_finite"]
+    known = {**words, "ok": sum(outcomes.values()) - failed, "diverged": failed}
+    return {"states": {state: known.get(state, 0) for state in states}, "outcomes": outcomes}
+
+
 def describe(states: Counter[str]) -> str:
     """Counts by state in one line, in a fixed order, without zeros."""
-    order = ("ok", "diverged", "pruned", "failed", "running", "waiting", "missing")
+    order = (*OUTCOMES.values(), "pruned", "failed", "running", "waiting", "missing")
     return ", ".join(f"{states[state]} {state}" for state in order if states[state])

@@ -1,6 +1,7 @@
 """`ablate status`: what the files of a grid's folder say, while it runs and afterwards."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightning_app.ablation.grid import Grid, read_grid
 from lightning_app.ablation.plan import Plan, load_plan, variant
 from lightning_app.ablation.runs import (
     LOCK,
+    by_status,
     describe,
     fraction,
     is_held,
@@ -18,6 +20,7 @@ from lightning_app.ablation.runs import (
     run_folder,
 )
 from lightning_app.errors import UserError
+from lightning_app.records import OUTCOMES
 
 STATES = ("ok", "diverged", "pruned", "failed", "running", "waiting")
 PROGRESS = ("step", "max_steps", "rate", "loss")  # rate in steps per second, loss in nats
@@ -45,11 +48,10 @@ def status_command(
 
 
 def _look(spec: Grid, directory: Path, plan: Plan) -> dict[str, Any]:
-    states = dict.fromkeys(STATES, 0)
     variants: dict[str, Counter[str]] = {}
     running, failed, seconds = [], [], []
     for cell in plan.cells:
-        folder, run = run_folder(directory, cell), read_run(directory, cell)
+        folder, run = run_folder(directory, cell), read_run(directory, cell, plan.metric)
         if run.result is not None:
             state = run.result["status"]
             seconds.append(run.result["seconds"])
@@ -63,18 +65,17 @@ def _look(spec: Grid, directory: Path, plan: Plan) -> dict[str, Any]:
             failed.append({"name": cell.name, "error": run.error})
         else:
             state = "waiting"
-        states[state] += 1
-        variants.setdefault(variant(cell.axes, spec.base_config), Counter())[state] += 1
+        of_variant = variants.setdefault(variant(cell.axes, spec.base_config), Counter())
+        of_variant[state if run.result is None else run.word] += 1
     left = None
     if running and seconds:
-        cells = states["waiting"] + sum(1 - fraction(progress) for _, progress in running)
+        waiting = sum(words["waiting"] for words in variants.values())
+        cells = waiting + sum(1 - fraction(progress) for _, progress in running)
         left = cells * sum(seconds) / len(seconds) / len(running)
     return {
         "cells": len(plan.cells),
-        "states": states,
-        "variants": {
-            name: {state: found[state] for state in STATES} for name, found in variants.items()
-        },
+        **by_status(sum(variants.values(), Counter()), STATES),
+        "variants": {name: _counted(words) for name, words in variants.items()},
         "running": [
             {"name": name, **{key: (progress or {}).get(key) for key in PROGRESS}}
             for name, progress in running
@@ -84,13 +85,25 @@ def _look(spec: Grid, directory: Path, plan: Plan) -> dict[str, Any]:
     }
 
 
+def _counted(words: Counter[str]) -> dict[str, Any]:
+    found = by_status(words, STATES)
+    return {**found["states"], "outcomes": found["outcomes"]}
+
+
+def _words(states: Mapping[str, int], outcomes: Mapping[str, int]) -> dict[str, int]:
+    """Counts by what people read, in the order of the bar."""
+    ended = {word: outcomes[key] for key, word in OUTCOMES.items()}
+    return ended | {state: states[state] for state in STATES if state not in ("ok", "diverged")}
+
+
 def _print(tree: dict[str, Any]) -> None:
     console = plain_console()
-    states, running = Counter(tree["states"]), tree["running"]
-    console.print(f"{tree['grid']}: {tree['cells']} cells: {describe(states)}", markup=False)
+    words, running = Counter(_words(tree["states"], tree["outcomes"])), tree["running"]
+    console.print(f"{tree['grid']}: {tree['cells']} cells: {describe(words)}", markup=False)
     if console.is_terminal and not console.options.ascii_only:
-        console.print(bar(states, min(console.width, BAR)))
-    console.print(states_table(tree["variants"], states))
+        console.print(bar(words, min(console.width, BAR)))
+    variants = {name: _words(each, each["outcomes"]) for name, each in tree["variants"].items()}
+    console.print(states_table(variants, words))
     if running:
         begun = [(each["name"], None if each["step"] is None else each) for each in running]
         console.print(running_table(begun))

@@ -64,8 +64,7 @@ from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.memory import peak_resident_bytes
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
-
-SCHEMA = 2  # 1 had ids of the config alone
+from lightning_app.records import SCHEMA
 
 
 def run_cell(

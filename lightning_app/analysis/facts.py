@@ -1,9 +1,19 @@
 """What was run and what that leaves open, in words."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from lightning_app.analysis.numbers import DASH
-from lightning_app.analysis.runs import OTHER_DATA, Cell, Grid, label
+from lightning_app.analysis.runs import (
+    LOSS,
+    OTHER_DATA,
+    Cell,
+    Grid,
+    damaged_files,
+    label,
+    outcomes,
+)
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.strays import strays
 from lightning_app.analysis.together import differences, different, shared
@@ -14,19 +24,21 @@ def counts(grid: Grid) -> str:
     """How many cells there are in each state; of several grids, each cell counts once."""
     cells = different(grid)
     states = [cell.state for cell in cells]
+    ended = outcomes(cells)
     parts = [
-        f"{states.count('diverged')} of them stalled or diverged",
+        f"of them {ended}" if ended else "none of them stalled",
         f"{states.count('pruned')} pruned" if "pruned" in states else "",
         f"{states.count('failed')} crashed" if "failed" in states else "",
         f"{states.count('unfinished')} unfinished" if "unfinished" in states else "",
         f"{states.count('waiting')} not started" if "waiting" in states else "",
         f"{states.count(OTHER_DATA)} left out, of other data" if OTHER_DATA in states else "",
+        f"{states.count('damaged')} with a damaged result" if "damaged" in states else "",
     ]
     counted = ", ".join(part for part in parts if part)
     finished = sum(cell.finished for cell in cells)
     common = shared(grid)
     once = f" {common} of them in more than one grid, counted once." if common else ""
-    return f"{finished} of {len(states)} planned cells finished; {counted}.{once}"
+    return f"{finished} of {len(states)} planned cells finished: {counted}.{once}"
 
 
 def facts(grid: Grid) -> dict[str, str]:
@@ -49,6 +61,7 @@ def facts(grid: Grid) -> dict[str, str]:
         "Device": ", ".join(_distinct(grid, "device")) or DASH,
         "Precision": ", ".join(_distinct(grid, "precision")) or DASH,
         "Code": _code(grid),
+        "Metric of the grid": _metric(grid),
         "Versions": _versions(grid),
         "Superseded": _superseded(grid),
     }
@@ -109,7 +122,7 @@ def limits(grid: Grid) -> list[str]:
             f"{FEW_SEEDS} seeds no p value where arms differ in stalls: of 23 variants that all "
             "stall as often as not, 3 seeds would call one different in 22 % of grids."
         )
-    items += _not_asked(grid)
+    items += [*_early(grid), *_damaged(grid), *_not_asked(grid)]
     kind, coupling = _coupling(grid)
     if kind == "inverse_sqrt" and coupling == "paper":
         items.append(
@@ -189,6 +202,54 @@ def _not_asked(grid: Grid) -> list[str]:
             "No arm of a baseline: no variant can be said to need warm-up more than another."
         )
     return items
+
+
+def direction(mode: str) -> str:
+    """What is better, in words."""
+    return "lower is better" if mode == "min" else "higher is better"
+
+
+def _metric(grid: Grid) -> str:
+    return f"{grid.metric}, {direction(grid.mode)}; what the study of the queue optimises"
+
+
+def _early(grid: Grid) -> list[str]:
+    """Runs that have not yet learned, and runs without the metric of the grid."""
+    items = []
+    early = [cell for cell in grid.finished if cell.outcome == "not_yet_learned"]
+    if early:
+        capped = [cell for cell in early if cell.capped]
+        items.append(
+            f"Not yet learned: {len(early)} of {len(grid.finished)} runs. Their loss was falling "
+            "when the budget ended and lay above the bar of a stall; they did not fail. One cap "
+            f"holds for all variants, so the loss of {len(capped)} of them counts as the unigram "
+            f"entropy in every score, though it ended higher: {_named(capped) or 'none'}. A longer "
+            "budget is needed to compare them."
+        )
+    lacking = [cell for cell in grid.finished if cell.metrics.get(grid.metric) is None]
+    if lacking and grid.metric != LOSS:
+        items.append(
+            f"{len(lacking)} of {len(grid.finished)} finished runs have no finite {grid.metric}, "
+            "the metric of the grid; its means leave them out, which flatters their variants: "
+            f"{_named(lacking)}."
+        )
+    return items
+
+
+def _named(cells: Sequence[Cell]) -> str:
+    """How many cells there are of each variant and warm-up."""
+    found = Counter(f"{cell.variant} at warm-up {cell.warmup or 0:,}" for cell in cells)
+    return ", ".join(f"{count} of {where}" for where, count in found.items())
+
+
+def _damaged(grid: Grid) -> list[str]:
+    lines = damaged_files(grid)
+    if not lines:
+        return []
+    return [
+        f"{len(lines)} files are damaged, and what they held is missing here: {'; '.join(lines)}. "
+        "`ablate doctor` says what can be mended."
+    ]
 
 
 def _warmups(grid: Grid) -> str:

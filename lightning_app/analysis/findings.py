@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from lightning_app.analysis.facts import budget_of
 from lightning_app.analysis.numbers import DASH
 from lightning_app.analysis.runs import Grid
-from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.sensitivity import NEVER, NOT_YET, Score
 from lightning_app.analysis.statistics import LEVEL
 
 MORE, LESS, SAME = "needs it more", "needs it less", "no difference shown"
-NEVER = "never learned"
 BASELINE = "the baseline"
 VERDICTS = {
     MORE: "warm-up matters more for",
     LESS: "warm-up matters less for",
     SAME: "no difference shown for",
     NEVER: "never learned, with warm-up either:",
+    NOT_YET: "not yet learned, so that nothing can be said of",
 }
 
 
@@ -26,8 +26,9 @@ def reading(own: Mapping[str, Score]) -> str:
     A difference is one whose p value, corrected by Holm, is under 5 %.
     """
     versus, score = own["interaction"], own["delta"]
-    if NEVER in score.note:
-        return NEVER
+    for word in (NEVER, NOT_YET):
+        if word in score.note:
+            return word
     if math.isnan(score.estimate):
         return DASH
     if versus.note == "is the baseline":

@@ -10,6 +10,11 @@ def nats(value: float) -> str:
     return f"{value:.3f}".replace("-", "−").replace("−0.000", "0.000")
 
 
+def measured(value: float) -> str:
+    """A value of any metric: three digits, those of huge numbers as a power of ten."""
+    return f"{value:,.3f}".replace("-", "−") if abs(value) < 1e9 else f"{value:.3e}"
+
+
 def interval(low: float, high: float) -> str:
     """`[low, high]` in nats."""
     return f"[{nats(low)}, {nats(high)}]"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.analysis.exports.bibliography import bibliography
 from lightning_app.analysis.facts import facts, in_short
 from lightning_app.analysis.numbers import DASH, share
-from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.runs import Cell, Grid, failures
 from lightning_app.analysis.statistics import ended_alike, mean, t_interval
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def comparison(grid: Grid) -> "pd.DataFrame":
     logarithmic scale, and so for the rate. Where a paper does not say its warm-up, ours is the
     reference; its rate, that of our lowest validation loss. `low` and `high` are the t interval
     (Student 1908), NaN where some seeds stalled and others did not. Beside "diverged" stands how
-    many of ours stalled. A dash is what our runs do not have; `differences` says why, or how far
-    off the arm is. `setting` is theirs; ours, the same for all rows, is `our_settings`.
+    many of ours did, and how. A dash is what our runs do not have; `differences` says why, or how
+    far off the arm is. `setting` is theirs; ours, the same for all rows, is `our_settings`.
     """
     import pandas as pd
 
@@ -130,19 +130,22 @@ def _ours(cells: Sequence[Cell], figure: Mapping[str, Any]) -> tuple[dict[str, A
     nothing = {"ours": DASH, "low": math.nan, "high": math.nan, "seeds": 0}
     if not cells:
         return nothing, []
-    stalled = share(sum(cell.state == "diverged" for cell in cells), len(cells))
+    failed = share(sum(cell.state == "diverged" for cell in cells), len(cells))
+    how = failures(cells) or "stalled"
     if figure["value"] == DIVERGED:
-        return nothing | {"ours": f"{stalled} stalled", "seeds": len(cells)}, []
+        return nothing | {"ours": f"{failed} {how}", "seeds": len(cells)}, []
     metric = figure["metric"]
     known = [cell for cell in cells if cell.metrics.get(metric) is not None]
     if not known:
         return nothing, [f"Our runs have no finite {metric}."]
     values = [float(cell.metrics[metric] or 0.0) for cell in known]
-    failed = [cell.state == "diverged" for cell in known]
+    alike = [cell.state == "diverged" for cell in known]
     low, high, _ = t_interval(values)
-    if not ended_alike(failed):
+    if not ended_alike(alike):
         low = high = math.nan
-    said = [f"{stalled} of ours stalled."] if any(failed) else []
+    said = [f"{failed} of ours {how}."] if any(alike) else []
+    if early := sum(cell.outcome == "not_yet_learned" for cell in known):
+        said.append(f"{early} of ours not yet learned.")
     if len(known) < len(cells):
         said.append(f"{len(cells) - len(known)} of {len(cells)} of ours without a finite {metric}.")
     return {"ours": mean(values), "low": low, "high": high, "seeds": len(known)}, said

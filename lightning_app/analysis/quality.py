@@ -97,7 +97,7 @@ def _over_sentences(first: Cell, second: Cell) -> float | None:
     if signatures[0] != signatures[1] or "tok" not in signatures[0]:
         return None
     lines = [
-        [_lines(cell.folder / f"{name}.txt") for name in ("hypotheses", "references")]
+        [_lines(cell.sound(f"{name}.txt")) for name in ("hypotheses", "references")]
         for cell in (first, second)
     ]
     (ours, references), (theirs, others) = lines
@@ -113,5 +113,5 @@ def _signature(cell: Cell) -> dict[str, str]:
     return dict(part.split(":", 1) for part in parts if ":" in part)
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+def _lines(path: Path | None) -> list[str]:
+    return [] if path is None else path.read_text(encoding="utf-8").split("\n")[:-1]

@@ -1,19 +1,31 @@
 """Read a grid folder: the plan, and what every planned cell has left on disk so far."""
 
-import csv
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
+from lightning_app.analysis.papers import number_of, read_grid_file, read_plan
 from lightning_app.errors import UserError
 from lightning_app.mixtures import Groups, strangers
+from lightning_app.records import (
+    LOSS,
+    OUTCOMES,
+    PRUNED,
+    RESULT,
+    Newer,
+    Unsound,
+    outcome,
+    read_pruned,
+    read_record,
+    read_result,
+    read_yaml,
+)
+from lightning_app.tables import bytes_of, check_probes, check_table, check_text, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +35,10 @@ WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
 BLOCK = "model.block."
 PRESET = "model.block.preset"
-LOSS = "val/nll"
-
 OTHER_DATA = "other_data"
-State = Literal["ok", "diverged", "pruned", "failed", "unfinished", "waiting", "other_data"]
+State = Literal[
+    "ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged", "other_data"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +47,9 @@ class Cell:
 
     `state`: `ok` or `diverged` (a result exists), `pruned` (the grid's pruner ended it), `failed`
     (the last attempt crashed), `unfinished` (an attempt runs or was cut short; files alone cannot
-    tell), `waiting` (never started), `other_data` (finished, but on other data than the cells that
-    it would be compared with: its result counts nowhere).
+    tell), `waiting` (never started), `damaged` (what it left at its end cannot be read; `error`
+    says why), `other_data` (finished, but on other data than the cells that it would be compared
+    with: its result counts nowhere).
     `group` names the values of the axes that are no block, warm-up, rate or seed. `baseline` is the
     variant to compare with: the grid's baseline preset with this cell's other block axes.
     """
@@ -65,6 +78,36 @@ class Cell:
         return self.result or {}
 
     @property
+    def outcome(self) -> str | None:
+        """How it ended, a key of `records.OUTCOMES`; None before the run has finished."""
+        return None if self.result is None else outcome(self.result)
+
+    @property
+    def word(self) -> str:
+        """What people read: how it ended in the words of `records.OUTCOMES`, else the state."""
+        return self.state if self.result is None else OUTCOMES[outcome(self.result)]
+
+    @cached_property
+    def damage(self) -> dict[str, str]:
+        """What is wrong with files in its folder, by name: those that a report reads."""
+        found = {}
+        for name, check in _CHECKS.items():
+            path = self.folder / name
+            try:
+                if path.exists():
+                    check(path)
+            except Unsound as error:
+                found[name] = str(error)
+            except OSError as error:
+                found[name] = f"cannot be read: {error.strerror}"
+        return found
+
+    def sound(self, name: str) -> Path | None:
+        """A file of its folder, None where it is missing or damaged."""
+        path = self.folder / name
+        return path if name not in self.damage and path.is_file() else None
+
+    @property
     def data(self) -> Mapping[str, Any]:
         """What the run was trained on: name, protocol, sizes."""
         return self.record.get("data") or {}
@@ -84,11 +127,17 @@ class Cell:
         """The `l` of every score, nats per token: `H_uni` if diverged, else `min(val/nll, H_uni)`.
 
         A stall counts as `H_uni` exactly, also where it ended a little below, so that every failure
-        costs the same. NaN if not finished.
+        costs the same. One cap serves all variants: a run that has not yet learned counts as
+        `H_uni` too, and `capped` tells it from a stall. NaN if not finished.
         """
         if self.state == "diverged":
             return self.entropy
         return min(_number(self.metrics.get(LOSS)), self.entropy)
+
+    @property
+    def capped(self) -> bool:
+        """Whether it trained and its loss counts as less than it is, as it has not yet learned."""
+        return self.state == "ok" and _number(self.metrics.get(LOSS)) > self.entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +145,7 @@ class Grid:
     """A grid folder. `cells` holds every planned cell, finished or not, in the order of the plan.
 
     `config` is the grid's base over the resolved config of one run, which knows every default.
+    `metric` is what the grid is judged by and `mode` whether `min` or `max` is best.
     `pruner` is the rule by which hopeless cells were ended early, if there was one. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins, where it joins several (`analysis.together`). `strangers` names the cells
@@ -108,6 +158,7 @@ class Grid:
     config: Mapping[str, Any]
     axes: Mapping[str, list[Any]]
     metric: str
+    mode: str
     reference_warmup: int | None
     baseline: str | None
     cells: tuple[Cell, ...]
@@ -115,6 +166,7 @@ class Grid:
     published: tuple[Mapping[str, Any], ...] = ()
     parts: tuple["Grid", ...] = ()
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    damaged_configs: tuple[str, ...] = ()
 
     @cached_property
     def finished(self) -> tuple[Cell, ...]:
@@ -141,6 +193,19 @@ class Grid:
         return None if key in self.axes else lookup(self.config, key)
 
 
+def failures(cells: Iterable[Cell]) -> str:
+    """How the runs that failed did so, in words: `stalled`, `non-finite` or both."""
+    found = {cell.word for cell in cells if cell.state == "diverged"}
+    return " or ".join(word for word in OUTCOMES.values() if word in found)
+
+
+def outcomes(cells: Iterable[Cell]) -> str:
+    """How many runs ended in each way that is not simply `ok`: `2 stalled, 1 non-finite`."""
+    words = [cell.word for cell in cells if cell.finished]
+    shown = [word for key, word in OUTCOMES.items() if key != "trained"]
+    return ", ".join(f"{words.count(word)} {word}" for word in shown if word in words)
+
+
 def lookup(tree: Any, key: str) -> Any:
     """The value at a dotted key, or None."""
     for part in key.split("."):
@@ -162,31 +227,31 @@ def label(value: Any) -> str:
 def read_grid(folder: Path) -> Grid:
     """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
 
-    Raises `UserError` for a folder that is no grid, and for a file that cannot be understood.
+    A cell whose result is damaged counts as not finished. Raises `UserError` for a folder that is
+    no grid, for a plan or grid file that cannot be understood, and for what a newer version made.
     """
     folder = Path(folder)
     for needed in ("grid.yaml", "plan.json"):
         if not (folder / needed).is_file():
             raise UserError(f"{folder}: holds no {needed}, so it is not the folder of a grid")
-    plan, grid = read_mapping(folder / "plan.json"), read_mapping(folder / "grid.yaml")
-    scores = grid.get("sensitivity") or {}
-    try:
-        config = _config(folder, plan, grid)
-        found = Grid(
-            folder=folder,
-            name=str(plan["name"]),
-            question=str(grid.get("question") or "").strip(),
-            config=config,
-            axes=plan["axes"],
-            metric=str((grid.get("metric") or {}).get("name", LOSS)),
-            reference_warmup=scores.get("reference_warmup"),
-            baseline=scores.get("baseline"),
-            cells=tuple(_cell(folder, entry, config, grid) for entry in plan["cells"]),
-            pruner=grid.get("pruner"),
-            published=tuple(grid.get("published") or ()),
-        )
-    except KeyError as error:
-        raise UserError(f"{folder / 'plan.json'}: field {error} is missing") from error
+    plan, grid = read_plan(folder / "plan.json"), read_grid_file(folder / "grid.yaml")
+    scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
+    config, damaged = _config(folder, plan, grid)
+    found = Grid(
+        folder=folder,
+        name=plan["name"],
+        question=(grid.get("question") or "").strip(),
+        config=config,
+        axes=plan["axes"],
+        metric=metric.get("name") or LOSS,
+        mode=metric.get("mode") or "min",
+        reference_warmup=scores.get("reference_warmup"),
+        baseline=scores.get("baseline"),
+        cells=tuple(_cell(folder, entry, config, grid) for entry in plan["cells"]),
+        pruner=grid.get("pruner"),
+        published=tuple(grid.get("published") or ()),
+        damaged_configs=tuple(damaged),
+    )
     return without_strangers(found)
 
 
@@ -207,24 +272,24 @@ def without_strangers(grid: Grid) -> Grid:
     return replace(grid, cells=cells, strangers={**grid.strangers, **found}) if found else grid
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """A JSON or YAML file that holds a mapping. Raises `UserError` naming the file otherwise."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        tree = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: expected a mapping, found {type(tree).__name__}")
-    return tree
+def damaged_files(grid: Grid) -> list[str]:
+    """A line for each file that a report has to go without, with what is wrong."""
+    lines = {line: None for part in grid.parts or (grid,) for line in part.damaged_configs}
+    for cell in grid.cells:
+        if cell.state == "damaged":
+            lines[f"{cell.folder}/{cell.error}"] = None
+        elif cell.finished:
+            lines |= {f"{cell.folder / name}: {what}": None for name, what in cell.damage.items()}
+    return list(lines)
 
 
 def results_frame(grid: Grid) -> "pd.DataFrame":
     """One row per planned cell: identity, state, axes, metrics, loss, budget, device, data sizes.
 
-    `status` is the cell's state; only `ok` and `diverged` have finished and have metrics. `loss` is
-    the `l` of every score (`Cell.loss`), `reference_warmup` what its grid compares with. A number
-    that a run does not have, or that was not finite, is NaN.
+    `status` is the cell's state; only `ok` and `diverged` have finished and have metrics.
+    `outcome` says how those ended. `loss` is the `l` of every score (`Cell.loss`),
+    `reference_warmup` what its grid compares with. A number that a run does not have, or that was
+    not finite, is NaN.
     """
     import pandas as pd
 
@@ -243,13 +308,14 @@ def results_frame(grid: Grid) -> "pd.DataFrame":
             | {"reference_warmup": reference}
             | {key: label(values[key]) if key in text else values[key] for key in axes}
             | {name: _number(cell.metrics.get(name)) for name in metrics}
-            | {"loss": cell.loss, "unigram_entropy": cell.entropy}
+            | {"outcome": cell.outcome, "loss": cell.loss, "unigram_entropy": cell.entropy}
             | {"diverged_step": diverged.get("step"), "diverged_rule": diverged.get("rule")}
             | {key: cell.record.get(key) for key in _BUDGET}
             | {"data": cell.data.get("name"), "protocol": cell.data.get("protocol")}
             | {f"data_{split}": sizes.get(split) for split in ("train", "valid", "test")}
         )
-    columns = [*_IDENTITY, "reference_warmup", *axes, *metrics, "loss", "unigram_entropy"]
+    columns = [*_IDENTITY, "reference_warmup", *axes, *metrics, "outcome"]
+    columns += ["loss", "unigram_entropy"]
     columns += ["diverged_step", "diverged_rule", *_BUDGET]
     columns += ["data", "protocol", "data_train", "data_valid", "data_test"]
     return pd.DataFrame(rows, columns=columns).astype(_kinds(columns))
@@ -265,7 +331,8 @@ def validations_frame(grid: Grid) -> "pd.DataFrame":
 
     rows: list[dict[str, Any]] = []
     for cell in grid.cells:
-        found = _validations(cell.folder / "metrics.csv")
+        path = cell.sound("metrics.csv")
+        found = {} if path is None else _validations(path)
         rows += [_identity(cell) | {"step": step} | found[step] for step in sorted(found)]
     logged = dict.fromkeys(key for row in rows for key in row if key.startswith("val/"))
     columns = [*_IDENTITY, "step", "tokens", "seconds", *(sorted(logged) or [LOSS])]
@@ -300,28 +367,22 @@ def _kinds(columns: Iterable[str]) -> dict[str, str]:
 
 
 def _validations(path: Path) -> dict[int, dict[str, float]]:
-    """The validations of one `metrics.csv` by step; of a value logged twice at a step, the last."""
-    if not path.is_file():
+    """The validations of one sound `metrics.csv` by step; of a value logged twice, the last."""
+    names, *rows = rows_of(path)
+    kept = [at for at, name in enumerate(names) if name.startswith("val/")]
+    if not kept:
         return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        names = next(rows, [])
-        kept = [at for at, name in enumerate(names) if name.startswith("val/")]
-        if "step" not in names or not kept:
-            return {}
-        step, width = names.index("step"), len(names)
-        sums = [at for at, name in enumerate(names) if name in _SUMS]
-        validated, spent = itemgetter(*kept), itemgetter(*sums or kept)
-        found: dict[int, dict[str, float]] = {}
-        others: dict[int, list[str]] = {}
-        for row in rows:
-            if len(row) != width:  # the last line of a run that was cut short
-                continue
-            if "".join(validated(row)):
-                values = found.setdefault(int(float(row[step])), {})
-                values |= {names[at]: float(row[at]) for at in kept if row[at]}
-            if "".join(spent(row)):
-                others[int(float(row[step]))] = row
+    step = names.index("step")
+    sums = [at for at, name in enumerate(names) if name in _SUMS]
+    validated, spent = itemgetter(*kept), itemgetter(*sums or kept)
+    found: dict[int, dict[str, float]] = {}
+    others: dict[int, list[str]] = {}
+    for row in rows:
+        if "".join(validated(row)):
+            values = found.setdefault(int(float(row[step])), {})
+            values |= {names[at]: float(row[at]) for at in kept if row[at]}
+        if "".join(spent(row)):
+            others[int(float(row[step]))] = row
     for at, values in found.items():
         row = others.get(at, [])
         values |= {_SUMS[names[n]]: float(row[n]) for n in sums if row and row[n]}
@@ -332,32 +393,54 @@ _SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
 
 
 def curve(cell: Cell, tag: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one column of the run's `metrics.csv`, both empty where it has none.
+    """Steps and values of one column of the run's `metrics.csv`, both empty where it has none,
+    also where the file is damaged (`Cell.damage`).
 
     Steps are optimizer steps, from 1.
     """
-    path = cell.folder / "metrics.csv"
-    if not path.is_file():
+    path = cell.sound("metrics.csv")
+    if path is None:
         return [], []
-    points: dict[int, float] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        names = next(rows, [])
-        if tag not in names:
-            return [], []
-        step, column = names.index("step"), names.index(tag)
-        for row in rows:
-            if len(row) > column and row[column]:
-                points[int(float(row[step]))] = float(row[column])
+    names, *rows = rows_of(path)
+    if tag not in names:
+        return [], []
+    step, column = names.index("step"), names.index(tag)
+    points = {int(float(row[step])): float(row[column]) for row in rows if row[column]}
     steps = sorted(points)
     return steps, [points[step] for step in steps]
 
 
-def _config(folder: Path, plan: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
-    resolved = (folder / "runs" / entry["name"] / "config.yaml" for entry in plan["cells"])
-    first = next((path for path in resolved if path.is_file()), None)
-    base = grid.get("base_config") or {}
-    return _merge(read_mapping(first), base) if first else dict(base)
+_CHECKS: Mapping[str, Callable[[Path], object]] = {
+    "metrics.csv": lambda path: check_table(bytes_of(path)),
+    "probes.csv": lambda path: check_probes(bytes_of(path)),
+    "hypotheses.txt": lambda path: check_text(bytes_of(path)),
+    "references.txt": lambda path: check_text(bytes_of(path)),
+    "block.json": lambda path: _check_block(read_record(path)),
+    "env.json": read_record,
+}
+
+
+def _check_block(tree: Mapping[str, Any]) -> None:
+    for side, stack in tree.items():
+        blocks = stack.get("blocks", []) if isinstance(stack, dict) else None
+        if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
+            raise Unsound(f"damaged: {side} is no stack of blocks")
+
+
+def _config(
+    folder: Path, plan: Mapping[str, Any], grid: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The config of one run under the grid's base, and a line for each damaged one before it."""
+    base, damaged = grid.get("base_config") or {}, []
+    for entry in plan["cells"]:
+        path = folder / "runs" / entry["name"] / "config.yaml"
+        try:
+            return _merge(read_yaml(path), base), damaged
+        except FileNotFoundError:
+            continue
+        except Unsound as error:
+            damaged.append(f"{path}: {error}")
+    return dict(base), damaged
 
 
 def _merge(under: Any, over: Any) -> Any:
@@ -371,12 +454,12 @@ def _cell(
 ) -> Cell:
     axes, run = entry["axes"], folder / "runs" / entry["name"]
 
-    def value(key: str) -> Any:
-        return axes[key] if key in axes else lookup(config, key)
+    def value(key: str, kind: Callable[[Any], float]) -> Any:
+        found = axes[key] if key in axes else lookup(config, key)
+        return number_of(folder / "plan.json" if key in axes else run, key, found, kind)
 
-    result, state, error = _outcome(run, prunes=grid.get("pruner") is not None)
-    if result and result["id"] != entry["id"]:
-        raise UserError(f"{run / 'result.json'}: id {result['id']} is not the plan's {entry['id']}")
+    metric = (grid.get("metric") or {}).get("name")
+    result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
     others = [key for key in axes if key not in (SEED, WARMUP, RATE) and not key.startswith(BLOCK)]
     baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
@@ -389,9 +472,9 @@ def _cell(
         variant=_variant(axes, config),
         baseline=baseline,
         group=", ".join(f"{key}={label(axes[key])}" for key in others) or "all",
-        warmup=None if value(WARMUP) is None else int(value(WARMUP)),
-        lr=None if value(RATE) is None else float(value(RATE)),
-        seed=None if value(SEED) is None else int(value(SEED)),
+        warmup=value(WARMUP, int),
+        lr=value(RATE, float),
+        seed=value(SEED, int),
         state=state,
         result=result,
         error=error,
@@ -405,19 +488,24 @@ def _variant(axes: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return "+".join(parts) or label(lookup(config, PRESET) or "base")
 
 
-def _outcome(run: Path, prunes: bool) -> tuple[dict[str, Any] | None, State, str | None]:
+def _outcome(
+    run: Path, identity: str, metric: str | None, prunes: bool
+) -> tuple[dict[str, Any] | None, State, str | None]:
     """Result, state, and the last line of the error of one run folder.
 
     Where the grid no longer `prunes`, a run that was pruned before is an unfinished one.
     """
-    if (run / "result.json").is_file():
-        result = read_mapping(run / "result.json")
-        for field in ("id", "status", "metrics", "unigram_entropy"):
-            if field not in result:
-                raise UserError(f"{run / 'result.json'}: field '{field}' is missing")
-        return result, result["status"], None
-    if prunes and (run / "pruned.json").is_file():
-        return None, "pruned", None
+    name = RESULT
+    try:
+        if result := read_result(run / RESULT, identity, metric):
+            return result, result["status"], None
+        name = PRUNED
+        if prunes and read_pruned(run / PRUNED, identity):
+            return None, "pruned", None
+    except Newer as error:
+        raise UserError(f"{run / name}: {error}") from error
+    except Unsound as error:
+        return None, "damaged", f"{name}: {error}"
     attempts = [path for path in (run / "attempts").glob("*") if path.name.isdigit()]
     if not attempts:
         return None, "waiting", None

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.runs import Cell, Grid, failures, outcomes
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
     POWER,
@@ -31,10 +31,13 @@ from lightning_app.analysis.statistics import (
     t_quantile,
     wilson_interval,
 )
+from lightning_app.records import OUTCOMES
 
 if TYPE_CHECKING:
     import pandas as pd
 
+NEVER = "never learned"
+NOT_YET = "not yet learned within this budget"
 LEARNED = 0.1  # nats under `H_uni` that a mean loss must reach to count as having learned anything
 
 Key = tuple[int, float, int]  # warm-up, rate, seed
@@ -132,7 +135,19 @@ class Paired:
 
     @property
     def missing(self) -> str:
-        return _absent("seeds", self.planned, len(self.seeds), self.lossless)
+        return _notes(_absent("seeds", self.planned, len(self.seeds), self.lossless), self.early)
+
+    @property
+    def early(self) -> str:
+        """Which runs have not yet learned and so count as the unigram entropy."""
+        counted = [
+            f"{capped} of {len(self.seeds)} at warm-up {point[0]}"
+            for point in self.points
+            if (capped := sum(self.runs[point, seed].capped for seed in self.seeds))
+        ]
+        if not counted:
+            return ""
+        return f"not yet learned {' and '.join(counted)}, counted as the unigram entropy"
 
     def failed(self, point: tuple[int, float]) -> list[bool]:
         return [self.runs[point, seed].state == "diverged" for seed in self.seeds]
@@ -145,7 +160,9 @@ class Paired:
             for point in self.points
             if not ended_alike(self.failed(point))
         ]
-        return f"stalled {' and '.join(counted)}, so no interval over seeds" if counted else ""
+        if not counted:
+            return ""
+        return f"{failures(self.runs.values())} {' and '.join(counted)}, so no interval over seeds"
 
 
 def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
@@ -361,8 +378,14 @@ def stalls(arm: Arm, lr: float, warmup: int) -> Score:
         seeds=len(runs),
         cells=len(runs),
         diverged=failed,
-        note=_absent("runs", planned, len(runs), lossless),
+        note=_notes(_absent("runs", planned, len(runs), lossless), _ends(runs)),
     )
+
+
+def _ends(runs: Sequence[Cell]) -> str:
+    """How runs ended, where it is more than that some of them stalled."""
+    words = {cell.word for cell in runs} - {OUTCOMES["trained"], OUTCOMES["stalled"]}
+    return outcomes(runs) if words else ""
 
 
 def flatness(arm: Arm, lr: float) -> Score:
@@ -434,16 +457,21 @@ def largest_rate(arm: Arm, warmup: int) -> Score:
     }
     planned = sum(key[0] == warmup for key in arm.planned)
     if not sound:
-        reason = "stalled at every rate" if runs else "no finished run"
+        reason = f"{failures(finished)} at every rate" if runs else "no finished run"
         return Score(**_who(arm, math.nan, name), **counts, note=reason)
     best = max(sound)
     lossless = sum(key[0] == warmup for key in arm.lossless)
     note = _notes(
         "the largest rate of the grid: a lower bound" if best == max(arm.rates) else "",
-        "a smaller rate stalled" if any(failed[lr] for lr in failed if lr < best) else "",
+        _smaller([cell for lr, cells in runs.items() if lr < best for cell in cells]),
         _absent("runs", planned, len(finished), lossless),
     )
     return Score(**_who(arm, math.nan, name), estimate=best, **counts, note=note)
+
+
+def _smaller(cells: Sequence[Cell]) -> str:
+    failed = failures(cells)
+    return f"a smaller rate {failed}" if failed else ""
 
 
 def holm(rows: Sequence[Score]) -> list[Score]:
@@ -503,8 +531,11 @@ def _nothing(pairs: Paired) -> str:
 
 
 def _never(pairs: Paired, point: tuple[int, float]) -> str:
-    learned = pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED
-    return "" if learned else "never learned"
+    if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
+        return ""
+    ends = {pairs.runs[point, seed].outcome for seed in pairs.seeds}
+    early = "not_yet_learned" in ends and ends <= {"not_yet_learned", "trained"}
+    return NOT_YET if early else NEVER
 
 
 def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, float]) -> list[float]:

@@ -23,7 +23,10 @@ Floats = NDArray[np.float64]
 
 
 def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # of perplexities, whose sum no float holds
+        return math.fsum(value / len(values) for value in values)
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float, float]:

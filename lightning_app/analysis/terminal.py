@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightning_app.analysis.facts import counts
 from lightning_app.analysis.findings import by_slice, findings, reading
-from lightning_app.analysis.numbers import DASH, interval, nats, p_value
-from lightning_app.analysis.runs import Grid
+from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled
+from lightning_app.analysis.numbers import DASH, interval, measured, nats, p_value
+from lightning_app.analysis.runs import Grid, failures
 from lightning_app.analysis.sensitivity import Score
 from lightning_app.analysis.statistics import LEVEL, mean
 from lightning_app.analysis.together import different
@@ -36,25 +38,28 @@ def show_report(console: Console, grid: Grid, scores: Sequence[Score]) -> None:
         return
     if grid.pruner is not None:
         write.line("Cells were ended early by the pruner, so there are no scores.")
-    slices = by_slice([score for score in scores if not math.isnan(score.lr)])
+    write.line(counts(grid))
+    found = by_slice([score for score in scores if not math.isnan(score.lr)])
     seen = 0
-    for number, (where, variants) in enumerate(slices.items()):
+    for number, (where, variants) in enumerate(found.items()):
         seen += len(variants)
         if number and seen > ROWS:
             write.line(
-                f"{len(slices) - number} more combinations of learning rate and other axes: "
+                f"{len(found) - number} more combinations of learning rate and other axes: "
                 "report.html and sensitivity.csv have all."
             )
             break
         if where:
             write.line(where, "bold")
         rows = {variant: _values(variants, own) for variant, own in variants.items()}
-        write.table(_titles(variants), rows)
+        write.table(_titles(variants, failures(grid.finished) or "stalled"), rows)
         write.plot(grid, variants)
     else:
         if grid.parts:
             write.line("Δ side by side, each compared with its own reference warm-up", "bold")
-            write.table([(where,) for where in slices], _beside(slices))
+            write.table([(where,) for where in found], _beside(found))
+    for part in grid.parts or (grid,):
+        write.metric(part)
     for text in [*findings(grid, scores), left_out(grid.strangers), mixture_line(grid)]:
         if text:
             write.line(text)
@@ -117,6 +122,25 @@ class Writer:
             for title, value in zip(titles, values, strict=True):
                 self.line(f"  {' '.join(title)}: {value}")
 
+    def metric(self, grid: Grid) -> None:
+        """The metric of the grid, the best variant first."""
+        whole = slices(grid, by_metric(grid))
+        self.line(f"{grid.name}: {titled(grid)}, mean over runs [{LEVEL:.0%}]", "bold")
+        warmups = sorted({cell.warmup or 0 for cell in grid.finished})
+        seen = 0
+        for number, (where, variants) in enumerate(whole.items()):
+            seen += len(variants)
+            if number and seen > ROWS:
+                self.line(f"{len(whole) - number} more: report.html has all.")
+                return
+            if where:
+                self.line(where)
+            rows = {}
+            for variant, arms in variants.items():
+                known = {arm.warmup or 0: arm for arm in arms}
+                rows[variant] = [_mean(known.get(warmup)) for warmup in warmups]
+            self.table([(grid.metric, f"w={warmup}") for warmup in warmups], rows)
+
     def plot(self, grid: Grid, variants: Variants) -> None:
         """Loss against warm-up: one row a variant, one letter a warm-up, on one scale."""
         losses, top = _losses(grid, variants)
@@ -163,10 +187,10 @@ class Writer:
         return Text(text.translate(PLAIN) if self._plain else text, style)
 
 
-def _titles(variants: Variants) -> list[Words]:
+def _titles(variants: Variants, failed: str) -> list[Words]:
     level = f"[{LEVEL:.0%}]"
     fixed = [READS, ("Δ", level), ("interaction", level), ("p", "(Holm)")]
-    return [*fixed, *(("stalls", f"w={warmup}") for warmup in _warmups(variants))]
+    return [*fixed, *((failed, f"w={warmup}") for warmup in _warmups(variants))]
 
 
 def _values(variants: Variants, own: Mapping[str, Score]) -> list[str]:
@@ -177,6 +201,13 @@ def _values(variants: Variants, own: Mapping[str, Score]) -> list[str]:
         p_value(own["interaction"].p_holm),
         *(_stalls(own.get(f"{STALLS}{warmup}")) for warmup in _warmups(variants)),
     ]
+
+
+def _mean(arm: MetricMean | None) -> str:
+    if arm is None or not arm.runs:
+        return DASH
+    ends = "" if math.isnan(arm.low) else f" [{measured(arm.low)}, {measured(arm.high)}]"
+    return f"{measured(arm.mean)}{ends}{f' ({arm.lacking} without)' if arm.lacking else ''}"
 
 
 def _beside(slices: Mapping[str, Variants]) -> dict[str, list[str]]:

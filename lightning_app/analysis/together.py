@@ -49,6 +49,7 @@ def together(grids: Sequence[Grid]) -> Grid:
         config=config,
         axes={AXIS: names} | {key: _values(key, parts) for key in keys},
         metric=first.metric,
+        mode=first.mode,
         reference_warmup=first.reference_warmup if len(references) == 1 else None,
         baseline=" or ".join(baselines) or None,
         cells=tuple(cell for part in parts for cell in part.cells),

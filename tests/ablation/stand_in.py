@@ -190,6 +190,7 @@ def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
 
 def main() -> int:
     from lightning_app.ablation.grid import read_grid
+    from lightning_app.ablation.queue.patience import StorageLost
     from lightning_app.ablation.supervision.guard import Interrupted
     from lightning_app.ablation.supervision.options import Options
     from lightning_app.ablation.supervision.runner import run_grid
@@ -218,6 +219,9 @@ def main() -> int:
         print(f"ablate: {error}", file=sys.stderr)
         return 2
     except Interrupted:
+        return 130
+    except StorageLost as error:
+        print(f"ablate: {error}", file=sys.stderr)
         return 130
     except OSError as error:
         if error.errno != errno.ENOSPC:

@@ -16,7 +16,10 @@ from lightning_app.ablation.doctor.command import doctor_command
 from lightning_app.ablation.plan import load_plan
 from lightning_app.ablation.queue.storages import close_storage, open_storage, storage_spec
 from lightning_app.ablation.runs import read_run
+from lightning_app.ablation.status import status_command
 from lightning_app.ablation.supervision.guard import HOLDER
+from lightning_app.analysis.runs import damaged_files
+from lightning_app.analysis.runs import read_grid as read_folder
 from lightning_app.errors import UserError
 from tests.postgres import serve
 
@@ -196,7 +199,8 @@ DAMAGES: dict[str, tuple[Callable[[World], None], str]] = {
     "wrong type": (edit("result.json", seconds="long"), "seconds: expected a number from 0"),
     "wrong status": (edit("result.json", status="fine"), "status: expected ok or diverged"),
     "contradiction": (edit("result.json", status="diverged"), "contradict each other"),
-    "metric gone": (edit("result.json", metrics={"val/bleu": 1.0}), "reports no 'val/nll'"),
+    "metric gone": (edit("result.json", metrics={"val/bleu": 1.0}), "reports no finite 'val/nll'"),
+    "ok without a loss": (edit("result.json", metrics={"val/nll": None}), "reports no finite"),
     "result of another": (copy_result_of_another, "is not the planned"),
     "config of another": (copy_config_of_another, "config.yaml: is of another experiment"),
     "config gone": (lambda world: (a_run(world) / "config.yaml").unlink(), "config.yaml: missing"),
@@ -212,6 +216,8 @@ DAMAGES: dict[str, tuple[Callable[[World], None], str]] = {
     "metrics damaged": (write("metrics.csv", b"step,val/nll\n1,3x5\n"), "line 2 is no row"),
     "metrics short": (write("metrics.csv", b"step,val/nll\n1,3.5\n2\n"), "1 fields instead of 2"),
     "env torn": (write("env.json", b'{"python": '), "env.json: torn or damaged"),
+    "probes torn": (write("probes.csv", b"step,quantity\n"), "probes.csv: torn or damaged"),
+    "translations": (write("hypotheses.txt", b"\xff\n"), "hypotheses.txt: damaged"),
     "attempts a file": (
         lambda world: (shutil.rmtree(a_run(world) / "attempts"), write("attempts", b"")(world))[1],
         "attempts: is no folder",
@@ -526,3 +532,59 @@ def test_random_damage_is_mended(world: World, finished: World, seed: int) -> No
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_much_random_damage_is_mended(world: World, finished: World, seed: int) -> None:
     chaos(world, finished, seed, damages=1 + seed % 8)
+
+
+@pytest.mark.parametrize("name", ["result.json", "pruned.json"])
+def test_a_run_of_a_newer_version_is_left_as_it_is(
+    sick: World, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Neither moved nor counted nor trained again, not even where its config is another."""
+    run = a_run(sick)
+    record = json.loads((run / "result.json").read_text())
+    (run / "result.json").unlink()
+    (run / name).write_text(json.dumps({**record, "schema": 99}))
+    copy_config_of_another(sick)
+    before = contents(run)
+    assert examine(sick, fix=True) == 1
+    said = f"{name}: schema 99: made by a newer version of this program; update the program\n"
+    assert said in capsys.readouterr().out
+    assert contents(run) == before
+    starts = len(sick.lines("start"))
+    refused = sick.run()
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert said in refused.stderr
+    with pytest.raises(UserError, match=said.strip()):
+        status_command(sick.grid, sick.folder.parent)
+    assert len(sick.lines("start")) == starts
+    assert contents(run) == before
+
+
+def test_a_plan_of_a_newer_version_is_left_as_it_is(sick: World) -> None:
+    path = sick.folder / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+    before = contents(sick.folder)
+    with pytest.raises(UserError, match=r"plan\.json: schema 99: made by a newer version"):
+        examine(sick, fix=True)
+    refused = sick.run()
+    assert refused.returncode == 2
+    assert "plan.json: schema 99: made by a newer version" in refused.stderr
+    after = contents(sick.folder)
+    del before[HOLDER], after[HOLDER]
+    assert after == before
+
+
+def test_all_commands_agree_on_a_result_without_a_finite_loss(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = a_run(sick) / "result.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "metrics": {**record["metrics"], "val/nll": None}}))
+    said = "reports no finite 'val/nll', though its status is ok"
+    with pytest.raises(UserError, match=f"{path}: {said}; `ablate doctor tiny --fix` moves it"):
+        status_command(sick.grid, sick.folder.parent)
+    refused = sick.run()
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert said in refused.stderr
+    assert damaged_files(read_folder(sick.folder)) == [f"{path}: {said}"]
+    assert examine(sick) == 1
+    assert said in capsys.readouterr().out

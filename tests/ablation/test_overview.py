@@ -12,6 +12,7 @@ from lightning_app.ablation.overview import plan_command
 from lightning_app.ablation.plan import load_plan
 from lightning_app.ablation.runs import run_folder
 from lightning_app.ablation.supervision.slots import default_workers
+from tests.records import pruned, result
 
 NAME = "small"
 CELLS = 12
@@ -50,7 +51,7 @@ def end(root: Path, count: int, name: str = "result.json", other_bytes: int = 0)
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "last.ckpt").write_bytes(bytes(12345))
         (folder / "log").write_bytes(bytes(other_bytes))
-        tree = {"id": cell.id, "status": "ok", "seconds": 3.0, "step": 5, "value": 1.0}
+        tree = (pruned if name == "pruned.json" else result)(cell.id, seconds=3.0)
         (folder / name).write_text(json.dumps(tree))
 
 

@@ -191,8 +191,15 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
     assert (tree["schema"], tree["name"], tree["excluded"]) == (2, "tiny", 0)
     assert tree["cells"][0].keys() == {"id", "name", "axes", "former"}
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(UserError, match=r"plan\.json: no valid JSON"):
+    with pytest.raises(UserError, match=r"plan\.json: torn or damaged .* to plan anew"):
         load_plan(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps({**tree, "schema": 99}))
+    with pytest.raises(UserError, match=r"plan\.json: schema 99: .* update the program$"):
+        load_plan(tmp_path)
+    for wrong in ({**tree, "cells": 3}, {**tree, "cells": [{"id": 1}]}, {"schema": 1}, []):
+        (tmp_path / "plan.json").write_text(json.dumps(wrong))
+        with pytest.raises(UserError, match=r"plan\.json: torn or damaged"):
+            load_plan(tmp_path)
 
 
 def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:

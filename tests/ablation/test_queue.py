@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from optuna.storages.journal import JournalFileBackend
 from lightning_app.ablation.plan import Cell, Plan
 from lightning_app.ablation.queue.queue import Queue
 from lightning_app.errors import UserError
+from tests.records import result as a_result
 
 AXES = {"model.block.shaped_attention": [None, {"alpha": 1.0}, [1, 2]], "seed_everything": [1]}
 CELLS = tuple(
@@ -24,16 +26,8 @@ def plan(metric: str = "val/nll", mode: str = "min") -> Plan:
 
 
 def leave(folder: Path, cell: Cell, status: str = "ok", **metrics: Any) -> dict[str, Any]:
-    result = {
-        "id": cell.id,
-        "status": status,
-        "metrics": {key.replace("_", "/"): value for key, value in metrics.items()},
-        "unigram_entropy": 6.0,
-        "seconds": 1.0,
-        "attempt": 1,
-        "started": "2026-01-01T10:00:00+00:00",
-        "finished": "2026-01-01T10:00:05+00:00",
-    }
+    told = {key.replace("_", "/", 1): value for key, value in metrics.items()}
+    result = a_result(cell.id, status, metrics={"val/nll": 2.0, **told})
     run = folder / "runs" / cell.name
     run.mkdir(parents=True, exist_ok=True)
     (run / "result.json").write_text(json.dumps(result))
@@ -75,24 +69,31 @@ def test_what_was_put_back_comes_again_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "status", "value", "expected"),
+    ("metric", "mode", "status", "value", "expected"),
     [
-        ("val/nll", "ok", 2.0, 2.0),
-        ("val/nll", "ok", 7.0, 7.0),
-        ("val/nll", "diverged", 7.0, 6.0),
-        ("val/nll", "diverged", 5.97, 5.97),
-        ("val/nll", "diverged", None, 6.0),
-        ("val/perplexity", "diverged", None, 403.4287934927351),
-        ("val/bleu", "diverged", None, 0.0),
-        ("val/bleu", "diverged", 0.3, 0.3),
+        ("val/nll", "min", "ok", 2.0, 2.0),
+        ("val/nll", "min", "ok", 7.0, 7.0),
+        ("val/nll", "min", "diverged", 7.0, 6.0),
+        ("val/nll", "min", "diverged", 5.97, 5.97),
+        ("val/nll", "min", "diverged", None, 6.0),
+        ("val/perplexity", "min", "diverged", None, 403.4287934927351),
+        ("val/perplexity", "min", "ok", None, math.inf),  # too large for a float
+        ("val/bleu", "max", "diverged", None, 0.0),
+        ("val/bleu", "max", "diverged", 0.3, 0.3),
+        ("test/bleu", "max", "ok", 20.5, 20.5),
+        ("test/nll", "min", "diverged", None, math.inf),
+        ("train/tokens_per_second", "min", "diverged", None, math.inf),
+        ("val/nll", "max", "diverged", 7.0, 7.0),
     ],
 )
-def test_a_value_is_finite_and_a_stall_costs_no_more_than_no_context(
-    tmp_path: Path, metric: str, status: str, value: float | None, expected: float
+def test_a_failed_run_is_no_better_than_those_that_trained(
+    tmp_path: Path, metric: str, mode: str, status: str, value: float | None, expected: float
 ) -> None:
-    queue = Queue(tmp_path, plan(metric), retry_failed=False)
+    queue = Queue(tmp_path, plan(metric, mode), retry_failed=False)
     claim = queue.pop() or pytest.fail("empty")
-    queue.done(claim, leave(tmp_path, claim.cell, status, **{metric.replace("/", "_"): value}))
+    queue.done(claim, leave(tmp_path, claim.cell, status, **{metric.replace("/", "_", 1): value}))
+    minimised = study(tmp_path).direction == optuna.study.StudyDirection.MINIMIZE
+    assert minimised is (mode == "min")
     complete = study(tmp_path).trials[0]
     assert complete.value == pytest.approx(expected, rel=1e-12)
     assert complete.user_attrs["diverged"] is (status == "diverged")
@@ -100,7 +101,7 @@ def test_a_value_is_finite_and_a_stall_costs_no_more_than_no_context(
 
 def test_a_metric_that_runs_do_not_report_is_the_users_mistake(tmp_path: Path) -> None:
     leave(tmp_path, CELLS[0], val_nll=1.0)
-    with pytest.raises(UserError, match=r"metric\.name: runs report no 'test/bleu' \(val/nll\)"):
+    with pytest.raises(UserError, match="reports no 'test/bleu', the metric of the grid"):
         Queue(tmp_path, plan("test/bleu", "max"), retry_failed=False)
 
 

@@ -371,3 +371,27 @@ def test_a_read_only_folder_is_named(world: World) -> None:
         assert result.stderr.count("\n") == 1
     finally:
         unmount(world.folder)
+
+
+def test_a_journal_that_is_removed_under_a_supervisor(world: World) -> None:
+    world.write(seeds=2, delay=0.1)
+    supervisor = world.start()
+    world.wait_for(lambda: world.lines("end"))
+    (world.folder / "optuna.journal").unlink()
+    _, err = supervisor.communicate(timeout=60)
+    assert (supervisor.returncode, err.count("\n")) == (130, 1), err
+    assert "optuna.journal: was removed or replaced" in err
+    world.assert_nothing_left()
+    assert world.run().returncode == 0
+    world.assert_finished()
+
+
+def test_a_folder_that_is_removed_under_a_supervisor(world: World) -> None:
+    world.write(seeds=2, delay=0.1)
+    supervisor = world.start()
+    world.wait_for(lambda: world.lines("end"))
+    world.folder.rename(world.root / "elsewhere")
+    _, err = supervisor.communicate(timeout=60)
+    assert (supervisor.returncode, err.count("\n")) == (2, 1), err
+    assert "tiny: was removed while cells ran; the same command begins again" in err
+    world.assert_nothing_left()

@@ -14,11 +14,13 @@ from lightning_app.ablation.runs import (
     ReportReader,
     describe,
     is_over,
+    read_progress,
     read_reports,
     read_run,
     trim_checkpoints,
 )
 from lightning_app.errors import UserError
+from tests.records import pruned, result
 
 CELL = Cell(id="a1", name="post_ln-a1", axes={})
 
@@ -30,22 +32,22 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def leave(path: Path, **content: object) -> None:
-    path.write_text(json.dumps({"id": CELL.id, **content}))
+def leave(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content))
 
 
 def test_a_pruned_run_is_over_but_has_no_result(tmp_path: Path, folder: Path) -> None:
     assert read_run(tmp_path, CELL).state == "missing"
     (folder / "attempts" / "1" / "error.txt").write_text("ValueError: bad\n")
     assert read_run(tmp_path, CELL).status == "failed"
-    leave(folder / PRUNED, status="pruned", step=4)
+    leave(folder / PRUNED, pruned(CELL.id, step=4))
     run = read_run(tmp_path, CELL)
     assert (run.state, run.status, run.result) == ("pruned", "pruned", None)
     assert run.pruned is not None
     assert run.pruned["step"] == 4
     assert is_over(folder, prunes=True)
     assert not is_over(folder, prunes=False)
-    leave(folder / RESULT, status="diverged")
+    leave(folder / RESULT, result(CELL.id, "diverged"))
     run = read_run(tmp_path, CELL)
     assert (run.state, run.status, run.pruned) == ("done", "diverged", None)
     assert is_over(folder, prunes=False)
@@ -54,19 +56,54 @@ def test_a_pruned_run_is_over_but_has_no_result(tmp_path: Path, folder: Path) ->
 @pytest.mark.parametrize("name", [RESULT, PRUNED])
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "no valid JSON"), ("[]", "None is not"), ('{"id": "b"}', "b is not")],
+    [
+        ("{", "no valid JSON"),
+        ("[]", "expected a JSON object, found list"),
+        (json.dumps(result("b")), "'b' is not the planned a1"),
+    ],
 )
 def test_what_is_not_the_cells_is_refused(
     tmp_path: Path, folder: Path, name: str, content: str, said: str
 ) -> None:
     (folder / name).write_text(content)
-    with pytest.raises(UserError, match=f"{name}: .*{said}"):
+    with pytest.raises(UserError, match=f"{name}: .*({said}).*; `ablate doctor .* --fix` moves it"):
         read_run(tmp_path, CELL)
 
 
+@pytest.mark.parametrize("name", [RESULT, PRUNED])
+def test_a_run_of_a_newer_version_is_refused_without_advice_to_move_it(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
+    leave(folder / name, {**result(CELL.id), "schema": 99})
+    with pytest.raises(UserError, match=f"{name}: schema 99: .* update the program$"):
+        read_run(tmp_path, CELL)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (result(CELL.id), "ok"),
+        (result(CELL.id, nll=9.0, outcome="not_yet_learned"), "not yet learned"),
+        (result(CELL.id, "diverged"), "stalled"),
+        (result(CELL.id, "diverged", None), "non-finite"),
+    ],
+)
+def test_how_a_run_ended_in_words(tmp_path: Path, folder: Path, content: dict, word: str) -> None:
+    leave(folder / RESULT, content)
+    run = read_run(tmp_path, CELL)
+    assert (run.word, run.status) == (word, content["status"])
+
+
+@pytest.mark.parametrize("content", ["[]", "\xff", "{", ""])
+def test_progress_that_cannot_be_read_is_none(folder: Path, content: str) -> None:
+    path = folder / "attempts" / "1" / "progress.json"
+    path.write_bytes(content.encode("latin-1"))
+    assert read_progress(folder, 1) is None
+
+
 def test_states_are_counted_in_a_fixed_order() -> None:
-    states = Counter({"waiting": 2, "pruned": 3, "ok": 1, "failed": 1})
-    assert describe(states) == "1 ok, 3 pruned, 1 failed, 2 waiting"
+    states = Counter({"waiting": 2, "stalled": 3, "ok": 1, "failed": 1, "not yet learned": 4})
+    assert describe(states) == "1 ok, 4 not yet learned, 3 stalled, 1 failed, 2 waiting"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_counts_running_cells_and_errors(world: World, capsys: pytest.CaptureFix
     assert "running" not in status(world, capsys)
     assert world.run().returncode == 0
     text = status(world, capsys)
-    assert "tiny: 12 cells: 4 ok, 4 diverged, 4 failed\n" in text
+    assert "tiny: 12 cells: 4 ok, 4 stalled, 4 failed\n" in text
     assert text.count(": ValueError: a bad day\n") == 4
 
 

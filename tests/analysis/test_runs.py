@@ -5,8 +5,16 @@ import math
 
 import pandas as pd
 import pytest
+import yaml
 
-from lightning_app.analysis.runs import curve, label, read_grid, results_frame, validations_frame
+from lightning_app.analysis.runs import (
+    curve,
+    damaged_files,
+    label,
+    read_grid,
+    results_frame,
+    validations_frame,
+)
 from lightning_app.analysis.together import together
 from lightning_app.errors import UserError
 
@@ -130,7 +138,7 @@ def test_a_row_for_each_validation(make_grid):
 def test_the_tokens_and_seconds_of_a_validation(make_grid):
     fake = make_grid(lambda axes: 2.0, {SEED: [1]})
     rows = ["step,train/tokens,train/seconds,val/nll,val/bleu", "50,400,1.5,,", "50,,,3.0,"]
-    rows += ["75,,,2.75,", "100,800,3.0,2.5,7.5", "100,,,2.25,", "120,900,3.5,,", "150,9"]
+    rows += ["75,,,2.75,", "100,800,3.0,2.5,7.5", "100,,,2.25,", "120,900,3.5,,", ""]
     (fake.run(fake.cells[0]) / "metrics.csv").write_text("\n".join(rows))
     frame = validations_frame(read_grid(fake.folder))
     assert frame["step"].tolist() == [50, 75, 100]
@@ -168,10 +176,10 @@ def test_a_folder_that_is_no_grid(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("plan.json", "{", r"plan.json: cannot be read"),
-        ("plan.json", "[]", r"plan.json: expected a mapping, found list"),
-        ("plan.json", '{"cells": []}', r"plan.json: field 'name' is missing"),
-        ("grid.yaml", "a: [", r"grid.yaml: cannot be read"),
+        ("plan.json", "{", r"plan.json: torn or damaged: no valid JSON"),
+        ("plan.json", "[]", r"plan.json: expected a JSON object, found list"),
+        ("plan.json", '{"schema": 1, "cells": []}', r"plan.json: field 'name' is missing"),
+        ("grid.yaml", "a: [", r"grid.yaml: torn or damaged: its last line has no end"),
     ],
 )
 def test_a_broken_file_is_named(make_grid, file, text, message):
@@ -182,12 +190,122 @@ def test_a_broken_file_is_named(make_grid, file, text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_result_of_another_cell_is_refused(make_grid):
-    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+def test_a_result_of_another_cell_is_damage(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
     path = fake.run(fake.cells[0]) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "id": "f" * 16}))
-    with pytest.raises(UserError, match=r"id f+ is not the plan's"):
+    grid = read_grid(fake.folder)
+    assert [cell.state for cell in grid.cells] == ["damaged", "ok"]
+    assert [cell.name for cell in grid.finished] == [fake.cells[1]["name"]]
+    assert damaged_files(grid) == [
+        f"{path}: id: '{'f' * 16}' is not the planned {fake.cells[0]['id']}"
+    ]
+
+
+def test_what_a_newer_version_made_is_refused(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    paths = (fake.run(fake.cells[0]) / "result.json", fake.folder / "plan.json")
+    for path in paths:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+        with pytest.raises(UserError, match=f"{path.name}: schema 99: made by a newer version"):
+            read_grid(fake.folder)
+
+
+@pytest.mark.parametrize(
+    ("nll", "told", "outcome", "loss", "capped"),
+    [
+        (2.0, None, "trained", 2.0, False),
+        (5.5, "not_yet_learned", "not_yet_learned", 4.5, True),
+        (4.48, "not_yet_learned", "not_yet_learned", 4.48, False),
+        (4.48, None, "stalled", 4.5, False),
+        (None, None, "non_finite", 4.5, False),
+    ],
+)
+def test_how_a_cell_ended(make_grid, nll, told, outcome, loss, capped):
+    fake = make_grid(lambda axes: nll, {SEED: [1]})
+    if told is not None:
+        edit(fake, 0, status="ok", diverged=None, outcome=told)
+    (cell,) = read_grid(fake.folder).cells
+    assert (cell.outcome, cell.loss, cell.capped) == (outcome, loss, capped)
+    assert results_frame(read_grid(fake.folder)).loc[0, "outcome"] == outcome
+
+
+def edit(fake, number, **changes):
+    path = fake.run(fake.cells[number]) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("metrics.csv", b"step,val/nll\n1,3x5\n", "damaged: line 2 is no row of numbers"),
+        ("metrics.csv", b"step,val/nll\n1,3.5\n2,", "torn: its last line has no end"),
+        ("metrics.csv", b"step,val/nll\n1e99,3.5\n", "damaged: line 2 has the step 1e99"),
+        ("metrics.csv", b"step,val/nll\n-1,3.5\n", "damaged: line 2 has the step -1"),
+        ("metrics.csv", b"\x00\xff\n", "torn or damaged: no table of numbers"),
+        ("probes.csv", b"step\n1\n", "torn or damaged: no column 'quantity'"),
+        ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b,x,,2\n", "line 2 is no row"),
+        ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b\n", "line 2 is no row"),
+        ("hypotheses.txt", b"\xff\n", "damaged: 'utf-8' codec can't decode"),
+        ("hypotheses.txt", b"ein\nzwei", "torn: its last line has no end"),
+        ("block.json", b'{"encoder": []}', "damaged: encoder is no stack of blocks"),
+        ("env.json", b"{", "torn or damaged: no valid JSON"),
+    ],
+)
+def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    path = fake.run(fake.cells[0]) / name
+    path.write_bytes(data)
+    grid = read_grid(fake.folder)
+    (line,) = damaged_files(grid)
+    assert line.startswith(f"{path}: ")
+    assert said in line
+    assert grid.finished[0].sound(name) is None
+    if name == "metrics.csv":
+        assert curve(grid.finished[0], "val/nll") == ([], [])
+        assert validations_frame(grid).empty
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("plan.json", {"axes": []}, "axes: expected lists by dotted key, found '[]'"),
+        ("plan.json", {"cells": {}}, "cells: expected a list"),
+        ("plan.json", {"cells": ["a"]}, "cells[0]: expected a cell, found 'a'"),
+        ("plan.json", {"cells": [{"id": "a", "name": "../a"}]}, "cells[0].name: expected the name"),
+        ("plan.json", {"cells": [{"id": "a"}]}, "field 'cells[0].name' is missing"),
+        (
+            "plan.json",
+            {"cells": [{"id": "a", "name": "a", "axes": {"x": 1}}]},
+            "cells[0].axes: expected an axis of the plan, found 'x'",
+        ),
+        (
+            "plan.json",
+            {"cells": [{"id": "a", "name": "a", "axes": {SEED: "one"}}]},
+            "seed_everything: expected a number, found 'one'",
+        ),
+        ("plan.json", {"schema": 99}, "schema 99: made by a newer version"),
+        ("grid.yaml", {"metric": {"mode": "most"}}, "metric.mode: expected 'min' or 'max'"),
+        ("grid.yaml", {"sensitivity": {"reference_warmup": "60"}}, "reference_warmup: expected a"),
+        ("grid.yaml", {"base_config": 3}, "base_config: expected a mapping, found '3'"),
+        ("grid.yaml", {"published": [{"paper": "a"}]}, "published[0]: expected texts for paper"),
+    ],
+)
+def test_a_wrong_field_of_the_plan_or_the_grid_file_is_named(make_grid, file, changes, said):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    path = fake.folder / file
+    path.write_text(json.dumps({**yaml.safe_load(path.read_text()), **changes}) + "\n")
+    with pytest.raises(UserError) as caught:
         read_grid(fake.folder)
-    path.write_text("{}")
-    with pytest.raises(UserError, match=r"result.json: field 'id' is missing"):
-        read_grid(fake.folder)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
+def test_a_damaged_config_is_passed_over_for_the_next(make_grid):
+    fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
+    path = fake.run(fake.cells[0]) / "config.yaml"
+    path.write_bytes(b"\xff\n")
+    grid = read_grid(fake.folder)
+    assert grid.setting("model.schedule.coupling") == "decoupled"
+    (line,) = damaged_files(grid)
+    assert line.startswith(f"{path}: torn or damaged: no valid YAML")

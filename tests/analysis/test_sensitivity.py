@@ -14,8 +14,9 @@ import pytest
 from scipy import stats
 
 from lightning_app.analysis.facts import limits
+from lightning_app.analysis.findings import reading
 from lightning_app.analysis.runs import read_grid
-from lightning_app.analysis.sensitivity import Score, holm, scores, scores_frame
+from lightning_app.analysis.sensitivity import NOT_YET, Score, holm, scores, scores_frame
 
 H = 4.5
 PRESET = "model.block.preset"
@@ -241,7 +242,7 @@ def test_a_baseline_that_never_learned_compares_with_nothing(make_grid):
     found = by_name(make_grid(lambda a: None if a[PRESET] == "pre_ln" else 2.0, axes).folder)
     assert math.isnan(found["sas", "interaction"].estimate)
     assert found["sas", "interaction"].note == "baseline: never learned"
-    assert found["sas", "delta"].estimate == 0.0
+    assert found["post_ln", "delta"].estimate == 0.0
 
 
 def test_seeds_that_end_differently_have_no_interval(make_grid):
@@ -267,7 +268,7 @@ def test_seeds_that_end_differently_have_no_interval(make_grid):
     assert found["pre_ln", "delta"].bootstrap is not None
 
 
-def test_a_loss_that_is_not_a_number_is_missing_and_said_to_be(make_grid):
+def test_a_damaged_result_is_missing_and_said_to_be(make_grid):
     grid = make_grid(worked, THREE)
     for cell in grid.cells:
         axes = cell["axes"]
@@ -278,8 +279,8 @@ def test_a_loss_that_is_not_a_number_is_missing_and_said_to_be(make_grid):
             path.write_text(json.dumps(record))
     found = by_name(grid.folder)
     assert found["pre_ln", "delta"].estimate == pytest.approx((0.1 + 0.3) / 2)
-    assert found["pre_ln", "delta"].note == "1 of 3 seeds without a finite loss"
-    assert found["pre_ln", "stalls w=60"].note == "1 of 3 runs without a finite loss"
+    assert found["pre_ln", "delta"].note == "1 of 3 seeds not finished"
+    assert found["pre_ln", "stalls w=60"].note == "1 of 3 runs not finished"
     assert found["pre_ln", "stalls w=60"].cells == 2
 
 
@@ -393,3 +394,30 @@ def test_the_table_has_a_row_for_each_variant_and_score(make_grid):
     assert len(frame) == 16
     assert not frame.duplicated(["group", "lr", "variant", "score"]).any()
     assert frame["note"].tolist()[0] == "per seed 1: 2.5000, 2: 2.3000, 3: 2.1000"
+
+
+def test_a_run_that_has_not_yet_learned_is_no_stall_and_said_to_be_capped(make_grid):
+    """Its loss lies above the cap that all variants share."""
+    grid = make_grid(worked, THREE)
+    for cell in grid.cells:
+        axes = cell["axes"]
+        if axes[PRESET] == "pre_ln" and (axes[WARMUP], axes[SEED]) == (0, 2):
+            early(grid, cell)
+        if axes[PRESET] == "post_ln":
+            early(grid, cell)
+    found = by_name(grid.folder)
+    capped = "not yet learned 1 of 3 at warm-up 0, counted as the unigram entropy"
+    assert capped in found["pre_ln", "delta"].note
+    assert found["pre_ln", "delta"].diverged == 0
+    assert found["pre_ln", "stalls w=0"].estimate == 0
+    assert found["pre_ln", "stalls w=0"].note == "1 not yet learned"
+    assert found["post_ln", "delta"].note == "not yet learned within this budget"
+    assert reading({name: score for (v, name), score in found.items() if v == "post_ln"}) == NOT_YET
+
+
+def early(grid, cell):
+    path = grid.run(cell) / "result.json"
+    record = json.loads(path.read_text())
+    record |= {"status": "ok", "diverged": None, "outcome": "not_yet_learned"}
+    record["metrics"]["val/nll"] = 5.5
+    path.write_text(json.dumps(record))

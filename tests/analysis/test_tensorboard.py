@@ -114,7 +114,7 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
             seen.append((rows, columns(ask), ask("custom_scalars/layout"), ask("scalars/tags")))
     assert all(each == seen[0] for each in seen[1:])
     rows, (hparams, metrics), _, tags = seen[0]
-    assert set(hparams) == {"variant", "status", PRESET, WARMUP, SEED}
+    assert set(hparams) == {"variant", "status", "outcome", PRESET, WARMUP, SEED}
     assert metrics == ["delta", "val/nll", "val/perplexity", "val/accuracy"]
     for cell in grid.cells:
         row, axes = rows[f"runs/{cell['name']}"], cell["axes"]
@@ -123,6 +123,7 @@ def test_five_restarts_show_the_same_complete_table(make_grid, outcome):
         assert row["hparams"] == {
             "variant": axes[PRESET],
             "status": "diverged" if stalled else "ok",
+            "outcome": "stalled" if stalled else "ok",
             PRESET: axes[PRESET],
             WARMUP: axes[WARMUP],
             SEED: axes[SEED],
@@ -302,7 +303,7 @@ def test_one_run_alone_holds_what_is_the_grids(make_grid):
     assert holders() == [grid.cells[0]["name"]]
     with server(grid.folder) as ask:
         until(lambda: complete(ask, 3))
-        assert set(columns(ask)[0]) == {"variant", "status", SEED, PRESET, WARMUP}
+        assert set(columns(ask)[0]) == {"variant", "status", "outcome", SEED, PRESET, WARMUP}
 
 
 def test_an_index_of_an_earlier_version_goes(make_grid):
@@ -359,6 +360,7 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
     assert kinds == {
         "variant": "STRING",
         "status": "STRING",
+        "outcome": "STRING",
         SEED: "FLOAT64",
         "model.block.shaped_attention": "STRING",
         "trainer.flag": "BOOL",

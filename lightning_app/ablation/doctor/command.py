@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.ablation.adoption import Found, find_finished, take_over
-from lightning_app.ablation.doctor.file_checks import Unsound, read_record, read_yaml
 from lightning_app.ablation.doctor.findings import (
     ASIDE,
     RUNS_AGAIN,
@@ -21,7 +20,7 @@ from lightning_app.ablation.doctor.findings import (
     put_aside,
 )
 from lightning_app.ablation.doctor.index_check import Index, Torn, differences, read_index
-from lightning_app.ablation.doctor.inspection import Inspector
+from lightning_app.ablation.doctor.inspection import Inspector, of_newer
 from lightning_app.ablation.grid import Grid, read_grid
 from lightning_app.ablation.plan import (
     Cell,
@@ -41,6 +40,7 @@ from lightning_app.errors import UserError
 from lightning_app.files import writing_in
 from lightning_app.identity.record import read_record as read_identity
 from lightning_app.mixtures import SUPERSEDED, left_out, statements, strangers
+from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_record, read_yaml
 
 _PASSES = 4  # what a fix uncovers is mended too; nothing hides deeper than this
 _SHOWN = 3  # notes of one kind that are printed each
@@ -67,6 +67,7 @@ def doctor_command(
     directory = experiments / spec.name
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder; `ablate run` makes it")
+    _refuse_newer(directory / "plan.json")
     index = storage_spec(storage, directory)
     elsewhere = None
     if index.kind == "journal" and not Path(index.url).exists():
@@ -74,6 +75,15 @@ def doctor_command(
     guard = supervisor_lock(directory, elsewhere or index.shown) if fix else nullcontext()
     with guard:
         return _Doctor(spec, directory, index, elsewhere, fix, program).examine()
+
+
+def _refuse_newer(path: Path) -> None:
+    try:
+        check_schema(read_record(path), PLAN_SCHEMA)
+    except Newer as error:
+        raise UserError(f"{path}: {error}") from error
+    except (Unsound, OSError):
+        return  # for the examination
 
 
 def _last_database(directory: Path) -> str | None:
@@ -173,7 +183,7 @@ class _Doctor:
         paths = [path for path in paths if path not in [each.folder for each in finished]]
         # Of several folders of one cell, one with a result takes its name.
         for path in sorted(paths, key=lambda path: (not (path / RESULT).exists(), path)):
-            cell = by_id.get(self._identity(path) or "")
+            cell = None if of_newer(path) else by_id.get(self._identity(path) or "")
             if cell is None:
                 unknown.append(path)
                 continue
@@ -231,11 +241,11 @@ class _Doctor:
         finding = partial(Finding, path=path, remedy="plan anew", fix=self._save_plan)
         try:
             stored = load_plan(self._directory)
-        except (UserError, KeyError, TypeError, AttributeError, ValueError):
+        except UserError:
             yield finding(what="torn or damaged")
             return
         if stored is None:
-            yield finding(what="of another form" if path.exists() else "missing")
+            yield finding(what="missing")
         elif _content(stored) != _content(self._plan):
             same = stored.made_from == self._plan.made_from
             other = "does not agree with the grid file that it names: damaged or edited"

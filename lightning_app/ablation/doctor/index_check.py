@@ -10,10 +10,10 @@ from optuna.storages import BaseStorage
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, TrialState
 
-from lightning_app.ablation.doctor.file_checks import Unsound
 from lightning_app.ablation.plan import Cell, Plan
 from lightning_app.ablation.queue.storages import StorageSpec, close_storage, open_storage
 from lightning_app.ablation.runs import Run
+from lightning_app.records import Unsound
 
 FOLDER = "folder"  # attribute of a study in a database: which folder it is of
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, IndexError)

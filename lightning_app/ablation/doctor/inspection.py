@@ -8,15 +8,6 @@ from typing import Any
 
 import yaml
 
-from lightning_app.ablation.doctor.file_checks import (
-    Unsound,
-    check_pruned,
-    check_result,
-    check_table,
-    read_record,
-    read_yaml,
-    torn_table,
-)
 from lightning_app.ablation.doctor.findings import (
     ASIDE,
     RUNS_AGAIN,
@@ -29,6 +20,16 @@ from lightning_app.ablation.plan import Cell
 from lightning_app.ablation.runs import PRUNED, RESULT, is_over
 from lightning_app.archive import Damaged, check_archive
 from lightning_app.files import write_whole, writing_in
+from lightning_app.records import (
+    Newer,
+    Unsound,
+    check_schema,
+    read_pruned,
+    read_record,
+    read_result,
+    read_yaml,
+)
+from lightning_app.tables import bytes_of, check_probes, check_table, check_text, torn_table
 
 _STANDS = "the result stands"
 _PARTS = (".part", ".partial")  # names of files that were being written
@@ -60,6 +61,8 @@ class Inspector:
                 fix=lambda: move_aside(folder, self.directory),
             )
             return [aside]
+        if newer := of_newer(folder):
+            return [newer]
         files = _walk(folder, self.directory.resolve())
         if files.obstacles:
             return files.obstacles
@@ -136,6 +139,18 @@ class Inspector:
             )
 
 
+def of_newer(folder: Path) -> Finding | None:
+    """A run of a newer version of this program: nothing in its folder is ours to judge or move."""
+    for name in (RESULT, PRUNED):
+        try:
+            check_schema(read_record(folder / name))
+        except Newer as error:
+            return Finding(path=folder / name, what=str(error))
+        except (Unsound, OSError):
+            continue  # reported where it is read for what it holds
+    return None
+
+
 def _has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (RESULT, PRUNED, "checkpoints"))
 
@@ -208,27 +223,16 @@ def _out_of_reach(path: Path, done: str) -> Finding:
 
 def _ending(folder: Path, cell: Cell) -> Iterator[Finding]:
     """What is wrong with `result.json` and `pruned.json`."""
-    outcomes: tuple[tuple[Path, Callable[[Mapping[str, Any], str], None]], ...] = (
-        (folder / RESULT, check_result),
-        (folder / PRUNED, check_pruned),
-    )
     sound = []
-    for path, check in outcomes:
-        if not path.exists():
-            continue
+    for name, read in ((RESULT, read_result), (PRUNED, read_pruned)):
+        path = folder / name
         try:
-            check(_record(path), cell.id)
-            sound.append(path)
+            if read(path, cell.id) is not None:
+                sound.append(path)
         except Unsound as error:
             yield damaged(path, str(error), RUNS_AGAIN)
     if len(sound) == 2:
         yield damaged(sound[1], f"stands beside a {RESULT}, which a pruned run has not", _STANDS)
-
-
-def _record(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise Unsound("is no file")
-    return read_record(path)
 
 
 def _checkpoints(folder: Path, finished: bool) -> Iterator[Finding]:
@@ -274,13 +278,21 @@ def _attempts(folder: Path, finished: bool) -> Iterator[Finding]:
 
 
 def _side_files(folder: Path) -> Iterator[Finding]:
-    """The joined table of a finished run, and the records of its model and machine."""
+    """The tables of a finished run, its translations, the records of its model and machine."""
     yield from _table(folder / "metrics.csv")
     for name in ("block.json", "env.json"):
         path = folder / name
         try:
             if path.exists():
-                _record(path)
+                read_record(path)
+        except Unsound as error:
+            yield damaged(path, str(error))
+    texts = (("hypotheses.txt", check_text), ("references.txt", check_text))
+    for name, check in (("probes.csv", check_probes), *texts):
+        path = folder / name
+        try:
+            if path.exists():
+                check(bytes_of(path))
         except Unsound as error:
             yield damaged(path, str(error))
 

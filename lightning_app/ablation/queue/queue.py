@@ -78,6 +78,7 @@ class Queue:
     ) -> None:
         self._directory = directory
         self._cells = {cell.id: cell for cell in plan.cells}
+        self._metric = plan.metric
         self._prunes = pruner is not None
         self._lost_after = lost_after
         self._claims: dict[int, Claim] = {}
@@ -308,7 +309,7 @@ class Queue:
 
     def _read(self, cell: Cell) -> Run:
         """What a cell has on disk. That it was pruned means nothing to a grid without a pruner."""
-        run = read_run(self._directory, cell)
+        run = read_run(self._directory, cell, self._metric)
         if run.pruned is None or self._prunes:
             return run
         return replace(run, state="missing", pruned=None)

@@ -24,6 +24,7 @@ from lightning_app.ablation.queue.storages import StorageSpec, close_storage, op
 from lightning_app.ablation.runs import Run, read_reports, run_folder
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
+from lightning_app.records import outcome
 
 TOKEN = ".study"
 """The file that ties a folder to its study in a database."""
@@ -166,7 +167,9 @@ class Study:
             return
 
     def value(self, result: Mapping[str, Any]) -> float:
-        """The metric, capped at what a model without any context reaches, always finite.
+        """The metric, never NaN. A run that failed is as bad as a model without any context.
+
+        Where that has no bound, a run without the metric is worse than all that have it.
 
         Raises:
             UserError: where results do not have it.
@@ -177,10 +180,12 @@ class Study:
             known = ", ".join(result["metrics"])
             raise UserError(f"{self._plan.name}: metric.name: runs report no '{name}' ({known})")
         value = result["metrics"].get(name)
-        cap = _LOWER_IS_BETTER_CAPS[name](entropy) if name in _LOWER_IS_BETTER_CAPS else None
-        if value is None:
-            return cap if cap is not None else 0.0
-        return min(value, cap) if diverged and cap is not None else value
+        if self._plan.mode == "max":
+            return 0.0 if value is None else value  # no metric of a run is below
+        worst = math.inf if value is None else value
+        if diverged and name in _LOWER_IS_BETTER_CAPS:
+            return min(worst, _LOWER_IS_BETTER_CAPS[name](entropy))
+        return worst
 
     def _open(self) -> tuple[BaseStorage, optuna.Study]:
         """Open or make the study, and note what had to be mended."""
@@ -250,7 +255,7 @@ class Study:
 
 def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
     """What a complete trial says of its result."""
-    marks = {"diverged": result["status"] == "diverged"}
+    marks = {"diverged": result["status"] == "diverged", "outcome": outcome(result)}
     return {
         **marks,
         "seconds": result["seconds"],

@@ -13,6 +13,7 @@ from typing import Any
 from optuna.trial import Trial
 
 from lightning_app.ablation.display import Display, clock
+from lightning_app.ablation.queue.patience import StorageLost
 from lightning_app.ablation.queue.pruning import Reports
 from lightning_app.ablation.queue.queue import Claim, Queue
 from lightning_app.ablation.runs import (
@@ -35,6 +36,7 @@ from lightning_app.ablation.supervision.process import (
 )
 from lightning_app.ablation.supervision.slots import Slots
 from lightning_app.ablation.supervision.workers import Stop, kill, start
+from lightning_app.errors import UserError
 from lightning_app.files import disk_full, has_no_room, write_whole, writing_in
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang
@@ -136,6 +138,12 @@ class Supervisor:
                     break
                 self._wait()
             self._put_back()
+        except (FileNotFoundError, StorageLost) as error:
+            if (self._directory / "plan.json").is_file():
+                raise
+            raise UserError(
+                f"{self._directory}: was removed while cells ran; the same command begins again"
+            ) from error
         finally:
             self._save()  # also where the storage is lost
             for each in self._running:
@@ -279,7 +287,7 @@ class Supervisor:
         elif run.result is not None:
             self._queue.done(each.claim, run.result)
             nll = run.result["metrics"].get("val/nll")
-            self._say(each, run.result["status"], f"val/nll {'-' if nll is None else f'{nll:.4f}'}")
+            self._say(each, run.word, f"val/nll {'-' if nll is None else f'{nll:.4f}'}")
 
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
         """Put a cell back whose end says nothing about it, unless that came too often."""

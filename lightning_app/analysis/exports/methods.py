@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from lightning_app.analysis.exports.bibliography import cited, distinct, values_of
-from lightning_app.analysis.facts import UNKNOWN
-from lightning_app.analysis.runs import PRESET, RATE, SEED, WARMUP, Grid, label
+from lightning_app.analysis.facts import UNKNOWN, direction
+from lightning_app.analysis.runs import PRESET, RATE, SEED, WARMUP, Grid, label, outcomes
 from lightning_app.analysis.sensitivity import LEARNED
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 
@@ -168,8 +168,12 @@ def _outcome(grid: Grid) -> str:
     text = (
         "The outcome of a run is its final validation loss in unsmoothed nats per predicted token. "
         "A run whose loss ends within 0.05 nats of the unigram entropy of the validation targets "
-        f"({entropy} nats) or above, or is not finite, has stalled or diverged; it counts as that "
-        "entropy, the same for every variant."
+        f"({entropy} nats) or above and is not falling has stalled; one whose loss is not finite "
+        "any more is non-finite. Both count as that entropy, the same for every variant. A run "
+        "that was still learning above that bar has not yet learned; it is no failure, and its "
+        f"loss is capped at the same entropy. Of {len(grid.finished)} finished runs: "
+        f"{outcomes(grid.finished) or 'all trained'}. The grid is judged by {grid.metric}, "
+        f"{direction(grid.mode)}."
     )
     if any("bleu" in name for cell in grid.finished for name in cell.metrics):
         signatures = distinct(cell.record.get("sacrebleu_signature") for cell in grid.finished)

@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning_app.analysis.facts import in_short
 from lightning_app.analysis.findings import by_slice, reading
 from lightning_app.analysis.numbers import DASH, interval, nats, p_value, share, share_interval
-from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.runs import Cell, Grid, failures
 from lightning_app.analysis.sensitivity import Score
 from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, t_interval
 from lightning_app.files import write_whole
@@ -58,10 +58,12 @@ def headline(grid: Grid, scores: Sequence[Score]) -> Table:
         "What each variant loses without warm-up: Δ is the loss without warm-up less that with the "
         f"reference{_reference(grid)}, in nats per token, seed by seed; relative Δ its share of "
         f"what is learned; interaction is Δ less that{baseline}. In brackets {LEVEL:.0%} intervals "
-        "(t over seeds, Fieller for the ratio, Wilson for stalls); p by Holm. "
+        "(t over seeds, Fieller for the ratio, Wilson for shares of runs); p by Holm. "
         f"{in_short(grid)}"
     )
-    stalls = (f"stalls, warm-up {warmup:,}" for warmup in grid.warmups)
+    stalls = (
+        f"{failures(grid.finished) or 'stalled'}, warm-up {warmup:,}" for warmup in grid.warmups
+    )
     header = ("variant", "reads", "Δ", "relative Δ", "interaction", "p (Holm)", *stalls, "seeds")
     return Table(
         name="headline",

@@ -84,4 +84,5 @@ def identity(cell: Cell) -> dict[str, object]:
         "seed": cell.seed,
         "run": cell.name,
         "status": cell.state,
+        "outcome": cell.outcome,
     }

@@ -35,7 +35,7 @@ def at_best_rate(cells: Sequence[Cell]) -> list[Cell]:
 def which(cells: Sequence[Cell]) -> str:
     """In words, which runs `at_best_rate` has chosen."""
     if all(cell.state == "diverged" for cell in cells):
-        return "All of these runs stalled or diverged."
+        return "All of these runs stalled or were non-finite."
     rates = {cell.lr for cell in cells}
     at = "" if None in rates else f" at the learning rate {min(r for r in rates if r):g}"
     return f"The runs{at} that did not stall, with warm-up {_listed(map(warmup_of, cells))}."

@@ -29,8 +29,8 @@ class Links:
         told += [] if cell.warmup is None else [f"warm-up {cell.warmup:,}"]
         told += [] if cell.lr is None else [f"lr {cell.lr:g}"]
         told += [] if cell.seed is None else [f"seed {cell.seed}"]
-        stalled = ", stalled or diverged" if cell.state == "diverged" else ""
-        return self._add(cell, f"{', '.join(told)}: {words}{stalled}")
+        ended = "" if cell.outcome in (None, "trained") else f", {cell.word}"
+        return self._add(cell, f"{', '.join(told)}: {words}{ended}")
 
     def about(self, words: str) -> str | None:
         """The same for a mark of several runs, which has words and leads nowhere."""

@@ -1,12 +1,11 @@
 """The curves of a run, from the `metrics.csv` in its folder."""
 
-import csv
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from lightning_app.analysis.runs import Cell
+from lightning_app.tables import rows_of
 
 TRAIN, VALID = "train/nll", "val/nll"
 TOKENS, SECONDS = "train/tokens", "train/seconds"
@@ -27,24 +26,22 @@ class Log:
 
 def read_log(cell: Cell, wanted: Callable[[str], bool]) -> Log:
     """Read the columns of `metrics.csv` whose tag is `wanted`. Of a step logged twice, the last."""
-    return Log(read_curves(cell.folder / "metrics.csv", wanted))
+    return Log(read_curves(cell, wanted))
 
 
-def read_curves(path: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-    if not path.is_file():
+def read_curves(cell: Cell, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+    """The same without the steps that no curve has; empty where the file is damaged."""
+    path = cell.sound("metrics.csv")
+    if path is None:
         return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        names = next(rows, [])
-        columns = [(place, name) for place, name in enumerate(names) if wanted(name)]
-        found: dict[str, Curve] = {name: {} for _, name in columns}
-        if not columns:
-            return {}
-        at = names.index("step")
-        for row in rows:
-            for place, name in columns:
-                if len(row) > place and row[place]:
-                    found[name][int(float(row[at]))] = float(row[place])
+    names, *rows = rows_of(path)
+    columns = [(place, name) for place, name in enumerate(names) if wanted(name)]
+    found: dict[str, Curve] = {name: {} for _, name in columns}
+    at = names.index("step")
+    for row in rows:
+        for place, name in columns:
+            if row[place]:
+                found[name][int(float(row[at]))] = float(row[place])
     return {name: _sound(curve) for name, curve in found.items()}
 
 

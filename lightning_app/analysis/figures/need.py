@@ -34,8 +34,8 @@ Value = Callable[[Cell], float]
 def final_loss(part: Part) -> list[Sketch]:
     """Final loss against warm-up, a panel a variant."""
     text = (
-        "Crosses are runs that stalled or diverged, at the unigram entropy H (dashed), as the "
-        "scores count them."
+        "Crosses are runs that stalled or were non-finite, at the unigram entropy H (dashed), as "
+        "the scores count them; a run that has not yet learned is capped there, too."
     )
     return _by_warmup(
         part,
@@ -54,8 +54,8 @@ def final_quality(part: Part) -> list[Sketch]:
         return []
     name, label = QUALITY[metric]
     text = (
-        f"Crosses are runs that stalled or diverged, at the value they ended with. {name} is "
-        f"{metric} in results.csv."
+        f"Crosses are runs that stalled or were non-finite, at the value they ended with. "
+        f"{name} is {metric} in results.csv."
     )
     return _by_warmup(
         part,
@@ -109,7 +109,7 @@ def _by_warmup(
     averaged = f"mean, {LEVEL:.0%} t interval" if bars else "mean"
     handles = [
         Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one run", **dot),
-        Line2D([], [], marker="X", markersize=7, label="stalled or diverged", **dot),
+        Line2D([], [], marker="X", markersize=7, label="stalled or non-finite", **dot),
         Line2D([], [], marker="D", markersize=5.5, label=averaged, **dot),
     ]
     if entropy:

@@ -1,17 +1,15 @@
 """What was measured inside a run: its `probes.csv`, and the gains among its logged curves."""
 
-import csv
 import math
 from collections.abc import Container
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.analysis.figures.logs import Curve, read_curves
 from lightning_app.analysis.runs import Cell
+from lightning_app.tables import PROBED, rows_of
 
 GAINS = ("alpha", "beta", "gamma")
 ENDS_OF_GAINS = ("_skip", "_branch", "head_gain", "_change")
-COLUMNS = ("step", "quantity", "stack", "layer", "head", "value")
 
 
 class Place(NamedTuple):
@@ -27,13 +25,13 @@ class Place(NamedTuple):
 
 
 def has_probes(cell: Cell) -> bool:
-    return (cell.folder / "probes.csv").is_file()
+    return cell.sound("probes.csv") is not None
 
 
 def read_probes(cell: Cell, quantities: Container[str]) -> dict[Place, Curve]:
     """The quantities by place and step, only finite values; of a step probed twice, the last."""
     found: dict[Place, Curve] = {}
-    for step, place, value in _rows(cell.folder / "probes.csv", quantities):
+    for step, place, value in _rows(cell, quantities):
         if math.isfinite(value):
             found.setdefault(place, {})[step] = value
     return found
@@ -41,23 +39,24 @@ def read_probes(cell: Cell, quantities: Container[str]) -> dict[Place, Curve]:
 
 def last_probes(cell: Cell, quantities: Container[str]) -> dict[Place, float]:
     """The quantities by place at the last step that was probed."""
-    rows = _rows(cell.folder / "probes.csv", quantities)
+    rows = _rows(cell, quantities)
     last = max((step for step, _, _ in rows), default=0)
     return {place: value for step, place, value in rows if step == last and math.isfinite(value)}
 
 
-def _rows(path: Path, quantities: Container[str]) -> list[tuple[int, Place, float]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        names = next(rows, [])
-        at, name, *others, value = map(names.index, COLUMNS)
-        found = []
-        for row in rows:
-            if row[name] in quantities:
-                stack, layer, head = (row[other] for other in others)
-                place = Place(row[name], stack, _whole(layer), _whole(head))
-                found.append((int(row[at]), place, float(row[value])))
-        return found
+def _rows(cell: Cell, quantities: Container[str]) -> list[tuple[int, Place, float]]:
+    path = cell.sound("probes.csv")
+    if path is None:
+        return []
+    names, *rows = rows_of(path)
+    at, name, *others, value = map(names.index, PROBED)
+    found = []
+    for row in rows:
+        if row[name] in quantities:
+            stack, layer, head = (row[other] for other in others)
+            place = Place(row[name], stack, _whole(layer), _whole(head))
+            found.append((int(row[at]), place, float(row[value])))
+    return found
 
 
 def _whole(text: str) -> int | None:
@@ -66,7 +65,7 @@ def _whole(text: str) -> int | None:
 
 def read_gains(cell: Cell) -> dict[Place, Curve]:
     """The learned gains that `metrics.csv` has as `probe/<quantity>/<stack>/<layer>`."""
-    curves = read_curves(cell.folder / "metrics.csv", lambda tag: _gain(tag) is not None)
+    curves = read_curves(cell, lambda tag: _gain(tag) is not None)
     return {place: c for tag, c in curves.items() if c and (place := _gain(tag)) is not None}
 
 

@@ -57,7 +57,7 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
     axes_of[0].set_xlim(-0.5, len(warmups) - 0.5)
     axes_of[0].set_ylim(-0.5, len(rates) - 0.5)
     look: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "none"}
-    cross = Line2D([], [], label="k/n: k of n runs stalled or diverged", **look)
+    cross = Line2D([], [], label="k/n: k of n runs stalled or non-finite", **look)
     arrange(figure, axes_of, "warm-up (updates)", "learning rate", [cross], below=BAR)
     _colour_bar(figure, mappable)
     return [
@@ -66,9 +66,9 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
             table=pd.DataFrame(rows),
             title="Final loss by learning rate and warm-up",
             text="A map a variant: the number is the mean final validation loss over the finished "
-            "runs, a run that stalled or diverged counted as the unigram entropy H, the top of the "
-            "one colour scale. × k/n: k of n finished runs stalled or diverged. A dash: no "
-            "finished run. Rates and warm-ups are evenly spaced, not to scale.",
+            "runs, a run that stalled or was non-finite counted as the unigram entropy H, the top "
+            "of the one colour scale. × k/n: k of n finished runs stalled or non-finite. A dash: "
+            "no finished run. Rates and warm-ups are evenly spaced, not to scale.",
             limits="The best cell of a map is the least of many noisy means and looks better than "
             "it is. Nothing is known beyond the edges of the maps.",
             links=links,
@@ -167,8 +167,8 @@ def frontier(part: Part) -> list[Sketch]:
             label="at least: the largest tried",
             **dot,
         ),
-        Line2D([], [], marker="X", markersize=6, label="some run stalled", **dot),
-        Line2D([], [], marker=".", markersize=5, label="no run stalled", **dot),
+        Line2D([], [], marker="X", markersize=6, label="some run stalled or non-finite", **dot),
+        Line2D([], [], marker=".", markersize=5, label="no such run", **dot),
     ]
     arrange(figure, axes_of, "warm-up (updates)", "learning rate (log scale)", handles)
     least = min(row["n"] for row in rows if row["mark"] == "tried" and row["n"])
@@ -179,9 +179,9 @@ def frontier(part: Part) -> list[Sketch]:
             table=pd.DataFrame(rows),
             title="Largest stable learning rate against warm-up",
             text="Large dots: the largest rate of the grid at which no finished run stalled or "
-            "diverged, joined over warm-ups; an open one where that is the largest rate tried, so "
-            "that the true one lies there or above. Small dots and crosses: every rate tried, "
-            "without and with a run that stalled. No large dot: some run stalled at every rate. "
+            "was non-finite, joined over warm-ups; an open one where that is the largest rate "
+            "tried, so that the true one lies there or above. Small dots and crosses: every rate "
+            "tried, without and with such a run. No large dot: there is one at every rate. "
             "Warm-ups are evenly spaced, not to scale.",
             limits="The frontier lies between the rates that were tried. No stall in "
             f"{least} run{'s' * (least != 1)}, the fewest at a point, still allows a share of "
@@ -248,7 +248,7 @@ def _stalled(runs: Sequence[Cell]) -> int:
 
 def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[Cell]) -> str:
     each = "; ".join(
-        f"seed {cell.seed}: {cell.loss:.3f}{' stalled' * (cell.state == 'diverged')}"
+        f"seed {cell.seed}: {cell.loss:.3f}{'' if cell.word == 'ok' else f' {cell.word}'}"
         for cell in runs
     )
     where = f"{arm.variant}, warm-up {warmup:,}, lr {lr:g}"

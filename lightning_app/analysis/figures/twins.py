@@ -102,13 +102,14 @@ def _twins(pair: tuple[Cell, Cell], colour: str) -> Sketch | None:
     return Sketch(
         figure=figure,
         table=pd.DataFrame(rows),
-        title=f"Inside a run of {stalled.variant} that stalled, and its twin that did not",
-        text=f"Above: warm-up {warmup_of(stalled):,}, which stalled or diverged{when}; below: "
+        title=f"Inside a run of {stalled.variant} that ended {stalled.word}, and its twin that "
+        "did not",
+        text=f"Above: warm-up {warmup_of(stalled):,}, which ended {stalled.word}{when}; below: "
         f"warm-up {warmup_of(other):,}, which did not; else alike, seed {stalled.seed}. "
         f"{_meanings(columns)} Layers count from 1, the deeper the stronger; 0 is what enters "
         "the first. Measured on one fixed validation batch after the steps marked.",
-        limits="Two runs, chosen because one stalled: they show what a stall looks like, not how "
-        "often it comes or what causes it.",
+        limits=f"Two runs, chosen because one ended {stalled.word}: they show what that looks "
+        "like, not how often it comes or what causes it.",
         links=links,
         cells=pair,
     )
@@ -127,7 +128,7 @@ def _meanings(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def _told(cell: Cell) -> str:
-    state = "stalled" if cell.state == "diverged" else "did not stall"
+    state = cell.word if cell.state == "diverged" else "did not stall"
     return f"warm-up {warmup_of(cell):,}\n{state}"
 
 

@@ -30,11 +30,14 @@ def appendix(contents: Contents) -> Markup:
 def _formulas(grid: Grid) -> Markup:
     reference = "the reference" if grid.reference_warmup is None else f"{grid.reference_warmup:,}"
     terms = {
-        "l": "final val/nll of a run in nats per token; H for a run that stalled or diverged",
+        "l": "final val/nll of a run in nats per token, at most H; H for a run that stalled or was "
+        "non-finite",
         "H": "unigram entropy of the validation targets: the loss of a model that knows how often "
         "each token occurs and nothing else",
-        "stalled": "the run ended within 0.05 nats of H, or above; diverged: its loss was not "
-        "finite any more. Both count as H, the same for every variant",
+        "stalled": "the run ended within 0.05 nats of H, or above, and was not learning; "
+        "non-finite: its loss was not finite any more. Both count as H, the same for every variant",
+        "not yet learned": "the run was learning when its budget ended, above that bar. It did not "
+        "fail, but the same cap holds: its l is H where its loss is above H",
         "Δ": f"mean over seeds of l(warm-up 0) − l(warm-up {reference}), seed by seed",
         "relative Δ": "Δ / (H − l at the reference); undefined where the denominator is under "
         f"{LEARNED:g} nats (“never learned”)",
@@ -45,7 +48,9 @@ def _formulas(grid: Grid) -> Markup:
     }
     if len(grid.rates) > 1:
         terms["D"] = "smallest l over rates without warm-up − smallest l over rates and warm-ups"
-        terms["η_max"] = "largest rate of the grid at which no finished run stalled"
+        terms["η_max"] = (
+            "largest rate of the grid at which no finished run stalled or was non-finite"
+        )
     rows = (join([element("dt", name), element("dd", text)]) for name, text in terms.items())
     return element("dl", *rows, class_="formulas")
 

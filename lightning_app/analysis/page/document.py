@@ -13,6 +13,7 @@ from lightning_app.analysis.page.cost import cost
 from lightning_app.analysis.page.explorer import explorer
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.inside import inside
+from lightning_app.analysis.page.metric import metric_table
 from lightning_app.analysis.page.need import need
 from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.page.setup import cautions, what_was_run
@@ -57,7 +58,7 @@ def _sections(contents: Contents) -> list[Markup]:
     if grid.pruner is not None:
         drawn = (figures(contents, question) for question in ("need", "cost", "stable", "inside"))
         return [
-            section("figures", "How did the runs go?", *drawn),
+            section("figures", "How did the runs go?", metric_table(contents), *drawn),
             explorer(contents),
             what_was_run(contents),
         ]

@@ -17,7 +17,7 @@ function explore() {
   ].filter((axis, index) => index === 0 || several(axis.key));
   const hover = (run) =>
     `<b>${escaped(run.variant)}</b><br>warm-up ${run.warmup}, rate ${run.lr}, seed ${run.seed}` +
-    `${run.group === "all" ? "" : "<br>" + escaped(run.group)}<br>${run.state}`;
+    `${run.group === "all" ? "" : "<br>" + escaped(run.group)}<br>${run.word}`;
 
   function escaped(text) {
     return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");

@@ -27,7 +27,7 @@ def explorer(contents: Contents) -> Markup:
             "p",
             "Each point and each line is one run: point at it to see which, click to open its "
             "folder, click a name in the legend to hide it, drag to zoom. Crosses are runs that "
-            "stalled or diverged. Nothing is averaged here, and nothing may be concluded from "
+            "stalled or non-finite. Nothing is averaged here, and nothing may be concluded from "
             "single runs.",
         ),
         _controls("final", ("across", "value")),
@@ -79,6 +79,7 @@ def _run(contents: Contents, cell: Cell, keys: list[str], most: int) -> dict[str
         "lr": cell.lr,
         "seed": cell.seed,
         "state": cell.state,
+        "word": cell.word,
         "values": [_finite(found.get(key)) for key in keys],
         "curves": list(curves.values()),
     }

@@ -1,5 +1,6 @@
 """What happened inside?"""
 
+from lightning_app.analysis.figures.probes import has_probes
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
@@ -9,7 +10,7 @@ ASKS = "trainer.callbacks: [{class_path: lightning_app.callbacks.probes.SignalPr
 
 
 def inside(contents: Contents) -> Markup:
-    probed = any((cell.folder / "probes.csv").is_file() for cell in contents.grid.finished)
+    probed = any(has_probes(cell) for cell in contents.grid.finished)
     said = "" if probed else _unprobed()
     return section("inside", "What happened inside?", figures(contents, "inside"), said)
 

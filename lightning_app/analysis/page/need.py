@@ -9,6 +9,7 @@ from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.numbers import nats, p_value
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
+from lightning_app.analysis.page.metric import metric_table
 from lightning_app.analysis.page.parts import (
     column,
     estimate,
@@ -18,7 +19,7 @@ from lightning_app.analysis.page.parts import (
     section,
     stalled,
 )
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.runs import Cell, failures
 from lightning_app.analysis.sensitivity import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 
@@ -31,6 +32,7 @@ def need(contents: Contents) -> Markup:
         "Who needs warm-up?",
         _headline(contents),
         _by_warmup(contents),
+        metric_table(contents),
         figures(contents, "need"),
     )
 
@@ -45,7 +47,10 @@ def _headline(contents: Contents) -> Markup:
         column("relative Δ", "of what is learned"),
         column("interaction", f"Δ − Δ of {grid.baseline}" if grid.baseline else "no baseline"),
         column("p", "Holm"),
-        *(column("stalls", f"warm-up {warmup:,}") for warmup in grid.warmups),
+        *(
+            column(failures(grid.finished) or "stalled", f"warm-up {warmup:,}")
+            for warmup in grid.warmups
+        ),
         column("seeds"),
     ]
 
@@ -66,7 +71,7 @@ def _headline(contents: Contents) -> Markup:
         "What each variant loses without warm-up. Δ: loss without warm-up minus loss with it, seed "
         "by seed; interaction: how much more that is than for the baseline. In brackets: "
         f"{LEVEL:.0%} intervals (t over seeds for Δ and the interaction, Fieller for the ratio, "
-        f"Wilson for stalls). {'Below them: the values of the seeds. ' if few else ''}"
+        f"Wilson for shares of runs). {'Below them: the values of the seeds. ' if few else ''}"
         f"{'Bootstrap-t intervals besides: sensitivity.csv. ' if booted else ''}"
         f"{in_short(grid)}"
     )

@@ -11,8 +11,9 @@ from lightning_app.analysis.published import our_settings
 from lightning_app.analysis.runs import BLOCK, OTHER_DATA, Grid
 from lightning_app.analysis.serve import tensorboard_path
 from lightning_app.analysis.tensorboard import run_url
+from lightning_app.records import OUTCOMES
 
-TEXT = frozenset({"variant", "status", "diverged_rule"})
+TEXT = frozenset({"variant", "outcome", "diverged_rule"})
 
 
 def cautions(grid: Grid) -> Markup:
@@ -75,10 +76,10 @@ def _all_cells(contents: Contents) -> Markup:
     grid, results = contents.grid, contents.results
     shown = {"variant": "variant", "warmup": "warm-up", "lr": "lr", "seed": "seed"}
     axes = [key for key in grid.axes if key in results and not key.startswith(BLOCK)]
-    shown |= {key: key for key in axes} | {"status": "status"}
+    shown |= {key: key for key in axes} | {"outcome": "outcome"}
     shown |= {key: key for key in results if "/" in key}
     if any(cell.state == "diverged" for cell in grid.finished):
-        shown |= {"diverged_step": "diverged at", "diverged_rule": "rule"}
+        shown |= {"diverged_step": "at step", "diverged_rule": "rule"}
     shown |= {"seconds": "seconds"}
     columns = [column(title, text=key in TEXT) for key, title in shown.items()]
     columns.append(column("run", text=True))
@@ -118,7 +119,7 @@ def _all_cells(contents: Contents) -> Markup:
 
 def _classes(key: str, record: dict[Any, Any]) -> str | None:
     kinds = ["text"] if key in TEXT else []
-    if key == "status" and record["status"] != "ok":
+    if key == "outcome" and record["status"] != "ok":
         kinds.append("bad")
     return " ".join(kinds) or None
 
@@ -128,6 +129,8 @@ def _value(key: str, value: Any) -> Child:
 
     if value is None or value is pd.NA or value != value:
         return DASH
+    if key == "outcome":
+        return OUTCOMES[value]
     if key == "lr":
         return f"{value:g}"
     if isinstance(value, float):
@@ -148,6 +151,7 @@ def _unfinished(contents: Contents) -> Markup:
         "unfinished": "running or cut short",
         "waiting": "not started",
         OTHER_DATA: "trained on other data, left out",
+        "damaged": "damaged result",
     }
     columns = [column(title, text=True) for title in ("Variant", "run", "state", "last message")]
     rows = [

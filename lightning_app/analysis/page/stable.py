@@ -38,8 +38,8 @@ def _largest(contents: Contents) -> Markup:
 
     rates = ", ".join(f"{lr:g}" for lr in grid.rates)
     caption = (
-        "η_max: the largest learning rate of the grid at which no finished run stalled or "
-        f"diverged. Rates: {rates}; between two of them, and outside, nothing is known. "
+        "η_max: the largest learning rate of the grid at which no finished run stalled or was "
+        f"non-finite. Rates: {rates}; between two of them, and outside, nothing is known. "
         f"{in_short(grid)}"
     )
     return scored(contents.next_table(), caption, columns, shown, row)

@@ -11,8 +11,10 @@ from typing import Any
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
+from lightning_app.analysis.metric import titled
 from lightning_app.analysis.runs import LOSS, Cell, Grid, label
 from lightning_app.analysis.tensorboard.summaries import tensor
+from lightning_app.records import OUTCOMES
 
 DELTA = "delta"
 """Nats per token that a cell loses against its reference run (`references`)."""
@@ -20,6 +22,7 @@ ALWAYS = (LOSS, "val/perplexity", "val/accuracy")
 TESTED = ("test/nll", "test/bleu", "test/sacrebleu")
 UNTOLD = ("test/perplexity", "test/accuracy")
 """Metrics that the table goes without: a run has at most forty tags."""
+_END = {"failed": "FAILURE", "damaged": "UNKNOWN"}  # by state
 FIELDS = {"BOOL": "bool_value", "FLOAT64": "number_value", "STRING": "string_value"}
 
 
@@ -30,7 +33,8 @@ def metric_tags(grid: Grid) -> list[str]:
         tested = grid.setting("model.objective.evaluate_test")
         expected = [LOSS, "val/perplexity", *(TESTED if tested else ())]
     found = {tag for cell in grid.finished for tag in cell.metrics if tag[:4] in ("val/", "test")}
-    return [*expected, *sorted(found - {*expected, *UNTOLD})]
+    told = [*expected, *sorted(found - {*expected, *UNTOLD})]
+    return list(dict.fromkeys([grid.metric, *told]))  # what the grid is judged by comes first
 
 
 def references(grid: Grid) -> dict[str, Cell]:
@@ -66,6 +70,8 @@ def experiment(grid: Grid, tags: Sequence[str]) -> Summary:
     described = api_pb2.Experiment(name=grid.name, description=grid.question)
     columns: dict[str, Sequence[Any]] = {"variant": grid.variants, **grid.axes}
     columns["status"] = ("ok", "diverged", "failed", *(["pruned"] if grid.pruner else []))
+    columns["status"] += tuple({cell.state for cell in grid.cells} & {"damaged"})
+    columns["outcome"] = tuple(OUTCOMES.values())
     for name, values in columns.items():
         present = [value for value in values if value is not None]
         info = described.hparam_infos.add(
@@ -81,6 +87,8 @@ def experiment(grid: Grid, tags: Sequence[str]) -> Summary:
     for tag in [*compared, *tags]:
         info = described.metric_infos.add(display_name=tag)
         info.name.tag = tag
+        if tag == grid.metric:
+            info.display_name = f"{titled(grid)} (the grid's metric)"
     return _hparams(
         metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=described)
     )
@@ -96,6 +104,8 @@ def started(grid: Grid, cell: Cell) -> Summary:
             setattr(start.hparams[name], FIELDS[_kind(values)], _typed(value, values))
     if cell.state != "unfinished":
         start.hparams["status"].string_value = cell.state
+    if cell.finished:
+        start.hparams["outcome"].string_value = cell.word
     data = plugin_data_pb2.HParamsPluginData(session_start_info=start)
     return _hparams(metadata.SESSION_START_INFO_TAG, data)
 
@@ -103,7 +113,7 @@ def started(grid: Grid, cell: Cell) -> Summary:
 def ended(cell: Cell) -> Summary:
     """How a cell ended that no longer runs."""
     end = plugin_data_pb2.SessionEndInfo(
-        status=api_pb2.STATUS_FAILURE if cell.state == "failed" else api_pb2.STATUS_SUCCESS,
+        status=getattr(api_pb2, f"STATUS_{_END.get(cell.state, 'SUCCESS')}"),
         end_time_secs=finished_at(cell),
     )
     data = plugin_data_pb2.HParamsPluginData(session_end_info=end)

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from lightning_app.analysis.runs import Cell, Grid, label, read_mapping
+from lightning_app.analysis.papers import read_mapping
+from lightning_app.analysis.runs import Cell, Grid, label
 
 FENCE = "```"
 
@@ -14,10 +15,10 @@ def run_text(grid: Grid, cell: Cell) -> str:
     parts = [f"# {cell.name}", grid.question or "No question is written in the grid file."]
     config = cell.folder / "config.yaml"
     if config.is_file():
-        text = config.read_text(encoding="utf-8").strip()
+        text = config.read_text(encoding="utf-8", errors="replace").strip()
         parts += ["## Config", f"{FENCE}yaml\n{text}\n{FENCE}"]
-    block = cell.folder / "block.json"
-    if block.is_file():
+    block = cell.sound("block.json")
+    if block is not None:
         parts.append("## Resolved block")
         parts += [part for side, spec in read_mapping(block).items() for part in _stack(side, spec)]
     return "\n\n".join(parts) + "\n"

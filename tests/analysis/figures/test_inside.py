@@ -91,7 +91,7 @@ def test_a_stalled_run_stands_beside_its_twin(probed, draw):
     assert (stalled.variant, stalled.lr, stalled.seed) == (twin.variant, twin.lr, twin.seed)
     assert (stalled.variant, stalled.warmup, twin.warmup) == ("post_ln", 0, 60)
     assert drawing.lr == 4e-3
-    assert "warm-up 0, which stalled" in drawing.text
+    assert "warm-up 0, which ended stalled" in drawing.text
     table = drawn.table("probes")
     assert set(table["run"]) == {stalled.name, twin.name}
     for _, row in table.iterrows():

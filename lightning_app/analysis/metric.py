@@ -1,0 +1,86 @@
+"""The metric that the grid file names, as the runs report it: means by arm, the best first."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lightning_app.analysis.facts import direction
+from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.statistics import ended_alike, mean, t_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricMean:
+    """One arm: mean and t interval over the `runs` finished runs that have the metric.
+
+    The values are those of the results, without the cap of the scores. `lacking` runs finished
+    without a finite value. No interval where some seeds failed and others did not.
+    """
+
+    group: str
+    lr: float | None
+    variant: str
+    warmup: int | None
+    mean: float
+    low: float
+    high: float
+    runs: int
+    lacking: int
+
+
+def by_metric(grid: Grid) -> list[MetricMean]:
+    """Every arm with finished runs, the best mean first, those without a value last."""
+    arms: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in grid.finished:
+        arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
+    found = [
+        MetricMean(group=group, lr=lr, variant=variant, warmup=warmup, **_over_seeds(grid, cells))
+        for (group, lr, variant, warmup), cells in arms.items()
+    ]
+    sign = 1 if grid.mode == "min" else -1
+    return sorted(found, key=lambda arm: (math.isnan(arm.mean), sign * arm.mean if arm.runs else 0))
+
+
+def titled(grid: Grid) -> str:
+    """The metric and which way is better: `val/bleu, higher is better`."""
+    return f"{grid.metric}, {direction(grid.mode)}"
+
+
+def slices(grid: Grid, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
+    """The arms by rate and group in words, and by variant; the best keep their place."""
+    several = len({(arm.group, arm.lr) for arm in arms}) > 1
+    found: dict[str, dict[str, list[MetricMean]]] = {}
+    for arm in arms:
+        rate = f"learning rate {arm.lr:g}" if several and arm.lr is not None else ""
+        where = ", ".join(part for part in (rate, arm.group) if part and part != "all")
+        found.setdefault(where, {}).setdefault(arm.variant, []).append(arm)
+    return found
+
+
+def metrics_document(grid: Grid) -> list[dict[str, Any]]:
+    """The same for scripts, for each grid that this one joins, or for it alone."""
+    return [
+        {
+            "grid": part.name,
+            "metric": part.metric,
+            "mode": part.mode,
+            "arms": [asdict(arm) for arm in by_metric(part)],
+        }
+        for part in grid.parts or (grid,)
+    ]
+
+
+def _over_seeds(grid: Grid, cells: Sequence[Cell]) -> dict[str, Any]:
+    known = [cell for cell in cells if cell.metrics.get(grid.metric) is not None]
+    values = [float(cell.metrics[grid.metric] or 0.0) for cell in known]
+    low, high = math.nan, math.nan
+    if values and ended_alike([cell.state == "diverged" for cell in known]):
+        low, high, _ = t_interval(values)
+    return {
+        "mean": mean(values) if values else math.nan,
+        "low": low,
+        "high": high,
+        "runs": len(known),
+        "lacking": len(cells) - len(known),
+    }

@@ -1,0 +1,61 @@
+"""The metric of the grid file, a table for each grid."""
+
+import math
+from collections.abc import Iterable
+
+from lightning_app.analysis.facts import direction, in_short
+from lightning_app.analysis.markup import Child, Markup, element
+from lightning_app.analysis.metric import MetricMean, by_metric, slices
+from lightning_app.analysis.numbers import DASH, measured
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.parts import column, head, table
+from lightning_app.analysis.runs import Grid
+from lightning_app.analysis.statistics import LEVEL
+
+
+def metric_table(contents: Contents) -> Markup:
+    """Means by variant and warm-up of the values that the runs report, the best variant first."""
+    grids = contents.grid.parts or (contents.grid,)
+    return Markup("".join(_table(contents, grid) for grid in grids if grid.finished))
+
+
+def _table(contents: Contents, grid: Grid) -> Markup:
+    columns = [
+        column("Variant", text=True),
+        *(column(f"warm-up {warmup:,}", grid.metric) for warmup in _warmups(grid)),
+    ]
+    bodies = []
+    for where, variants in slices(grid, by_metric(grid)).items():
+        rows = [
+            element("tr", head(variant), *_cells(grid, arms)) for variant, arms in variants.items()
+        ]
+        if where:
+            heading = element("th", where, scope="rowgroup", colspan=str(len(columns)))
+            rows.insert(0, element("tr", heading, class_="slice"))
+        bodies.append(element("tbody", *rows))
+    of = f" of {grid.name}" if contents.grid.parts else ""
+    caption = (
+        f"The metric of the grid file{of}, {grid.metric}: {direction(grid.mode)}, the best variant "
+        "first. Means of the values that the runs reported, without the cap of the scores, with "
+        f"{LEVEL:.0%} t intervals over seeds where these end alike; how many runs. A run without a "
+        f"finite value is left out. {in_short(grid)}"
+    )
+    return table(contents.next_table(), caption, columns, bodies)
+
+
+def _warmups(grid: Grid) -> Iterable[int]:
+    return sorted({cell.warmup or 0 for cell in grid.finished})
+
+
+def _cells(grid: Grid, arms: Iterable[MetricMean]) -> Iterable[Markup]:
+    known = {arm.warmup or 0: arm for arm in arms}
+    for warmup in _warmups(grid):
+        arm = known.get(warmup)
+        if arm is None or not arm.runs:
+            yield element("td", DASH, title="no finished run with a finite value")
+            continue
+        shown: list[Child] = [measured(arm.mean)]
+        ends = "" if math.isnan(arm.low) else f"[{measured(arm.low)}, {measured(arm.high)}] "
+        lacking = f", {arm.lacking} without" if arm.lacking else ""
+        shown.append(element("span", f"{ends}n = {arm.runs}{lacking}", class_="interval"))
+        yield element("td", *shown)

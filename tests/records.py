@@ -1,0 +1,31 @@
+"""What a run leaves at its end, as small as it can be and sound."""
+
+from typing import Any
+
+TIMES = {"started": "2026-01-01T10:00:00+00:00", "finished": "2026-01-01T10:00:05+00:00"}
+
+
+def result(identity: str, status: str = "ok", nll: float | None = 2.0, **changes: Any) -> dict:
+    """A `result.json`; a field that is "gone" is left out."""
+    failed = {"step": 4, "rule": "stall", "last_finite_loss": None}
+    tree = {
+        "schema": 1,
+        "id": identity,
+        "name": f"cell-{identity}",
+        "status": status,
+        "diverged": failed if status == "diverged" else None,
+        "metrics": {"val/nll": nll},
+        "unigram_entropy": 6.0,
+        "steps": 4,
+        "seconds": 1.0,
+        "attempt": 1,
+        **TIMES,
+        **changes,
+    }
+    return {key: value for key, value in tree.items() if value != "gone"}
+
+
+def pruned(identity: str, **changes: Any) -> dict:
+    """A `pruned.json`."""
+    tree = {"schema": 1, "id": identity, "name": f"cell-{identity}", "status": "pruned", "step": 4}
+    return {**tree, "value": 3.0, "seconds": 1.0, "attempt": 1, **TIMES, **changes}

@@ -1,0 +1,175 @@
+"""One place says which result is sound, whoever reads it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lightning_app.records import (
+    Newer,
+    Unsound,
+    outcome,
+    read_pruned,
+    read_record,
+    read_result,
+    read_yaml,
+)
+from tests.records import pruned, result
+
+ID = "a" * 16
+DEEP = "[" * 200 + "]" * 200
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "result.json"
+
+
+def test_a_sound_result_is_what_was_written(path: Path) -> None:
+    assert read_result(path, ID) is None
+    for tree in (result(ID), result(ID, "diverged", None), result(ID, data={"name": "text"})):
+        path.write_text(json.dumps(tree))
+        assert read_result(path, ID) == tree
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schema": "gone"}, "field 'schema' is missing"),
+        ({"schema": 0}, "schema: expected a number up to 1, found '0'"),
+        ({"schema": True}, "schema: expected a number up to 1, found 'True'"),
+        ({"schema": "2"}, "schema: expected a number up to 1, found '2'"),
+        ({"id": "b"}, f"id: 'b' is not the planned {ID}"),
+        ({"id": ["a"]}, "is not the planned"),
+        ({"status": "fine"}, "status: expected ok or diverged, found 'fine'"),
+        ({"status": ["ok"]}, "status: expected ok or diverged"),
+        ({"status": "diverged", "diverged": None}, "contradict each other"),
+        ({"outcome": "perfect"}, "outcome: expected trained or not_yet_learned or stalled or"),
+        ({"outcome": ["ok"]}, "outcome: expected trained"),
+        ({"outcome": "stalled"}, "status 'ok' and outcome 'stalled' contradict each other"),
+        ({"metrics": {}}, "reports no finite 'val/nll', though its status is ok"),
+        ({"metrics": {"val/nll": None}}, "reports no finite 'val/nll', though its status is ok"),
+        ({"metrics": {"val/nll": "2"}}, "metrics: expected numbers by name"),
+        ({"metrics": {"val/nll": True}}, "metrics: expected numbers by name"),
+        ({"metrics": [2.0]}, "metrics: expected numbers by name"),
+        ({"unigram_entropy": 0}, "unigram_entropy: expected a number of nats"),
+        ({"unigram_entropy": 1e300}, "unigram_entropy: expected a number of nats"),
+        ({"steps": -1}, "steps: expected a whole number from 0"),
+        ({"tokens": 0.5}, "tokens: expected a whole number from 0"),
+        ({"data": "text"}, "data: expected name, protocol, sizes and vocab_size of a corpus"),
+        ({"data": {"sizes": {"train": "many"}}}, "data: expected name, protocol, sizes"),
+        ({"versions": {"torch": 2}}, "versions: expected texts by name"),
+        ({"started": "2026-01-01"}, "started: expected a time with its zone"),
+    ],
+)
+def test_an_unsound_result_says_why(path: Path, changes: dict, said: str) -> None:
+    path.write_text(json.dumps(result(ID, **changes)))
+    with pytest.raises(Unsound, match=f"^.*{said}"):
+        read_result(path, ID)
+
+
+def test_a_trained_run_has_reported_the_metric_of_the_grid(path: Path) -> None:
+    path.write_text(json.dumps(result(ID)))
+    assert read_result(path, ID, "val/nll")
+    with pytest.raises(Unsound, match=r"^reports no 'test/bleu', the metric of the grid$"):
+        read_result(path, ID, "test/bleu")
+    path.write_text(json.dumps(result(ID, "diverged", None)))
+    assert read_result(path, ID, "test/bleu")
+
+
+@pytest.mark.parametrize("read", [read_result, read_pruned])
+def test_a_newer_schema_is_told_apart_whatever_else_has_changed(path: Path, read) -> None:
+    path.write_text(json.dumps({"schema": 99}))
+    words = "schema 99: made by a newer version of this program; update the program"
+    with pytest.raises(Newer, match=f"^{words}$"):
+        read(path, ID)
+
+
+def test_a_pruned_run_is_checked_too(path: Path) -> None:
+    assert read_pruned(path, ID) is None
+    path.write_text(json.dumps(pruned(ID)))
+    assert read_pruned(path, ID) == pruned(ID)
+    path.write_text(json.dumps(pruned(ID, value="3")))
+    with pytest.raises(Unsound, match="value: expected a number or null, found '3'"):
+        read_pruned(path, ID)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "torn or damaged: no valid JSON"),
+        (b'{"a": 1', "torn or damaged: no valid JSON"),
+        (b"\xff\xfe{}", "torn or damaged: no valid JSON"),
+        (b"\x00" * 64, "torn or damaged: no valid JSON"),
+        (b"[1]", "expected a JSON object, found list"),
+        (b'{"a": NaN}', "holds NaN, which is no JSON"),
+        (b'{"a": 1e999}', "holds the number 1e999, which is too large"),
+        (b'{"a": %d}' % 10**400, "holds the number 10+, which is too large"),
+        (b'{"a": %s}' % (b"9" * 5000), "no valid JSON"),
+        (b'{"a": %s}' % DEEP.encode(), "damaged: nested more than 100 deep"),
+        (b'{"a": %s' % (b"[" * 200_000), "torn or damaged: no valid JSON"),
+    ],
+)
+def test_what_is_no_record(path: Path, data: bytes, said: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(Unsound, match=said):
+        read_record(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"a: 1", "torn or damaged: its last line has no end"),
+        (b"a: [\n", "torn or damaged: no valid YAML"),
+        (b"\xff\n", "torn or damaged: no valid YAML"),
+        (b"- a\n", "expected a YAML mapping, found list"),
+        (b"a: %s\n" % DEEP.encode(), "damaged: nested more than 100 deep"),
+        (b"- " * 1_000_000 + b"\n", "damaged: nested more than 100 deep"),
+    ],
+)
+def test_what_is_no_config(path: Path, data: bytes, said: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(Unsound, match=said):
+        read_yaml(path)
+
+
+@pytest.mark.parametrize("read", [read_record, read_yaml])
+def test_a_folder_in_the_place_of_a_file(path: Path, read) -> None:
+    with pytest.raises(FileNotFoundError):
+        read(path)
+    path.mkdir()
+    with pytest.raises(Unsound, match=r"^is no file$"):
+        read(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_file_without_the_right_to_read_it(path: Path) -> None:
+    path.write_text("{}")
+    path.chmod(0)
+    with pytest.raises(Unsound, match=r"^cannot be read: Permission denied$"):
+        read_record(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "trained"),
+        ({"outcome": None}, "trained"),
+        ({"outcome": "not_yet_learned", "nll": 8.0}, "not_yet_learned"),
+        ({"status": "diverged", "nll": 5.99}, "stalled"),
+        ({"status": "diverged", "nll": None}, "non_finite"),
+        ({"status": "diverged", "nll": 7.0, "outcome": "non_finite"}, "non_finite"),
+    ],
+)
+def test_how_a_run_ended(path: Path, changes: dict, expected: str) -> None:
+    path.write_text(json.dumps(result(ID, **changes)))
+    tree = read_result(path, ID)
+    assert tree is not None
+    assert outcome(tree) == expected
+
+
+def test_an_earlier_result_says_by_its_rule_that_it_was_not_finite() -> None:
+    for rule in ("training loss is not finite", "final val/nll is not finite"):
+        told = {"step": 3, "rule": rule, "last_finite_loss": 7.0}
+        assert outcome(result(ID, "diverged", 7.0, diverged=told)) == "non_finite"
