@@ -90,7 +90,6 @@ def plan_command(
     With `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
     spec = read_grid(grid)  # a mistake in it needs no torch
-    from lightning_app.ablation.size import parameters
     from lightning_app.config import cell_id, resolve
 
     directory = experiments / spec.name
@@ -101,6 +100,8 @@ def plan_command(
             with supervisor_lock(directory), writing_in(directory):
                 check_folder(directory, spec, plan)
                 save_plan(directory, spec, plan)
+        from lightning_app.ablation.size import parameters
+
         shapes = _shapes(spec, directory, plan, configs)
         for shape in shapes:
             shape.parameters = parameters(shape.config)
