@@ -40,10 +40,8 @@ def complete_plain(tree: Mapping[str, Any]) -> dict[str, Any] | None:
         trainer = _trainer(tree.get("trainer", {}))
     except _Unclear:
         return None
-    # The parser links these two, and puts them last.
-    linked = {"task": sections["model"]["objective"]["kind"], "seed": seed}
-    data = {name: value for name, value in sections["data"].items() if name not in linked}
-    sections["data"] = data | linked
+    # The parser links these two.
+    sections["data"] |= {"task": sections["model"]["objective"]["kind"], "seed": seed}
     # A copy: the defaults serve the next config too.
     return deepcopy({"seed_everything": seed, "trainer": trainer, **sections})
 
@@ -123,7 +121,7 @@ def _trainer(section: Any) -> dict[str, Any]:
             return defaults | TRAINER_DEFAULTS | section
     try:
         text = json.dumps(section)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise _Unclear from error
     if json.loads(text) != section:
         raise _Unclear

@@ -27,7 +27,11 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
         # A dotted key is the parser's business.
         if isinstance(key, str) and key.partition(".")[0] not in known:
             raise UserError(_unknown(key, known))
-    for key in _leaves(tree):
+    try:
+        keys = list(_leaves(tree))
+    except RecursionError as error:
+        raise UserError("the config is nested too deeply") from error
+    for key in keys:
         _check_key(key)
 
 

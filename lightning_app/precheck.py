@@ -56,6 +56,8 @@ def read_tree(file: str | Path) -> dict[str, Any]:
         raise UserError(f"{file}:{line} {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{file}: no valid YAML: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{file}: the config is nested too deeply") from error
     except ValueError:  # what looks like a date
         return {}
     if not isinstance(tree, dict | None):

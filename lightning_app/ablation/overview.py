@@ -96,7 +96,6 @@ def plan_command(
     """
     spec = read_grid(grid)  # a mistake in it needs no torch
     from lightning_app.ablation.resolving import resolve_cell
-    from lightning_app.ablation.size import parameters
     from lightning_app.experiment import identity_of
 
     directory = experiments / spec.name
@@ -105,6 +104,8 @@ def plan_command(
         if load_plan(directory) is None:
             with supervisor_lock(directory), writing_in(directory):
                 save_plan(directory, spec, plan)
+        from lightning_app.ablation.size import parameters
+
         found = {each.cell.id: each for each in find_finished(directory, plan)}
         shapes = _shapes(spec, directory, plan, configs, found)
         for shape in shapes:
