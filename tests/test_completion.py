@@ -90,7 +90,7 @@ def likely(default: Any) -> st.SearchStrategy[Any]:
     return NUMBERS if isinstance(default, float) else st.one_of(st.just(default), WORDS)
 
 
-DEFAULTS = dict(config.leaves(complete_plain({}) or {}))
+DEFAULTS = dict(leaves(complete_plain({}) or {}))
 LEAVES = KEYS.flatmap(
     lambda key: st.tuples(st.just(key), st.one_of(ANY, likely(DEFAULTS.get(key))))
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from lightning_app.ablation.checkpoint import check_checkpoint
 from lightning_app.ablation.trial import Run
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
@@ -41,7 +42,8 @@ def run(
     tree["model"]["architecture"]["dropout"] = 0.2
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     tree = resolve(tree, "test")
-    return Run(tree, folder=folder, checkpoint=checkpoint, run=False)
+    verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])
+    return Run(tree, folder=folder, checkpoint=verified, run=False)
 
 
 def fit(folder: Path, cache: str, *callbacks: dict[str, Any], **settings: Any) -> Run:

@@ -72,9 +72,9 @@ def test_a_norm_stands_on_the_sum_and_dropout_after_it(float64: None, positions:
     plain = build(positions)
     plain.load_state_dict(embedding.state_dict(), strict=False)
     tokens = tiny.words(3, 7)
-    expected = torch.nn.functional.layer_norm(
-        plain(tokens), (DIM,), embedding.norm.weight, embedding.norm.bias
-    )
+    norm = embedding.norm
+    assert isinstance(norm, torch.nn.LayerNorm)
+    expected = torch.nn.functional.layer_norm(plain(tokens), (DIM,), norm.weight, norm.bias)
     torch.testing.assert_close(embedding.eval()(tokens), expected)
     dropped = embedding.train()(tokens)
     kept = dropped != 0.0
