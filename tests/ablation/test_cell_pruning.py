@@ -81,7 +81,7 @@ def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, devices: int) -> No
     said = ablate("status", str(path), *where)
     assert re.search(r"rates: 7 cells: .*1 pruned\n", said)
     page = (experiments / "rates" / "report.html").read_text()
-    assert re.search(r"6 of 7 planned cells finished; \d of them stalled or diverged, 1 prun", page)
+    assert re.search(r"6 of 7 planned cells finished: (none of them|of them \d) .*, 1 prun", page)
     assert pruned.name not in page
     assert "no sensitivity is reported" in page
     scores = (experiments / "rates" / "sensitivity.csv").read_text().splitlines()

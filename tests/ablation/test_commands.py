@@ -78,7 +78,7 @@ def test_plan_run_and_run_again(tmp_path: Path) -> None:
     assert child_seconds() - start < 20.0
     lines = again.stdout.splitlines()
     assert lines[0] == "two_steps: 2 cells: 2 stalled"
-    assert re.fullmatch(r"pre_ln +- +- +- +- +1/1", lines[3])
+    assert re.fullmatch(r"pre_ln +- +- +- +- +1/1", lines[4])
     assert lines[-2:] == [
         "report: experiments/two_steps/report.html",
         "curves: tensorboard --logdir experiments/two_steps",
