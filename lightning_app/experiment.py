@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_app.data.corpus import corpus_of
 from lightning_app.identity.ids import Identity, identify
+from lightning_app.identity.relevant import completed
 from lightning_app.sections import ModelConfig, arguments, hints_of
 
 Tree = Mapping[str, Any]
@@ -34,7 +35,8 @@ def cell_id(config: Tree) -> str:
 
 def stacks_of(config: Tree) -> dict[str, Any]:
     """Return the resolved specification of each stack, as plain values."""
-    parts = {name: config["model"][name] for name in ("architecture", "block")}
+    model = completed(config)["model"]  # a config that an earlier version has left is one too
+    parts = {name: model[name] for name in ("architecture", "block")}
     return _stacks(json.dumps(parts, sort_keys=True))
 
 

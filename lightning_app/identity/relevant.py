@@ -105,6 +105,21 @@ def relevant_blocks(stacks: Tree) -> dict[str, Any]:
     return found
 
 
+def completed(config: Tree) -> dict[str, Any]:
+    """Return a config of an earlier version with the fields that came later, as `added` says."""
+    found = json.loads(json.dumps(config))
+    for key, value in pins()["added"].items():
+        *above, last = key.split(".")
+        part = found
+        for name in above:
+            part = part.get(name)
+            if not isinstance(part, dict):
+                break
+        else:
+            part.setdefault(last, value)
+    return found
+
+
 def without_evaluation_limits(config: Tree) -> dict[str, Any]:
     """Return a config that evaluates whole splits, as a limit is no part of which run is meant."""
     names = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")

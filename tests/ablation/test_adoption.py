@@ -60,7 +60,7 @@ def test_a_folder_of_b91519c_is_finished_for_every_command(
     folder = experiments / "former"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert status_command(grid, experiments) == 0
-    assert "former: 4 cells: 4 diverged" in capsys.readouterr().out
+    assert "former: 4 cells: 4 stalled" in capsys.readouterr().out
     assert plan_command(grid, experiments) == 0
     text = capsys.readouterr().out
     assert "4 cells, 0 excluded, 4 done, 0 failed, 0 to run" in text
