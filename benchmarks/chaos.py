@@ -76,6 +76,9 @@ def write_grid(root: Path, name: str, cells: int, devices: int) -> GridFile:
     trainer |= {"log_every_n_steps": 1, "accelerator": "cpu"}
     if devices > 1:
         trainer["strategy"] = "ddp"
+    # Another rate for each number of devices: a grid takes over the cells of another grid that are
+    # the same experiment, and the number of devices is no part of an experiment.
+    rate = 3.0e-2 / devices
     architecture = {"kind": "encoder_decoder", "encoder_depth": 1, "decoder_depth": 1}
     architecture |= {"model_dim": 16, "ff_dim": 16, "num_heads": 2, "dropout": 0.3}
     base = {
@@ -83,7 +86,7 @@ def write_grid(root: Path, name: str, cells: int, devices: int) -> GridFile:
         "model": {
             "architecture": architecture,
             "objective": {"kind": "translation", "beam": 1, "evaluate_test": False},
-            "optimizer": {"kind": "adam", "lr": 3.0e-2},
+            "optimizer": {"kind": "adam", "lr": rate},
             "schedule": {"kind": "inverse_sqrt", "coupling": "decoupled", "warmup_steps": 8},
         },
         "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": None},
