@@ -58,7 +58,12 @@ def resolve(tree: dict, source: str) -> dict:
     return config
 
 
-parse = resolve
+def parse(tree: dict, source: str) -> dict:
+    """What a cell asks, which disagrees with the plan where the config says so."""
+    config = resolve(tree, source)
+    if config["behaviour"] == "parsed otherwise":
+        config["delay"] *= 2
+    return config
 
 
 def cell_id(config: dict) -> str:
