@@ -11,8 +11,6 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig, build_model
 
-SIZES = {"model_dim": 16, "ff_dim": 24, "num_heads": 2, "encoder_depth": 2}
-
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
@@ -22,7 +20,10 @@ def test_the_count_is_that_of_the_built_model(preset: str, kind: str) -> None:
         decoder_depth=3,
         positions="learned",
         max_positions=9,
-        **SIZES,
+        model_dim=16,
+        ff_dim=24,
+        num_heads=2,
+        encoder_depth=2,
     )
 
     def build() -> torch.nn.Module:
