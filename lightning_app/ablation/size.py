@@ -1,32 +1,16 @@
 """How many parameters a cell trains."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
-
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import PAD
+from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.sections import data_config, model_config
-
-
-class _NoDraws(TorchFunctionMode):
-    """Leaves out normal draws: on the meta device torch imports its compiler for them."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func in (torch.Tensor.normal_, nn.init.normal_):
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -42,9 +26,7 @@ def parameters(config: dict[str, Any]) -> int:
 
 @cache
 def _count(architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int) -> int:
-    with torch.device("meta"), _NoDraws():
-        model = build_model(architecture, block, vocab_size, PAD)
-    return sum(p.numel() for p in model.parameters())
+    return count_parameters(lambda: build_model(architecture, block, vocab_size, PAD))
 
 
 @cache

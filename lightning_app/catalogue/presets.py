@@ -1,15 +1,14 @@
 """The presets as `ablate blocks` speaks of them: resolved, counted, drawn."""
 
 from collections.abc import Iterable, Mapping
-
-import torch
-from torch import nn
+from functools import partial
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.catalogue.drawing import Drawing, draw
 from lightning_app.catalogue.folding import Side
 from lightning_app.errors import UserError, nearest
+from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.transformer import Decoder, Encoder
 
@@ -50,11 +49,8 @@ def drawings(stacks: Stacks) -> list[Drawing]:
 def parameters(stacks: Stacks) -> int:
     """Return the trained numbers of the stacks at the usual sizes, embeddings left out."""
     sizes = ArchitectureConfig().sizes()
-    built: list[nn.Module] = []
-    with torch.device("meta"):
-        for side, spec in stacks.items():
-            built.append(Encoder(spec, sizes) if side == "encoder" else Decoder(spec, sizes))
-    return sum(part.numel() for stack in built for part in stack.parameters())
+    built = {"encoder": Encoder, "decoder": Decoder}
+    return sum(count_parameters(partial(built[side], spec, sizes)) for side, spec in stacks.items())
 
 
 def ratios(names: Iterable[str], encoder_depth: int, decoder_depth: int) -> dict[str, float]:

@@ -65,7 +65,12 @@ def identify(config: dict) -> Identity:
     return Identity(id=cell_id(config), corpus=CORPUS)
 
 
-parse = resolve
+def parse(tree: dict, source: str) -> dict:
+    """What a cell asks, which disagrees with the plan where the config says so."""
+    config = resolve(tree, source)
+    if config["data"]["behaviour"] == "parsed otherwise":
+        config["data"]["delay"] *= 2
+    return config
 
 
 def cell_id(config: dict) -> str:

@@ -164,6 +164,18 @@ def test_a_crash_fails_one_cell_and_only_a_retry_runs_it_again(world: World) -> 
     assert Counter(run.state for run in world.runs().values()) == {"done": 8, "failed": 8}
 
 
+def test_a_cell_that_the_parser_takes_for_another_than_the_plan_fails(world: World) -> None:
+    world.write(seeds=1, steps=1, axes={"data.behaviour": ["ok", "parsed otherwise"]})
+    assert world.run().returncode == 0
+    runs = world.runs()
+    failed = {name: run.error for name, run in runs.items() if run.state == "failed"}
+    assert len(failed) == len(runs) / 2
+    for name, error in failed.items():
+        assert "as planned: the files of the corpus or the program have changed" in str(error)
+        assert not (world.folder / "runs" / name / "config.yaml").exists()
+    assert {line[1] for line in world.lines("start")} == runs.keys() - failed.keys()
+
+
 def test_a_result_counts_whatever_the_exit_code(world: World) -> None:
     world.write(seeds=1, steps=1, base_config={"data": {"behaviour": "crash after the result"}})
     assert world.run().returncode == 0

@@ -1,0 +1,63 @@
+"""The check before Lightning refuses nothing that Lightning's parser takes."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_app.errors import UserError
+from lightning_app.precheck import precheck
+
+BASE = Path("ablations/base/synthetic.yaml")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--config", str(BASE), "--seed_everything", "2"],
+        ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.logging_interval=step"],
+        ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/nll"],
+        ["--trainer.logger.init_args.save_dir", "x", "--trainer.callbacks.help", "Timer"],
+        ["--model.block.shaped_attention.alpha=0.5", "--model.optimizer.betas", "[0.8,0.9]"],
+        ["--model.block.value_gains.kept.value", "2", "--data.splits.train", "x"],
+        ["--model.block", "{preset: sas}", "--model", "file.yaml", "--trainer", "file.yaml"],
+        ["--model.block.preset", "pre_lm", "--model.block.preset", "sas"],
+        ["--ckpt_path", "last", "--print_config=skip_null", "--weights_only", "true"],
+        ["--ckpt_path=null", "--help"],
+    ],
+)
+def test_what_the_parser_takes_passes(words: list[str]) -> None:
+    precheck([BASE], words, "fit")
+
+
+def test_the_last_preset_counts(tmp_path: Path) -> None:
+    wrong, right = tmp_path / "wrong.yaml", tmp_path / "right.yaml"
+    wrong.write_text("model: {block: {preset: pre_lm}}\n")
+    right.write_text("model: {block: {preset: sas}}\n")
+    precheck([wrong, right], [], "fit")
+    precheck([wrong], ["--model.block.preset=sas"], "fit")
+    with pytest.raises(UserError, match=r"wrong\.yaml: model\.block\.preset: 'pre_lm'"):
+        precheck([right, wrong], [], "fit")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [\n", "mine.yaml: line 2: "),
+        ("a: \x07\n", "mine.yaml: no valid YAML"),
+        ("a: &a {b: *a}\nmodel: *a\n", "mine.yaml: unknown key 'a'"),
+        ("model: &a {b: *a}\n", "mine.yaml: the config is nested too deeply"),
+        ("model: " + "[" * 5000, "mine.yaml: the config is nested too deeply"),
+        ("5", "mine.yaml: expected a mapping of sections, found 5"),
+        ("ckpt_pth: x\n", "mine.yaml: unknown key 'ckpt_pth'; did you mean 'ckpt_path'?"),
+        ("data: {splits: {trian: x}}", "mine.yaml: unknown key 'data.splits.trian'; did you mean"),
+    ],
+)
+def test_a_file_that_no_run_can_have(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        precheck([path], [], "fit")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
