@@ -34,7 +34,7 @@ APART = (
     *("__init__.py", "__main__.py", "archive.py", "arguments.py", "bounds.py", "cli.py"),
     *("errors.py", "experiment.py", "files.py", "hardware.py", "importing.py", "memory.py"),
     *("mixtures.py", "names.py", "precheck.py", "preparation.py", "probing.py", "provenance.py"),
-    *("saved.py", "shipped.py", "translate.py"),
+    *("records.py", "saved.py", "shipped.py", "tables.py", "translate.py"),
     *("probes/figures.py", "probes/pictures.py"),
 )
 """Folders and files of the package that cannot change a number of a run. All others count, so that

@@ -153,7 +153,7 @@ ATTACKS = [
     ),
     Case(
         "test --config run.yaml --ckpt_path x.ckpt",
-        "no checkpoint of this program",
+        "torn or damaged: no whole checkpoint",
         {"run.yaml": config(), "x.ckpt": b"cos\nsystem\n(S'touch sprung'\ntR."},
     ),
     Case(

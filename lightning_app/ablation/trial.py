@@ -194,7 +194,7 @@ class Run(RunCLI):
         self.attempt_folder = self.folder / "attempts" / str(self.attempt)
         self._find_checkpoint()
         self._open_data()
-        if self._trains:
+        if self.subcommand == "fit":  # a cell's folder is its own
             self._check_folder()
 
     @property
