@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_app.data.corpus import corpus_of
 from lightning_app.identity.ids import Identity, identify
-from lightning_app.identity.relevant import completed
+from lightning_app.identity.relevant import completed, relevant_blocks
 from lightning_app.sections import ModelConfig, arguments, hints_of
 
 Tree = Mapping[str, Any]
@@ -25,7 +25,8 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
     Raises:
         UserError: where the files of the corpus are missing.
     """
-    return identify(config, stacks=stacks_of(config), corpus=corpus_of(config["data"], fetch))
+    blocks = _blocks(_wiring(config))
+    return identify(config, blocks=blocks, corpus=corpus_of(config["data"], fetch))
 
 
 def cell_id(config: Tree) -> str:
@@ -35,9 +36,18 @@ def cell_id(config: Tree) -> str:
 
 def stacks_of(config: Tree) -> dict[str, Any]:
     """Return the resolved specification of each stack, as plain values."""
+    return _stacks(_wiring(config))
+
+
+def _wiring(config: Tree) -> str:
+    """The part of a config that says how blocks are wired, as text: many cells share one."""
     model = completed(config)["model"]  # a config that an earlier version has left is one too
-    parts = {name: model[name] for name in ("architecture", "block")}
-    return _stacks(json.dumps(parts, sort_keys=True))
+    return json.dumps({name: model[name] for name in ("architecture", "block")}, sort_keys=True)
+
+
+@lru_cache(maxsize=1024)
+def _blocks(text: str) -> dict[str, Any]:
+    return relevant_blocks(_stacks(text))
 
 
 @lru_cache(maxsize=1024)

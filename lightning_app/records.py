@@ -182,9 +182,9 @@ def check_pruned(tree: Mapping[str, Any], identity: str) -> None:
 
 def outcome(result: Mapping[str, Any]) -> str:
     """How a finished run ended, a key of `OUTCOMES`. Results of earlier versions do not say it."""
-    told = result.get("outcome")
-    if told is not None:
-        return told
+    recorded = result.get("outcome")
+    if recorded is not None:
+        return recorded
     if result["status"] == "ok":
         return "trained"
     unmeasured = result["metrics"].get(LOSS) is None

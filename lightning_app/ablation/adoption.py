@@ -20,6 +20,7 @@ from lightning_app.ablation.plan import Cell, Plan
 from lightning_app.ablation.runs import LOCK, RESULT, run_folder, trim_checkpoints
 from lightning_app.files import write_whole, writing_in
 from lightning_app.identity.ids import identify
+from lightning_app.identity.relevant import relevant_blocks
 from lightning_app.records import Unsound, read_result
 
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -53,7 +54,7 @@ def find_finished(directory: Path, plan: Plan) -> list[Found]:
 
 
 def take_over(directory: Path, found: Iterable[Found], keep: str) -> list[str]:
-    """Give the runs that were found their planned names, and say in a line each whence they came.
+    """Give the runs that were found their planned names, and return a line for each folder they came from.
 
     Runs of this grid are renamed, those of others copied. Holds the supervisor's lock.
 
@@ -129,9 +130,9 @@ def _is_the_same(folder: Path, result: Mapping[str, Any], cell: Cell, plan: Plan
     try:
         config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=_YAML)
         stacks = json.loads((folder / "block.json").read_text(encoding="utf-8"))
-        checksum = result["data"]["checksum"]
+        blocks, checksum = relevant_blocks(stacks), result["data"]["checksum"]
         for data, corpus in zip(plan.data, plan.corpora, strict=True):
-            if identify(config, stacks=stacks, corpus=corpus).id == cell.id:
+            if identify(config, blocks=blocks, corpus=corpus).id == cell.id:
                 return checksum == _checksum(data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False  # damaged: the cell runs again

@@ -1,4 +1,4 @@
-"""Finished cells of another code, data or libraries than now: told apart, and put aside."""
+"""Finished cells of another code, data or libraries than now: found, and put aside."""
 
 import json
 from collections.abc import Iterator, Mapping

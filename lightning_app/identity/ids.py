@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_app.identity.relevant import Tree, leaves, pins, relevant, relevant_blocks
+from lightning_app.identity.relevant import Tree, leaves, pins, relevant
 
 SCHEMA = 2
 """Of ids. Schema 1 hashed every leaf of the config and nothing else."""
@@ -35,15 +35,15 @@ class Identity:
     corpus: str | None = None
 
 
-def identify(config: Tree, *, stacks: Tree, corpus: str | None) -> Identity:
+def identify(config: Tree, *, blocks: Tree, corpus: str | None) -> Identity:
     """Return the identity of a resolved config.
 
     Args:
         config: The config of a run, every default in it.
-        stacks: The resolved specification of each stack, as `block.json` holds it.
+        blocks: What `relevant_blocks` returns of the resolved stacks.
         corpus: The digest of what the corpus holds.
     """
-    identity = experiment_id(relevant(config), relevant_blocks(stacks), corpus)
+    identity = experiment_id(relevant(config), blocks, corpus)
     return Identity(id=identity, former=former_id(config), corpus=corpus)
 
 

@@ -107,17 +107,21 @@ def relevant_blocks(stacks: Tree) -> dict[str, Any]:
 
 def completed(config: Tree) -> dict[str, Any]:
     """Return a config of an earlier version with the fields that came later, as `added` says."""
-    found = json.loads(json.dumps(config))
+    found = dict(config)
     for key, value in pins()["added"].items():
-        *above, last = key.split(".")
-        part = found
-        for name in above:
-            part = part.get(name)
-            if not isinstance(part, dict):
-                break
-        else:
-            part.setdefault(last, value)
+        found = _with_default(found, key.split("."), value)
     return found
+
+
+def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:
+    """Return a tree with a value where it has none; a part that is no mapping stays."""
+    name, *rest = path
+    if not rest:
+        return {name: value, **tree}
+    part = tree.get(name)
+    if not isinstance(part, Mapping):
+        return dict(tree)
+    return {**tree, name: _with_default(part, rest, value)}
 
 
 def without_evaluation_limits(config: Tree) -> dict[str, Any]:
@@ -131,14 +135,16 @@ def _differing(tree: Tree, known: Mapping[str, Any], name: Callable[[str], str])
     found: dict[str, Any] = {}
     for key, value in leaves(tree):
         pinned = name(key)
-        words = key.split(".")
-        for count in range(1, len(words)):
-            above = ".".join(words[:count])
-            if known.get(name(above), {}) is None:
-                found[above] = {}
-        if pinned not in known and _is_new_default(pinned, value):
-            continue
-        if pinned not in known or not _same(value, known[pinned]):
+        at = key.find(".")
+        while at > 0:
+            if known.get(name(key[:at]), {}) is None:
+                found[key[:at]] = {}
+            at = key.find(".", at + 1)
+        if pinned in known:
+            is_default = _same(value, known[pinned])
+        else:
+            is_default = _is_new_default(pinned, value)
+        if not is_default:
             found[key] = value
     return found
 
@@ -153,7 +159,9 @@ def _is_new_default(key: str, value: Any) -> bool:
 
 
 def _same(left: Any, right: Any) -> bool:
-    # By their text: 1 and 1.0 batches mean other things, and so do 1 and true.
+    """Whether two values are the same, also in type: 1 and 1.0 batches mean other things."""
+    if isinstance(left, str | int | float | None):
+        return type(left) is type(right) and left == right
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 

@@ -17,7 +17,7 @@ from lightning_app.experiment import cell_id, identity_of, stacks_of
 from lightning_app.identity import relevant as relevance
 from lightning_app.identity.ids import experiment_id, former_id, identify
 from lightning_app.identity.record import Record, read_record, write_record
-from lightning_app.identity.relevant import leaves, pins, without_evaluation_limits
+from lightning_app.identity.relevant import leaves, pins, relevant_blocks, without_evaluation_limits
 from lightning_app.identity.trainer import trainer_defaults
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
@@ -113,7 +113,7 @@ def test_another_definition_of_a_preset_is_another_experiment(
     sizes = config(model__architecture__max_positions=1025)  # nothing of it was resolved before
     assert stacks_of(sizes) != stacks
     corpus = identity_of(written).corpus
-    assert identify(written, stacks=stacks_of(sizes), corpus=corpus).id != plain
+    assert identify(written, blocks=relevant_blocks(stacks_of(sizes)), corpus=corpus).id != plain
 
 
 def test_an_edited_corpus_is_another_experiment_and_a_moved_one_is_not(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_every_field_of_today_has_a_pin() -> None:
 
 def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
     written = config()
-    stacks = stacks_of(written)
-    before = identify(written, stacks=stacks, corpus="c")
+    blocks = relevant_blocks(stacks_of(written))
+    before = identify(written, blocks=blocks, corpus="c")
     wider = deepcopy(written)
     wider["model"]["architecture"]["memory"] = 0
     wider["trainer"]["newest"] = "off"
@@ -159,12 +159,12 @@ def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(relevance, "trainer_defaults", lambda: defaults)
     added = {**pins(), "added": {**pins()["added"], "model.architecture.memory": 0}}
     monkeypatch.setattr(relevance, "pins", lambda: added)
-    assert identify(wider, stacks=stacks, corpus="c").id == before.id
+    assert identify(wider, blocks=blocks, corpus="c").id == before.id
     wider["model"]["architecture"]["memory"] = 1
-    assert identify(wider, stacks=stacks, corpus="c").id != before.id
+    assert identify(wider, blocks=blocks, corpus="c").id != before.id
     wider["model"]["architecture"]["memory"] = 0
     wider["trainer"]["newest"] = "on"
-    assert identify(wider, stacks=stacks, corpus="c").id != before.id
+    assert identify(wider, blocks=blocks, corpus="c").id != before.id
 
 
 def test_ids_of_schema_2_stay_as_they_are() -> None:
@@ -195,7 +195,7 @@ def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
     mine = record()
     write_record(tmp_path, mine)
     assert read_record(tmp_path) == mine
-    assert mine.id == identify(config(), stacks=stacks_of(config()), corpus="c").id
+    assert mine.id == identify(config(), blocks=mine.blocks, corpus="c").id
     assert mine.difference(record("d")) == "it was trained on other files of the corpus"
     other = record(trainer__max_steps=7)
     assert mine.difference(other) == "trainer.max_steps is 20000 there and 7 here"
