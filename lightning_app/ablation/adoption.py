@@ -54,7 +54,7 @@ def find_finished(directory: Path, plan: Plan) -> list[Found]:
 
 
 def take_over(directory: Path, found: Iterable[Found], keep: str) -> list[str]:
-    """Give the runs that were found their planned names, and return a line for each folder they came from.
+    """Give the runs that were found their planned names; return a line for each grid they were in.
 
     Runs of this grid are renamed, those of others copied. Holds the supervisor's lock.
 
