@@ -1,6 +1,7 @@
 """One run: train what a config says, and leave a run folder behind."""
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -194,8 +195,9 @@ class Run(RunCLI):
         self.attempt_folder = self.folder / "attempts" / str(self.attempt)
         self._find_checkpoint()
         self._open_data()
-        if self.subcommand == "fit":  # a cell's folder is its own
-            self._check_folder()
+        if self.subcommand == "fit":  # a cell's folder and checkpoint are its own
+            there = self._check_folder()
+            self._note_checkpoint(there)
 
     @property
     def resumed(self) -> bool:
@@ -216,22 +218,36 @@ class Run(RunCLI):
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
         self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
 
-    def _check_folder(self) -> None:
-        """Refuse the folder of another experiment, be it another config, block or corpus."""
+    def _check_folder(self) -> Record | None:
+        """Refuse the folder of another experiment, be it another config, block or corpus.
+
+        Returns the record of the run that the folder holds, None where it holds none.
+        """
         config = self.folder / "config.yaml"
         if not config.exists():
-            return
-        there = read_record(self.folder) or self._former_record(config)
-        steps = {"trainer.max_steps": self.tree["trainer"]["max_steps"]}
+            return None
+        found = read_record(self.folder) or self._former_record(config)
+        there, here = found.apart(), self.record
         if self.resumed:  # a run may go on to more steps
-            there, here = there.with_config(steps), self.record.with_config(steps)
-        else:
-            here = self.record
+            steps = {"trainer.max_steps": self.tree["trainer"]["max_steps"]}
+            there, here = there.with_config(steps), here.with_config(steps)
         if there.id != here.id:
             raise UserError(
                 f"{self.folder}: holds another run ({there.difference(here)}; its id is "
                 f"{there.id}, this one's {here.id}); give trainer.default_root_dir another folder"
             )
+        return found
+
+    def _note_checkpoint(self, there: Record | None) -> None:
+        """Have the id say where a run goes on from the checkpoint of another, or to more steps."""
+        if self._checkpoint is None:
+            return
+        path = self._checkpoint.path
+        own = path.resolve().parent == (self.folder / "checkpoints").resolve()
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.record = self.record.going_on(there if own else None, digest[:16])
+        self.id = self.record.id
 
     def _former_record(self, config: Path) -> Record:
         """What a run left of which only the config was recorded, with ids of schema 1.

@@ -13,6 +13,9 @@ from lightning_app.identity.relevant import Tree, pins, relevant, relevant_block
 
 NAME = "identity.json"
 
+CONTINUED = "continued_from"
+"""The field of a record for the checkpoints of other experiments from which the run went on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -39,6 +42,26 @@ class Record:
     def with_config(self, fields: Mapping[str, Any]) -> "Record":
         """Return the record with other values of some fields of the config."""
         return replace(self, config={**self.config, **fields})
+
+    def apart(self) -> "Record":
+        """Return the record without the checkpoints that the run began with."""
+        rest = {key: value for key, value in self.config.items() if key != CONTINUED}
+        return replace(self, config=rest)
+
+    def going_on(self, there: "Record | None", checkpoint: str) -> "Record":
+        """Return the record of a run that goes on from a checkpoint.
+
+        It is another experiment than a run from step 0, unless the checkpoint is its own: of a run
+        with the same record, in the same folder.
+
+        Args:
+            there: The record of the run in whose folder the checkpoint lies, if there is one.
+            checkpoint: The digest of the checkpoint.
+        """
+        before = [] if there is None else list(there.config.get(CONTINUED, ()))
+        is_own = there is not None and there.apart().id == self.id
+        begun = before if is_own else [*before, checkpoint]
+        return self.with_config({CONTINUED: begun}) if begun else self
 
     def difference(self, other: "Record") -> str:
         """Say in words how two records differ, with the first field of the config that does."""

@@ -71,6 +71,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> N
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["attempt"] == 2
     assert result["steps"] == steps
+    made_of = json.loads((tmp_path / "run" / "identity.json").read_text())
+    assert made_of["id"] == result["id"]  # no grid takes it for a run of so many steps
+    assert len(made_of["config"]["continued_from"]) == 1
     with (tmp_path / "run" / "metrics.csv").open() as file:
         logged = [int(row["step"]) for row in csv.DictReader(file)]
     assert logged == list(range(1, steps + 1))

@@ -203,3 +203,19 @@ def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
     defined: Mapping[str, Any] = {**mine.blocks, "encoder": {"embedding_gain": 2.0}}
     assert mine.difference(replace(mine, blocks=defined)) == "its blocks are defined otherwise"
     assert read_record(tmp_path / "nowhere") is None
+
+
+def test_a_run_from_the_checkpoint_of_another_is_another_experiment() -> None:
+    def record(**fields: Any) -> Record:
+        tree = config(**fields)
+        return Record.of(tree, stacks_of(tree), "c")
+
+    short, long = record(trainer__max_steps=4), record(trainer__max_steps=6)
+    assert short.going_on(short, "x") == short  # its own checkpoint
+    extended = long.going_on(short, "x")
+    assert extended.id not in (short.id, long.id)
+    assert extended.apart() == long
+    assert long.going_on(extended, "y") == extended  # cut short and gone on with
+    assert long.going_on(None, "z").id not in (long.id, extended.id)
+    longer = record(trainer__max_steps=8).going_on(extended, "y")
+    assert longer.config["continued_from"] == ["x", "y"]
