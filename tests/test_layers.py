@@ -14,6 +14,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 MODEL = {"blocks", "models", "objectives", "optim"}
 RUN = {*MODEL, "data", "probes", "callbacks", "module"}
 IDENTITY = {"identity", "experiment"}
+FOLDERS = {"grid_folder", "records", "run_folder", "run_state", "tables"}
 ORIGIN = {"provenance", "hardware", "mixtures"}
 COMMANDS = {"theory", "catalogue", "preparation", "translate", "probing", "bench"}
 # What each part may import besides itself; all but the blocks may import `errors`.
@@ -23,6 +24,9 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "records": set(),
     "tables": {"records"},
+    "run_folder": set(),
+    "run_state": {"records", "run_folder"},
+    "grid_folder": {"run_folder"},
     "arguments": set(),
     "memory": set(),
     "provenance": set(),
@@ -50,12 +54,12 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"bounds", "completion", "data", "names", "parser", "sections"},
     "precheck": {"names", "trainer_arguments"},
     "catalogue": {"blocks", "models", "files"},
-    "translate": {*MODEL, "data", "module", "saved"},
+    "translate": {*MODEL, "data", "module", "run_folder", "saved"},
     "shipped": set(),
-    "identity": {"files"},
+    "identity": {"files", "run_folder"},
     "experiment": {"data", "identity", "sections"},
     "preparation": {"data", "config", "sections", "shipped"},
-    "analysis": {"files", "identity", "mixtures", "records", "tables"},
+    "analysis": {"files", "identity", "mixtures", *FOLDERS},
     "ablation": {
         *RUN,
         *IDENTITY,
@@ -67,14 +71,13 @@ ALLOWED: dict[str, set[str]] = {
         "importing",
         "memory",
         "parser",
-        "records",
-        "tables",
+        *FOLDERS,
         "sections",
         "saved",
         "shipped",
         "analysis",
     },
-    "probing": {*RUN, *IDENTITY, "config", "parser", "files", "ablation"},
+    "probing": {*RUN, *IDENTITY, "config", "parser", "files", "run_folder", "ablation"},
     "bench": {*MODEL, "data", "probes", "files", "analysis", "ablation"},
     "cli": {*COMMANDS, "arguments", "names", "precheck", "analysis", "ablation"},
     "__main__": {"cli"},

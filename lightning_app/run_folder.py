@@ -1,0 +1,131 @@
+"""The files of a run's folder, left by `ablate fit` and by every cell of a grid alike."""
+
+from pathlib import Path
+
+RESULT = "result.json"
+PRUNED = "pruned.json"
+CONFIG = "config.yaml"
+BLOCK = "block.json"
+ENVIRONMENT = "env.json"
+METRICS = "metrics.csv"
+PROBES = "probes.csv"
+HYPOTHESES = "hypotheses.txt"
+REFERENCES = "references.txt"
+
+NAMED = ("last", "best")
+"""The checkpoints that a run keeps at most."""
+
+
+class RunFolder:
+    """The paths in the folder of one run.
+
+    Attributes:
+        path: The folder.
+        config: The resolved config, from which the run is trained.
+        identity: What the id of the run is made of (`identity.record`).
+        block: The resolved wiring of each stack, written at the end of the run.
+        environment: Interpreter, libraries and device, written at the end of the run.
+        metrics: The curves of all attempts, a row for each step.
+        probes: What the callback `SignalProbe` measures.
+        tokenizer: The SentencePiece model of the run's data.
+        hypotheses: One translation a line, of the test split.
+        references: The reference translations in the same order.
+        result: What the run came to, written last; it alone means success.
+        pruned: Where the grid's pruner ended the run; there is no result then.
+        checkpoints: The folder of `last.ckpt` and `best.ckpt`.
+        attempts: The folder of the numbered attempts.
+        lock: Held by the process that trains the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / CONFIG
+        self.identity = path / "identity.json"
+        self.block = path / BLOCK
+        self.environment = path / ENVIRONMENT
+        self.metrics = path / METRICS
+        self.probes = path / PROBES
+        self.tokenizer = path / "tokenizer.model"
+        self.hypotheses = path / HYPOTHESES
+        self.references = path / REFERENCES
+        self.result = path / RESULT
+        self.pruned = path / PRUNED
+        self.checkpoints = path / "checkpoints"
+        self.attempts = path / "attempts"
+        self.lock = path / ".lock"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def checkpoint(self, name: str) -> Path:
+        """The path of the checkpoint `last` or `best`."""
+        return self.checkpoints / f"{name}.ckpt"
+
+    def attempt(self, number: int) -> "AttemptFolder":
+        return AttemptFolder(self.attempts / str(number))
+
+    def last_attempt(self) -> int:
+        """The highest number of an attempt, 0 before the first."""
+        if not self.attempts.is_dir():
+            return 0
+        names = (path.name for path in self.attempts.iterdir())
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    def is_over(self, prunes: bool) -> bool:
+        """Whether the run has its result, or the pruner of a grid that `prunes` has ended it."""
+        return self.result.is_file() or (prunes and self.pruned.is_file())
+
+    def trim_checkpoints(self, keep: str) -> None:
+        """Remove the checkpoints of a finished run that a grid's `checkpoints` does not keep.
+
+        `keep` is `all`, `last`, `best` or `none`.
+        """
+        for name in NAMED:
+            if keep not in ("all", name):
+                self.checkpoint(name).unlink(missing_ok=True)
+
+
+class AttemptFolder:
+    """The paths in the folder of one attempt of a run.
+
+    Attributes:
+        path: The folder.
+        progress: The step, the rate in steps per second and the loss, for who watches the run.
+        provenance: Code, libraries and data of the attempt, written at its start.
+        metrics: The curves of this attempt.
+        reports: A line for each validation, where the grid has a pruner.
+        stop: Written by the supervisor to end the attempt.
+        meeting: The file through which the ranks of a cell find each other.
+        error: The traceback of a crash; its last line is the message.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.progress = path / "progress.json"
+        self.provenance = path / "provenance.json"
+        self.metrics = path / METRICS
+        self.reports = path / "reports.jsonl"
+        self.stop = path / "stop"
+        self.meeting = path / "meeting"
+        self.error = path / "error.txt"
+
+    def log(self, rank: int) -> Path:
+        """What a rank prints."""
+        return self.path / ("log.txt" if rank == 0 else f"log-rank{rank}.txt")
+
+    def error_of(self, rank: int) -> Path:
+        """Where a rank leaves its error, if there are several."""
+        return self.path / f"error-rank{rank}.txt"
+
+    def error_line(self) -> str | None:
+        """The last line of the error, None if the attempt left none."""
+        try:
+            text = self.error.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        lines = (line.strip() for line in reversed(text.split("\n")))
+        return next(filter(None, lines), "no message")

@@ -1,0 +1,92 @@
+"""How far a run is, by the files in its folder: these are the record, the queue is their index."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_app.records import OUTCOMES, Newer, Unsound, outcome, read_pruned, read_result
+from lightning_app.run_folder import RunFolder
+
+
+class DamagedRun(Exception):
+    """`result.json` or `pruned.json` cannot be used.
+
+    Attributes:
+        path: The file.
+        newer: Whether a newer version of this program wrote it.
+    """
+
+    def __init__(self, path: Path, reason: Unsound) -> None:
+        super().__init__(str(reason))
+        self.path = path
+        self.newer = isinstance(reason, Newer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The state of a run on disk.
+
+    Attributes:
+        state: `done` (there is a result), `pruned` (the grid's pruner ended it), `failed` (the last
+            attempt left an error) or `missing` (none of these, whatever was tried).
+        attempts: The number of attempts so far.
+        result: The content of `result.json`.
+        pruned: The content of `pruned.json`.
+        error: The last line of the error.
+    """
+
+    state: Literal["done", "pruned", "failed", "missing"]
+    attempts: int
+    result: Mapping[str, Any] | None = None
+    pruned: Mapping[str, Any] | None = None
+    error: str | None = None
+
+    @property
+    def word(self) -> str:
+        """How a finished run ended, in the words of `OUTCOMES`, else the state."""
+        return self.state if self.result is None else OUTCOMES[outcome(self.result)]
+
+
+def read_state(
+    folder: RunFolder, identity: str, metric: str | None = None, *, prunes: bool = True
+) -> RunState:
+    """Read the state of the run with this id.
+
+    Args:
+        folder: The run's folder, which need not exist.
+        identity: The id that its result must have.
+        metric: The metric of its grid, which a trained run must have reported.
+        prunes: Whether the grid has a pruner. If not, `pruned.json` means nothing.
+
+    Raises:
+        DamagedRun: if a result is damaged, belongs to another cell, or is of a newer version.
+    """
+    attempts = folder.last_attempt()
+    path = folder.result
+    try:
+        if result := read_result(path, identity, metric):
+            return RunState(state="done", attempts=attempts, result=result)
+        path = folder.pruned
+        if prunes and (pruned := read_pruned(path, identity)):
+            return RunState(state="pruned", attempts=attempts, pruned=pruned)
+    except Unsound as error:
+        raise DamagedRun(path, error) from error
+    if error := folder.attempt(attempts).error_line():
+        return RunState(state="failed", attempts=attempts, error=error)
+    return RunState(state="missing", attempts=attempts)
+
+
+def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:
+    """`progress.json` of an attempt, or None if it has written none so far."""
+    try:
+        progress = json.loads(folder.attempt(attempt).progress.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return progress if isinstance(progress, dict) else None
+
+
+def fraction(progress: Mapping[str, Any] | None) -> float:
+    """The part of a run that is over, between 0 and 1."""
+    return min(1.0, progress["step"] / max(1, progress["max_steps"])) if progress else 0.0

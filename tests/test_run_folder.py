@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import pytest
+
+from lightning_app.run_folder import RunFolder
+
+
+def test_attempts_count_by_their_numbers(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.last_attempt() == 0
+    for name in ("2", "10", "9", "notes"):
+        (folder.attempts / name).mkdir(parents=True)
+    assert folder.last_attempt() == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(None, None), ("a\nb  \n\n", "b"), ("", "no message"), ("x\u2028y\n", "x\u2028y")],
+)
+def test_the_error_of_an_attempt_is_its_last_line(
+    tmp_path: Path, text: str | None, line: str | None
+) -> None:
+    attempt = RunFolder(tmp_path).attempt(1)
+    attempt.path.mkdir(parents=True)
+    if text is not None:
+        attempt.error.write_text(text)
+    assert attempt.error_line() == line
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [("all", ["best", "last"]), ("last", ["last"]), ("best", ["best"]), ("none", [])],
+)
+def test_checkpoints_are_trimmed(tmp_path: Path, keep: str, kept: list[str]) -> None:
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    for name in ("best", "last"):
+        folder.checkpoint(name).touch()
+    folder.trim_checkpoints(keep)
+    assert sorted(path.stem for path in folder.checkpoints.iterdir()) == kept
