@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -11,14 +11,22 @@ from torch import nn
 from lightning_app.blocks.attention import HeadGain, Shaping
 from lightning_app.blocks.residual import LearnedGain
 from lightning_app.errors import UserError
+from lightning_app.registry import Registry
+
+Groups = list[dict[str, Any]]
+"""What `parameter_groups` returns."""
+
+OPTIMIZERS: Registry["BuildOptimizer"] = Registry("model.optimizer.kind")
+"""The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer and its constants."""
 
-    kind: Literal["adam", "adamw", "sgd", "radam"] = "adam"
-    """adam and radam add the decay to the gradient; adamw decouples it, as fairseq's adam does."""
+    kind: str = "adam"
+    """A name of `OPTIMIZERS`. adam and radam add the decay to the gradient; adamw decouples it, as
+    fairseq's adam does."""
     lr: float = 5.0e-4
     """The peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -31,6 +39,7 @@ class OptimizerConfig:
     """Momentum of sgd."""
 
     def __post_init__(self) -> None:
+        _ = OPTIMIZERS[self.kind]
         if not (math.isfinite(self.lr) and self.lr > 0.0):
             raise ValueError(f"lr {self.lr}: a rate above 0")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
@@ -104,7 +113,7 @@ class ScheduleConfig:
                 return ramp
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Split the parameters into those that decay and those that never do.
 
     Gains, alpha, beta, gamma, norms and biases take no decay: it would pull a block's wiring
@@ -122,21 +131,52 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return groups
 
 
+class BuildOptimizer(Protocol):
+    """Builds an optimizer of the parameters in `groups`.
+
+    `fused` asks for the form that updates all parameters in one kernel, where there is one.
+    """
+
+    def __call__(
+        self, config: OptimizerConfig, groups: Groups, *, fused: bool
+    ) -> torch.optim.Optimizer: ...
+
+
+def _moments(config: OptimizerConfig) -> dict[str, Any]:
+    return {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+
+
+@OPTIMIZERS.register("adam")
+def adam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+    """Kingma & Ba 2015 (1412.6980); the weight decay is added to the gradient."""
+    return torch.optim.Adam(groups, fused=fused, **_moments(config))
+
+
+@OPTIMIZERS.register("adamw")
+def adamw(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+    """Loshchilov & Hutter 2019 (1711.05101); the weight decay is decoupled from the gradient."""
+    return torch.optim.AdamW(groups, fused=fused, **_moments(config))
+
+
+@OPTIMIZERS.register("sgd")
+def sgd(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum."""
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+
+
+@OPTIMIZERS.register("radam")
+def radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
+    """Liu et al. 2020 (1908.03265), which has no fused form."""
+    return torch.optim.RAdam(groups, **_moments(config))
+
+
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, *, fused: bool
 ) -> torch.optim.Optimizer:
     """Return the optimizer over the parameters of `model`."""
-    groups = parameter_groups(model, config.weight_decay)
-    moments = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
-    match config.kind:
-        case "adam":
-            return torch.optim.Adam(groups, fused=fused, **moments)
-        case "adamw":
-            return torch.optim.AdamW(groups, fused=fused, **moments)
-        case "radam":
-            return torch.optim.RAdam(groups, **moments)
-        case "sgd":
-            return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+    return OPTIMIZERS[config.kind](
+        config, parameter_groups(model, config.weight_decay), fused=fused
+    )
 
 
 def build_schedule(

@@ -1,0 +1,99 @@
+"""The table of named parts, and that a part from outside the package works in a run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_app.cli import main
+from lightning_app.errors import UserError
+from lightning_app.optim import OPTIMIZERS, Groups, OptimizerConfig
+from lightning_app.registry import Registry
+
+BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
+
+
+def test_parts_are_found_by_name_in_their_order() -> None:
+    table: Registry[int] = Registry("a.b")
+    table.add("two", 2)
+    table.add("one", 1)
+    assert list(table) == ["two", "one"]
+    assert table["one"] == 1
+    assert "one" in table
+    assert "three" not in table
+    assert len(table) == 2
+    assert dict(table) == {"two": 2, "one": 1}
+
+
+def test_an_unknown_name_is_one_line_with_the_nearest_one() -> None:
+    table: Registry[int] = Registry("a.b")
+    table.add("first", 1)
+    table.add("second", 2)
+    line = "a.b: expected one of 'first', 'second', found 'frist'; did you mean 'first'?"
+    with pytest.raises(UserError) as caught:
+        _ = table["frist"]
+    assert str(caught.value) == line
+
+
+def test_a_name_is_registered_once() -> None:
+    table: Registry[int] = Registry("a.b")
+    table.add("one", 1)
+    with pytest.raises(ValueError, match="'one' is registered already"):
+        table.add("one", 2)
+
+
+PLUGIN = """
+import torch
+from lightning_app.optim import OPTIMIZERS
+
+@OPTIMIZERS.register("plain_sgd")
+def plain_sgd(config, groups, *, fused):
+    return torch.optim.SGD(groups, lr=config.lr)
+"""
+
+SHORT = [
+    *("fit", "--config", str(BASE), "--trainer.max_steps", "2", "--trainer.val_check_interval"),
+    *("2", "--trainer.limit_val_batches", "1", "--model.schedule.reference_steps", "1"),
+    *("--model.schedule.warmup_steps", "1", "--model.objective.evaluate_test", "false"),
+    *("--trainer.default_root_dir", "run"),
+]
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder from which modules can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_an_optimizer_from_outside_trains(
+    outside: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(OPTIMIZERS, "_parts", dict(OPTIMIZERS))
+    (outside / "an_optimizer.py").write_text(PLUGIN)
+    __import__("an_optimizer")
+    del sys.modules["an_optimizer"]
+    assert main([*SHORT, "--model.optimizer.kind", "plain_sgd"]) == 0, capsys.readouterr().err
+    checkpoint = torch.load(outside / "run/checkpoints/last.ckpt", weights_only=True)
+    (group, *_) = checkpoint["optimizer_states"][0]["param_groups"]
+    assert group["momentum"] == 0
+    assert "betas" not in group
+
+
+def test_the_wrong_name_of_an_optimizer_is_one_line(outside: Path, capsys) -> None:
+    assert main([*SHORT, "--model.optimizer.kind", "adamm"]) == 2
+    line = capsys.readouterr().err
+    assert "model.optimizer.kind: expected one of 'adam', 'adamw'" in line
+    assert "found 'adamm'; did you mean 'adam'?" in line
+    assert line.count("\n") == 1
+    assert not (outside / "run").exists()
+
+
+def test_groups_are_what_an_optimizer_takes() -> None:
+    groups: Groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "weight_decay": 0.5}]
+    for build in OPTIMIZERS.values():
+        optimizer = build(OptimizerConfig(lr=0.25), groups, fused=False)
+        assert optimizer.param_groups[0]["lr"] == 0.25
+        assert optimizer.param_groups[0]["weight_decay"] == 0.5
