@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from lightning_app.callbacks.events import event_files, show
-from lightning_app.catalogue.drawing import draw
+from lightning_app.catalogue.draw_stack import draw
 from lightning_app.catalogue.raster import image
 from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.probes.maps import attention_maps, longest_sentence

@@ -1,8 +1,8 @@
-"""Layers of one form folded into one, and their numbers in few words."""
+"""Layers of one form folded into one, and their numbers and unknown fields in few words."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -13,20 +13,18 @@ Side = Literal["encoder", "decoder"]
 
 
 def runs_of(blocks: Sequence[BlockSpec], side: Side) -> list[tuple[range, list[BlockSpec]]]:
-    """Return consecutive blocks of one form, with the layers, from 1, that they stand in."""
+    """Return runs of consecutive blocks of one form, each with its layers, from 1."""
     runs, layer = [], 1
-    names = read(side)
-    for _, equal in groupby(blocks, key=lambda block: [form(getattr(block, n)) for n in names]):
+    for _, equal in groupby(blocks, key=lambda block: (type(block), *_forms(block, side))):
         run = list(equal)
         runs.append((range(layer, layer + len(run)), run))
         layer += len(run)
     return runs
 
 
-def read(side: Side) -> list[str]:
-    """Return the fields of a block that are read on `side`: an encoder has no cross-attention."""
-    names = [field.name for field in fields(BlockSpec)]
-    return [name for name in names if side == "decoder" or "cross" not in name]
+def used_fields(block: BlockSpec, side: Side) -> list[Field[Any]]:
+    """Return the fields that a stack of `side` uses: an encoder has no cross-attention."""
+    return [field for field in fields(block) if side == "decoder" or "cross" not in field.name]
 
 
 def layer_names(first: int, last: int) -> str:
@@ -34,12 +32,15 @@ def layer_names(first: int, last: int) -> str:
 
 
 def form(part: Any) -> Any:
-    """Return a specification without its numbers, but for gains of zero, which are absent."""
-    if isinstance(part, Gain):
-        return part.absent, part.learned, part.vector, part.profiled
+    """Return a specification without its numbers; whether a gain is absent (zero) remains."""
     if is_dataclass(part):
-        return tuple(form(getattr(part, field.name)) for field in fields(part))
+        inner = tuple(form(getattr(part, field.name)) for field in fields(part))
+        return type(part), isinstance(part, Gain) and part.absent, *inner
     return None if isinstance(part, float) else (part is None, part)
+
+
+def _forms(block: BlockSpec, side: Side) -> list[Any]:
+    return [form(getattr(block, field.name)) for field in used_fields(block, side)]
 
 
 def number(values: Sequence[float], layers: range) -> str:
@@ -54,20 +55,39 @@ def number(values: Sequence[float], layers: range) -> str:
     return ", ".join(shown if len(shown) <= 3 else [shown[0], "...", shown[-1]])
 
 
+def changed_fields(
+    parts: Sequence[Any], layers: range, known: Collection[str] = (), default: Any = MISSING
+) -> list[str]:
+    """Return `name value` for each field in which parts of one form differ from `default`.
+
+    Fields in `known` are left out: the caller shows them in words of their own. So a field that no
+    drawing knows is still shown. Without a `default`, each field is compared with its own.
+    """
+    shown = []
+    for field in fields(parts[0]):
+        values = [getattr(part, field.name) for part in parts]
+        own = default is MISSING
+        usual = _default_of(field) if own else getattr(default, field.name, MISSING)
+        if field.name not in known and any(value != usual for value in values):
+            shown.append(f"{field.name} {phrase(values, usual, layers)}")
+    return shown
+
+
 def phrase(parts: Sequence[Any], default: Any, layers: range, *, outer: bool = False) -> str:
-    """Return one part of equal form in several layers: what differs from `default` in it."""
+    """Return one value of equal form in several layers: what differs from `default` in it."""
     first = parts[0]
     if isinstance(first, Gain):
-        words = [name for name in ("learned", "vector", "profiled") if getattr(first, name)]
+        flags = ("learned", "vector", "profiled")
+        words = [name for name in flags if getattr(first, name)]
+        words += changed_fields(parts, layers, known=("value", *flags))
         return " ".join([number([part.value for part in parts], layers), *words])
     if is_dataclass(first):
-        said = []
-        for field in fields(first):
-            values = [getattr(part, field.name) for part in parts]
-            usual = getattr(default, field.name, MISSING)
-            if any(value != usual for value in values):
-                said.append(f"{field.name} {phrase(values, usual, layers)}")
-        return ", ".join(said) if outer else f"({', '.join(said)})"
+        changed = ", ".join(changed_fields(parts, layers, default=default))
+        return changed if outer else f"({changed})"
     if isinstance(first, bool):
         return "yes" if first else "no"
     return number(parts, layers) if isinstance(first, float) else str(first)
+
+
+def _default_of(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()

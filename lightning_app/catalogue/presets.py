@@ -5,7 +5,8 @@ from functools import partial
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.catalogue.drawing import Drawing, draw
+from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.drawing import Drawing
 from lightning_app.catalogue.folding import Side
 from lightning_app.errors import UserError, nearest
 from lightning_app.models.counting import count_parameters

@@ -1,4 +1,4 @@
-"""A drawing as pixels, for those who show no SVG."""
+"""Drawings as pixels, for programs that show no SVG (TensorBoard)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,33 +10,33 @@ from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
 from lightning_app.catalogue.drawing import Drawing
-from lightning_app.catalogue.sheet import LINES, QUIET, RADIUS, SHAPES, SIZES, WORDS, Line, Point
-from lightning_app.catalogue.svg import lay_out
+from lightning_app.catalogue.stack_layout import lay_out
+from lightning_app.catalogue.surface import LINES, QUIET, RADIUS, SHAPES, SIZES, WORDS, Line, Point
 
 SCALE = 2
-"""Pixels of the image for one of the drawing."""
+"""Pixels of the image per unit of length of the layout."""
 STROKE = 1.4
 ARROW = (8.6, 3.9)
-"""Length and half the width of an arrow's head."""
+"""Length and half width of the head of an arrow."""
 DASHES = (5.0, 2.0)
 BOLD = ("name", "side")
 
 
 def image(name: str, drawings: Sequence[Drawing]) -> Image.Image:
-    """Return the drawings side by side in light colours, as `svg.picture` sets them."""
+    """Return the drawings side by side in light colours, in the layout of `svg.picture`."""
     raster = Raster()
     return raster.drawn(lay_out(raster, name, drawings))
 
 
 @cache
 def font(size: float, *, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """Return a font that has the signs of mathematics: matplotlib brings it."""
+    """Return a font with mathematical signs, from matplotlib."""
     file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(get_data_path(), "fonts", "ttf", file), size)
 
 
 class Raster:
-    """A surface of pixels. Frames lie under lines, lines under boxes, as on a `Sheet`."""
+    """A surface of pixels. Frames lie under lines, lines under boxes, as on an `svg.Sheet`."""
 
     def __init__(self) -> None:
         self._frames: list[Callable[[ImageDraw.ImageDraw], None]] = []
@@ -69,7 +69,7 @@ class Raster:
         (self._frames if kind == "frame" else self._shapes).append(draw)
 
     def text(self, x: float, y: float, text: str, kind: str = "", *, left: bool = False) -> None:
-        # DejaVu Sans is wider than the fonts that the boxes are made for.
+        # DejaVu Sans is wider than the fonts for which the boxes are sized.
         letters = font(0.9 * SIZES[kind] * SCALE, bold=kind in BOLD)
         colour = (QUIET if kind in ("small", "tiny") else WORDS)[0]
 
@@ -92,7 +92,7 @@ class Raster:
             self._shapes.append(draw)
 
     def drawn(self, size: Point) -> Image.Image:
-        """Return what was drawn, on a page of `size`."""
+        """Return the picture on a page of `size`."""
         self._height = size[1]
         width, height = (math.ceil(length * SCALE) for length in size)
         picture = Image.new("RGB", (width, height), SHAPES["page"][0])
@@ -108,12 +108,12 @@ class Raster:
         self._shapes.append(draw)
 
     def _places(self, points: Sequence[Point]) -> list[Point]:
-        """Return pixels, counted from the top."""
+        """Return pixel coordinates, which count from the top."""
         return [(x * SCALE, (self._height - y) * SCALE) for x, y in points]
 
 
 def _head(before: Point, tip: Point) -> list[Point]:
-    """Return the triangle of an arrow from `before` that ends at `tip`."""
+    """Return the triangle at the `tip` of an arrow that comes from `before`."""
     long, half = ARROW
     length = math.dist(before, tip)
     x, y = (tip[0] - before[0]) / length, (tip[1] - before[1]) / length
@@ -122,7 +122,7 @@ def _head(before: Point, tip: Point) -> list[Point]:
 
 
 def _dashes(points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """Return the pieces of a dashed line."""
+    """Return the dashes of a dashed line."""
     pieces = []
     for start, end in pairwise(points):
         length, done = math.dist(start, end), 0.0

@@ -1,6 +1,6 @@
-"""A drawing in plain characters, at most 80 columns wide; the words beside it also in fewer.
+"""A drawing in plain characters, at most 80 columns wide; its words also fit narrower terminals.
 
-A sub-layer is a piece of the stream that runs from left to right: its main line, lines above it
+The stream runs from left to right. A sub-layer is a piece of it: a main line, lines above it
 (carried scores, a second stream) and lines below it (skips).
 """
 
@@ -9,13 +9,12 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lightning_app.blocks.norm import Norm
-from lightning_app.catalogue.drawing import Branch, Drawing, NormPart, Part, Run, Sum
+from lightning_app.catalogue.drawing import Branch, Drawing, LayerRun, NormPart, Part, Sum
 
 WIDTH = 80
-LEAST = 20  # columns; in fewer, words are cut
-SHORT: dict[Norm, str] = {"layer_norm": "LN", "rms_norm": "RMS"}
-CARRIED = {"scores": "Z", "qk_sum": "q,k"}
+LEAST = 20  # columns; narrower lines would cut words
+SHORT: dict[str, str] = {"layer_norm": "LN", "rms_norm": "RMS"}
+CARRIED: dict[str, str] = {"scores": "Z", "qk_sum": "q,k"}
 LEGEND = {
     r"\bLN\b": "LN LayerNorm",
     r"\bRMS\b": "RMS RMSNorm",
@@ -31,12 +30,12 @@ LEGEND = {
 
 @dataclass
 class Piece:
-    """A part of the stream: lines of text by their distance below the main line."""
+    """A part of the stream: lines of text, by their offset below the main line."""
 
     width: int = 0
     lines: dict[int, str] = field(default_factory=dict)
     taps: list[int] = field(default_factory=list)
-    """Columns where the second stream takes the branch."""
+    """Columns where a branch joins the second stream."""
 
     def put(self, line: int, column: int, text: str) -> None:
         old = self.lines.get(line, "").ljust(column + len(text))
@@ -44,16 +43,16 @@ class Piece:
         self.width = max(self.width, column + len(text))
 
     def labels(self, labels: Sequence[str]) -> None:
-        """Put labels on the main line, each with a connection after it."""
+        """Append labels to the main line, each with a connection after it."""
         for label in labels:
             self.put(0, self.width, f" {label} --")
 
     def fill(self, line: int, column: int) -> None:
-        """Draw `line` on to `column`."""
+        """Continue `line` up to `column`."""
         self.lines[line] = self.lines[line].ljust(column, "-")
 
     def add(self, other: "Piece") -> None:
-        """Put `other` to the right."""
+        """Append `other` at the right."""
         start = self.width
         for line, text in other.lines.items():
             self.put(line, start, text)
@@ -62,7 +61,7 @@ class Piece:
 
 
 def text_lines(drawings: Sequence[Drawing], width: int = WIDTH) -> list[str]:
-    """Return the lines of the drawings, what their letters mean last; words fit `width` columns."""
+    """Return the lines of the drawings and, last, a legend; words fit `width` columns."""
     lines = []
     for drawing in drawings:
         lines += [f"{drawing.side}:", "", *_stack(drawing)]
@@ -75,7 +74,7 @@ def text_lines(drawings: Sequence[Drawing], width: int = WIDTH) -> list[str]:
 
 
 def wrapped(text: str, first: int = 0, rest: int = 0, width: int = WIDTH) -> list[str]:
-    """Return `text` in lines of at most `width`, the first and the rest indented."""
+    """Return `text` in lines of at most `width`; the first and the other lines are indented."""
     return textwrap.wrap(
         text,
         max(width, LEAST),
@@ -87,7 +86,7 @@ def wrapped(text: str, first: int = 0, rest: int = 0, width: int = WIDTH) -> lis
 
 def _label(part: Part) -> str:
     if isinstance(part, NormPart):
-        return SHORT[part.kind]
+        return SHORT.get(part.kind, part.kind)
     notes = f" ({', '.join(part.notes)})" if part.notes else ""
     return f"* {part.value}{notes}"
 
@@ -98,7 +97,7 @@ def _chain(labels: Sequence[str]) -> str:
 
 
 def _stack(drawing: Drawing) -> list[str]:
-    """Return the whole stack on one line, or on two where it has a second stream."""
+    """Return the whole stack on one line, or on two if it has a second stream."""
     runs = _chain([f"[{run.label}]" for run in drawing.runs])
     after = _chain([_label(part) for part in drawing.exit])
     start = f"  embedding -- {_chain([_label(part) for part in drawing.entry])}"
@@ -114,7 +113,7 @@ def _stack(drawing: Drawing) -> list[str]:
     ]
 
 
-def _run(run: Run, width: int, *, dual: bool) -> list[str]:
+def _run(run: LayerRun, width: int, *, dual: bool) -> list[str]:
     bottom = any(one.bottom for one in run.sums)
     pieces = [_sum(one, dual=dual) for one in run.sums]
     rows, row = [], Piece()
@@ -139,7 +138,7 @@ def _run(run: Run, width: int, *, dual: bool) -> list[str]:
 
 
 def _second_stream(row: Piece) -> None:
-    """Draw the second stream above `row`: every branch joins it."""
+    """Draw the second stream above `row`; every branch joins it."""
     top = min(row.lines) - 1
     row.put(top, 0, "r " + "-" * (row.width - 6) + "--> r'")
     for tap in row.taps:
@@ -149,13 +148,13 @@ def _second_stream(row: Piece) -> None:
 
 
 def _branch(branch: Branch, *, dual: bool = False) -> Piece:
-    """Return `` LN -- SA -- * 0.1 --``, with what the attention carries above it."""
+    """Return `` LN -- SA -- * 0.1 --``, with the carried scores above it."""
     piece = Piece()
     piece.labels([_label(part) for part in branch.before])
     if branch.carry == "none":
         piece.labels([branch.kind])
     else:
-        name = CARRIED[branch.carry]
+        name = CARRIED.get(branch.carry, branch.carry)
         over = f"{name} -.  .-> {name}"
         main = f"{'-' * over.index('.')} {branch.kind} ".ljust(len(over) + 2, "-")
         piece.put(-1, piece.width, over)
@@ -168,7 +167,7 @@ def _branch(branch: Branch, *, dual: bool = False) -> Piece:
 
 
 def _sum(one: Sum, *, dual: bool) -> Piece:
-    """Return a residual formula: fork, branches, skips, sum and norm."""
+    """Return a residual formula: fork, branches, skip, sum and norm."""
     piece = Piece()
     if one.skip is not None:
         piece.put(0, 0, "+--")

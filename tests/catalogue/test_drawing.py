@@ -2,22 +2,27 @@
 
 import re
 import typing
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from lightning_app.blocks.attention import AttentionSpec
-from lightning_app.blocks.block import BlockSpec
-from lightning_app.blocks.residual import ResidualSpec
+from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
+from lightning_app.blocks.block import BlockSpec, InitSpec
+from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.catalogue import drawing as module
-from lightning_app.catalogue.drawing import Factor, Inside, description, draw
+from lightning_app.catalogue import draw_attention, draw_stack
+from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.drawing import Factor
 from lightning_app.catalogue.folding import Side, number
+from lightning_app.catalogue.raster import Raster
+from lightning_app.catalogue.sentences import description
 from lightning_app.catalogue.specification import specification_lines
+from lightning_app.catalogue.stack_layout import lay_out
 from lightning_app.catalogue.svg import picture
 from lightning_app.catalogue.text import text_lines
 from tests.catalogue.variants import CASES, drawn, stacks, with_blocks
@@ -83,20 +88,182 @@ def test_an_encoder_has_no_cross_attention() -> None:
     assert draw(spec, "decoder") != draw(stacks("pre_ln")["encoder"], "decoder")
 
 
-def test_a_field_without_words_of_its_own_is_shown_by_its_name(monkeypatch) -> None:
-    spec = with_blocks(
-        stacks("pre_ln")["encoder"],
-        self_attention=lambda attention: replace(attention, qk_norm="rms_norm"),
-    )
-    inside = draw(spec, "encoder").runs[0].sums[0].branches[0].inside
-    assert inside == (Inside(label="RMSNorm of q, k", notes=("over each head",)),)
-    monkeypatch.setattr(module, "DRAWN", module.DRAWN - {"qk_norm"})
-    inside = draw(spec, "encoder").runs[0].sums[0].branches[0].inside
-    assert inside[0] == Inside(label="qk_norm rms_norm")
+@dataclass(frozen=True, kw_only=True)
+class NewStack(StackSpec):
+    mystery: float = 0.25
 
 
-def test_every_field_of_an_attention_has_words_of_its_own() -> None:
-    assert {field.name for field in fields(AttentionSpec)} == module.DRAWN
+@dataclass(frozen=True, kw_only=True)
+class NewBlock(BlockSpec):
+    mystery: float = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewResidual(ResidualSpec):
+    mystery: Gain = Gain()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAttention(AttentionSpec):
+    mystery: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewShaping(ShapingSpec):
+    mystery: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewGains(ProjectionGains):
+    mystery: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewGain(Gain):
+    mystery: float = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewInit(InitSpec):
+    mystery: float = 0.25
+
+
+def extended(part: Any, kind: type, **changes: Any) -> Any:
+    """Return `part` as a `kind` that has more fields."""
+    return kind(**{field.name: getattr(part, field.name) for field in fields(part)} | changes)
+
+
+def unknown_fields() -> dict[str, tuple[StackSpec, str]]:
+    """Return for each specification a stack with a field that no drawing knows, and its value."""
+    spec = stacks("sas_p")["decoder"]
+    spec = replace(spec, blocks=spec.blocks[:1] * 2)
+
+    def block(**changes: Callable[[Any], Any]) -> StackSpec:
+        return with_blocks(spec, **changes)
+
+    gain = NewGain(value=0.5, mystery=0.75)
+    return {
+        "stack": (extended(spec, NewStack, mystery=0.75), "mystery 0.75"),
+        "block": (
+            replace(spec, blocks=(extended(spec.blocks[0], NewBlock, mystery=0.75),) * 2),
+            "mystery 0.75",
+        ),
+        "residual": (
+            block(around_ff=lambda of: extended(of, NewResidual, mystery=Gain(value=0.75))),
+            "mystery 0.75",
+        ),
+        "attention": (
+            block(cross_attention=lambda of: extended(of, NewAttention, mystery="abc")),
+            "mystery abc",
+        ),
+        "shaping": (
+            block(
+                self_attention=lambda of: replace(
+                    of, shaping=extended(of.shaping, NewShaping, mystery=True)
+                )
+            ),
+            "mystery yes",
+        ),
+        "gains of a projection": (
+            block(
+                self_attention=lambda of: replace(
+                    of, value_gains=extended(of.value_gains, NewGains, mystery=True)
+                )
+            ),
+            "mystery yes",
+        ),
+        "a gain of a projection": (
+            block(
+                self_attention=lambda of: replace(of, value_gains=ProjectionGains(kept=gain)),
+            ),
+            "mystery 0.75",
+        ),
+        "skip": (block(around_cross=lambda of: replace(of, skip=gain)), "mystery 0.75"),
+        "branch": (block(around_ff=lambda of: replace(of, branch=gain)), "mystery 0.75"),
+        "initial values": (
+            block(init=lambda of: extended(of, NewInit, mystery=0.75)),
+            "mystery 0.75",
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", unknown_fields())
+def test_a_field_that_no_drawing_knows_is_shown_by_name_and_value(case: str) -> None:
+    spec, words = unknown_fields()[case]
+    for way, text in zip(WAYS, shown(spec, "decoder"), strict=True):
+        assert words in plain(text), way
+    raster = Words()
+    lay_out(raster, "stack", [draw(spec, "decoder")])
+    assert any(words in text for text in raster.texts)
+
+
+def plain(text: str) -> str:
+    """Return text without elements of SVG, line breaks and the colon after a field of a block."""
+    return " ".join(re.sub(r"<[^>]*>", " ", text).replace(":", "").split())
+
+
+class Words(Raster):
+    """Pixels, and the texts that were written on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def text(self, x: float, y: float, text: str, kind: str = "", *, left: bool = False) -> None:
+        super().text(x, y, text, kind, left=left)
+        self.texts.append(text)
+
+
+def test_layers_with_other_values_of_an_unknown_field_are_no_one_run() -> None:
+    spec = stacks("pre_ln")["encoder"]
+    first, second = (extended(spec.blocks[0], NewAttentionBlock, mystery=one) for one in "ab")
+    runs = draw(replace(spec, blocks=(first, second, second)), "encoder").runs
+    assert [(run.label, run.notes) for run in runs] == [
+        ("layer 1", ("mystery a",)),
+        ("layers 2-3", ("mystery b",)),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAttentionBlock(BlockSpec):
+    mystery: str = ""
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "words"),
+    [
+        ("self_attention", "carry", "carry novel"),
+        ("self_attention", "query_init", "query_init novel"),
+        ("self_attention", "qk_norm", "novel of q, k"),
+        ("self_attention", "value", "V = novel"),
+        ("around_ff", "norm_sum", "novel"),
+        ("", "ff_norm", "novel inside"),
+        ("", "layout", "layout novel"),
+    ],
+)
+def test_an_unknown_choice_is_shown_by_its_name(part: str, field: str, words: str) -> None:
+    spec = stacks("pre_ln")["encoder"]
+    block = deepcopy(spec.blocks[0])
+    object.__setattr__(getattr(block, part) if part else block, field, "novel")
+    novel = replace(spec, blocks=spec.blocks[:1])
+    object.__setattr__(novel, "blocks", (block,))
+    for way, text in zip(WAYS[:3], shown(novel, "encoder")[:3], strict=True):
+        assert words in plain(text), way
+    assert "novel" in str(specification_lines({"encoder": novel}))
+
+
+def test_every_field_has_a_place_in_a_drawing() -> None:
+    known = {
+        StackSpec: draw_stack._STACK,
+        BlockSpec: draw_stack._BLOCK,
+        ResidualSpec: draw_stack._RESIDUAL,
+        Gain: draw_stack._GAIN,
+        InitSpec: ("distribution", *draw_stack._INIT),
+        AttentionSpec: draw_attention._ATTENTION,
+        ShapingSpec: draw_attention._SHAPING,
+    }
+    for kind, names in known.items():
+        assert {field.name for field in fields(kind)} == set(names)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +361,15 @@ def test_every_field_was_changed(seen) -> None:
 
 
 def test_drawings_know_no_preset() -> None:
-    for name in ("drawing", "folding", "text", "svg", "sheet", "specification"):
+    for name in (
+        "drawing",
+        "draw_stack",
+        "draw_attention",
+        "folding",
+        "text",
+        "stack_layout",
+        "svg",
+    ):
         source = Path(f"lightning_app/catalogue/{name}.py").read_text(encoding="utf-8")
         assert not re.search(r"import.*PRESETS|\.presets import", source), name
 

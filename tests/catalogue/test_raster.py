@@ -9,7 +9,7 @@ from PIL import ImageColor
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.presets import drawings, resolve
 from lightning_app.catalogue.raster import SCALE, image
-from lightning_app.catalogue.sheet import LINES, SHAPES
+from lightning_app.catalogue.surface import LINES, SHAPES
 from lightning_app.catalogue.svg import picture
 
 

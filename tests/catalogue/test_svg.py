@@ -10,7 +10,7 @@ import pytest
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.commands import gallery_page
-from lightning_app.catalogue.sheet import RADIUS, text_width
+from lightning_app.catalogue.surface import RADIUS, text_width
 from lightning_app.catalogue.svg import picture
 from tests.catalogue.variants import CASES, drawn, stacks
 

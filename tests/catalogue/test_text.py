@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.catalogue.drawing import draw
+from lightning_app.catalogue.draw_stack import draw
 from lightning_app.catalogue.text import text_lines
 from tests.catalogue.variants import CASES, VECTOR, drawn, stacks, with_blocks
 

@@ -8,7 +8,8 @@ from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec, carry_scores
-from lightning_app.catalogue.drawing import Drawing, draw
+from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.drawing import Drawing
 from lightning_app.catalogue.folding import Side
 
 VECTOR = Gain(value=0.5, learned=True, vector=True, profiled=True)
