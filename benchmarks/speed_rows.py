@@ -29,7 +29,7 @@ from lightning_app.bench.peers import (
     translation_peer,
 )
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import EncoderBlock, Sizes
+from lightning_app.blocks.block import Block, Call, Carries, Sizes
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack
@@ -245,15 +245,15 @@ def masked_lm() -> Iterator[Figure]:
 def block(preset: str, width: int) -> Work:
     """Return the passes of one causal encoder block, not the first, ff four times the width."""
     torch.manual_seed(1)
-    spec = BlockConfig(preset=preset).resolve(Stack(side="encoder", depth=4)).blocks[1]
+    spec = BlockConfig(preset=preset).resolve(Stack(depth=4)).blocks[1]
     sizes = Sizes(model_dim=width, ff_dim=4 * width, num_heads=width // 64)
-    module = EncoderBlock(spec, sizes)
+    module = Block(spec, sizes)
     x, upstream = torch.randn(2, 8, 128, width)
     x.requires_grad_()
     mask = causal_mask(128, x.device)
 
     def run() -> None:
-        stream, _ = module(Stream(x), mask, None, None)
+        stream, _ = module(Stream(x), Carries(), Call(layer=1, mask=mask))
         stream.x.backward(upstream)
         x.grad = None
         module.zero_grad()

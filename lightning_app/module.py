@@ -10,7 +10,7 @@ import torch
 from torchmetrics import SumMetric
 
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import DecoderBlock, EncoderBlock
+from lightning_app.blocks.block import Block
 from lightning_app.bounds import check_accumulation
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.profiling import needs_profiling, profile
@@ -47,7 +47,7 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
         how: Further arguments of `torch.compile`.
     """
     for block in model.modules():
-        if isinstance(block, EncoderBlock | DecoderBlock):
+        if isinstance(block, Block):
             block.compile(dynamic=True, **how)
 
 

@@ -17,7 +17,7 @@ from lightning_app.models.heads import (
     build_model,
 )
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import Decoder, Encoder
+from lightning_app.models.transformer import BlockStack
 from tests import reference
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -78,25 +78,25 @@ def specification(block: BlockConfig | StackSpec | str, stack: Stack) -> StackSp
 
 def encoder(
     block: BlockConfig | StackSpec | str, depth: int = 3, peer_depth: int = 2, **changes: Any
-) -> Encoder:
+) -> BlockStack:
     """Return the encoder of two stacks, with its initial values, smooth between its matrices."""
-    spec = specification(block, Stack(side="encoder", depth=depth, peer_depth=peer_depth))
-    module = Encoder(spec, architecture(**{"activation": "gelu", **changes}).sizes())
+    spec = specification(block, Stack(depth=depth, peer_depth=peer_depth))
+    module = BlockStack(spec, architecture(**{"activation": "gelu", **changes}).sizes())
     initialize(module)
     return module
 
 
-def decoder(block: BlockConfig | StackSpec | str, depth: int = 2, **changes: Any) -> Decoder:
+def decoder(block: BlockConfig | StackSpec | str, depth: int = 2, **changes: Any) -> BlockStack:
     """Return a decoder below which stands an encoder of three layers."""
-    spec = specification(block, Stack(side="decoder", depth=depth, peer_depth=3))
-    module = Decoder(spec, architecture(**{"activation": "gelu", **changes}).sizes())
+    spec = specification(block, Stack(depth=depth, peer_depth=3, causal=True, cross=True))
+    module = BlockStack(spec, architecture(**{"activation": "gelu", **changes}).sizes(), cross=True)
     initialize(module)
     return module
 
 
-def decode(module: Decoder, x: Tensor, memory: Tensor, source_mask: Mask) -> Tensor:
+def decode(module: BlockStack, x: Tensor, memory: Tensor, source_mask: Mask) -> Tensor:
     """Return the states of a whole target."""
-    return module(x, causal_mask(x.shape[1], x.device), source_mask, module.start(memory))[0]
+    return module(x, causal_mask(x.shape[1], x.device), module.remember(memory, source_mask))
 
 
 @torch.no_grad()

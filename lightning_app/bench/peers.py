@@ -30,7 +30,7 @@ from lightning_app.blocks.masks import full_mask
 from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel
-from lightning_app.models.transformer import Encoder
+from lightning_app.models.transformer import BlockStack
 
 
 def needed(module: str, package: str) -> ModuleType:
@@ -166,7 +166,7 @@ class XTranslator(nn.Module):
         return self.embedding.logits(states)
 
 
-def x_encoder(ours: Encoder, setting: Setting) -> nn.Module:
+def x_encoder(ours: BlockStack, setting: Setting) -> nn.Module:
     """Return x-transformers' encoder with residual attention: our `realformer` alone."""
     package = needed("x_transformers", "x-transformers")
     encoder = package.Encoder(

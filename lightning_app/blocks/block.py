@@ -1,13 +1,14 @@
-"""One block of a stack: its frozen specification, its encoder form and its decoder form."""
+"""One block of a stack: its frozen specification, and the module that it describes."""
 
 import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
-from jaxtyping import Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
+from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm
@@ -36,10 +37,10 @@ class InitSpec:
 class BlockSpec:
     """Everything that tells one block from another.
 
-    ``sequential``: self-attention, cross-attention (decoder), feed-forward, each inside its
-    residual formula. ``parallel``: self-attention and feed-forward read one norm and join one
-    skip, that of `around_ff`: ``y = skip * x + b_SA SA(u) + b_FF FF(u)``, ``u = norm(x)``; in a
-    decoder the cross-attention follows as a sub-layer of its own.
+    ``sequential``: self-attention, cross-attention where there is one, feed-forward, each inside
+    its residual formula. ``parallel``: self-attention and feed-forward read one norm and join one
+    skip, that of `around_ff`: ``y = skip * x + b_SA SA(u) + b_FF FF(u)``, ``u = norm(x)``; a
+    cross-attention follows as a sub-layer of its own.
 
     `bottom_to_top` adds the block's input to the sum of its last sub-layer (B2T).
     `share_branch_gain` makes one gain of all branches, that of `around_self` (ReZero).
@@ -190,65 +191,39 @@ class Sizes:
         )
 
 
-class LayerCache(NamedTuple):
-    """Keys and values of one decoder block in cached decoding, ``(batch, head, slot, dim)``.
-
-    The first `filled` slots of the target's part are written; the rest is room for more.
-    """
-
-    self_keys: Tensor
-    self_values: Tensor
-    cross_keys: Tensor
-    cross_values: Tensor
-    filled: int = 0
-
-    def append(self, keys: Tensor, values: Tensor) -> "LayerCache":
-        """Write `keys` and `values` into the next slots, in place."""
-        end = self.filled + keys.shape[2]
-        self.self_keys[:, :, self.filled : end] = keys
-        self.self_values[:, :, self.filled : end] = values
-        return self._replace(filled=end)
-
-    def written(self) -> tuple[Tensor, Tensor]:
-        """Return the target's keys and values, without the room behind them."""
-        return self.self_keys[:, :, : self.filled], self.self_values[:, :, : self.filled]
-
-    def select(self, rows: Int[Tensor, " kept"]) -> "LayerCache":
-        """Return the cache of `rows` of the batch, which may repeat."""
-        return LayerCache(
-            self.self_keys.index_select(0, rows),
-            self.self_values.index_select(0, rows),
-            self.cross_keys.index_select(0, rows),
-            self.cross_values.index_select(0, rows),
-            self.filled,
-        )
-
-    def moved(self, slots: Int[Tensor, "batch kept"], room: int) -> "LayerCache":
-        """Return a cache of `room` slots for the target, of which the first hold `slots`."""
-        kept = slots.shape[1]
-
-        def move(part: Tensor) -> Tensor:
-            batch, heads, _, dim = part.shape
-            roomy = part.new_empty(batch, heads, room, dim)
-            index = slots[:, None, :, None].expand(-1, heads, -1, dim)
-            roomy[:, :, :kept] = part.gather(2, index)
-            return roomy
-
-        return self._replace(
-            self_keys=move(self.self_keys), self_values=move(self.self_values), filled=kept
-        )
-
-
 class Carries(NamedTuple):
-    """What the two chains of a decoder hand upwards; None where nothing is carried."""
+    """What the two chains of attentions hand upwards; None where nothing is carried."""
 
     self_attention: Carry | None = None
     cross_attention: Carry | None = None
 
 
+class Source(NamedTuple):
+    """What one cross-attention reads: keys and values of another stack's states, and their mask."""
+
+    keys: Float[Tensor, "batch head source dim"]
+    values: Float[Tensor, "batch head source dim"]
+    mask: Mask
+
+
+class Call(NamedTuple):
+    """What a block is given besides its stream: where it is called, and what its queries may see.
+
+    `layer` counts from 1, `step` is how often the layer has run on this stream before. A module
+    that serves several layers has one call for each, so hooks know a layer by its call.
+    """
+
+    layer: int
+    mask: Mask
+    rotation: Rotation | None = None
+    source: Source | None = None
+    cache: LayerCache | None = None
+    step: int = 0
+
+
 @final
-class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward.
+class Block(nn.Module):
+    """Self-attention, cross-attention where `cross` asks for it, feed-forward.
 
     ::
 
@@ -256,98 +231,60 @@ class EncoderBlock(nn.Module):
         x --norm-- SA --(+)--norm-- FF --(+)--    x --norm--+-- SA --+
         '------- skip ---' '------ skip --'       |         '-- FF --(+)--
                                                   '------ skip ------'
+
+    Cross-attention stands after self-attention; in the parallel layout after the one sum.
     """
 
-    def __init__(self, spec: BlockSpec, sizes: Sizes) -> None:
+    def __init__(self, spec: BlockSpec, sizes: Sizes, *, cross: bool = False) -> None:
         super().__init__()
         self.spec = spec
         self.self_attention = sizes.attention(spec.self_attention)
+        self.cross_attention = sizes.attention(spec.cross_attention) if cross else None
         self.feed_forward = sizes.feed_forward(spec.ff_norm)
         self.around_self = sizes.residual(spec.around_self)
+        self.around_cross = sizes.residual(spec.around_cross) if cross else None
         self.around_ff = sizes.residual(spec.built_around_ff)
         if spec.share_branch_gain:
-            self.around_ff.branch = self.around_self.branch
+            for residual in (self.around_cross, self.around_ff):
+                if residual is not None:
+                    residual.branch = self.around_self.branch
 
-    def forward(
-        self, stream: Stream, mask: Mask, carry: Carry | None, rotation: Rotation | None
-    ) -> tuple[Stream, Carry | None]:
+    @property
+    def last_residual(self) -> Residual:
+        """What stands around the last sub-layer."""
+        if self.around_cross is not None and self.spec.layout == "parallel":
+            return self.around_cross
+        return self.around_ff
+
+    def forward(self, stream: Stream, carries: Carries, call: Call) -> tuple[Stream, Carries]:
+        """Run the block on the newest tokens of `stream`; a cache holds what stands before them."""
         start = stream
         u = self.around_self.enter(stream.x)
-        query, keys, values = self.self_attention.queries_keys_values(u, rotation)
-        attended, carry = self.self_attention(query, keys, values, mask, carry)
-        stream = self.around_self(stream, attended)
-        if self.spec.layout == "parallel":
-            stream = Stream(self.around_ff(start, self.feed_forward(u)).x + stream.x)
-        else:
-            fed = self.feed_forward(self.around_ff.enter(stream.x))
-            stream = self.around_ff(with_bottom(self.spec, stream, start), fed)
-        return stream, carry
-
-
-@final
-class DecoderBlock(nn.Module):
-    """Self-attention, cross-attention over the encoder's states, feed-forward.
-
-    Sequential: SA, CA, FF in turn. Parallel: SA and FF join one sum, then CA.
-    """
-
-    def __init__(self, spec: BlockSpec, sizes: Sizes) -> None:
-        super().__init__()
-        self.spec = spec
-        self.self_attention = sizes.attention(spec.self_attention)
-        self.cross_attention = sizes.attention(spec.cross_attention)
-        self.feed_forward = sizes.feed_forward(spec.ff_norm)
-        self.around_self = sizes.residual(spec.around_self)
-        self.around_cross = sizes.residual(spec.around_cross)
-        self.around_ff = sizes.residual(spec.built_around_ff)
-        if spec.share_branch_gain:
-            self.around_cross.branch = self.around_self.branch
-            self.around_ff.branch = self.around_self.branch
-
-    def forward(
-        self,
-        stream: Stream,
-        mask: Mask,
-        source_mask: Mask,
-        carries: Carries,
-        cache: LayerCache,
-        rotation: Rotation | None,
-    ) -> tuple[Stream, Carries, LayerCache]:
-        """Run the block on the newest tokens of `stream`; `cache` holds what stands before them.
-
-        In training nothing stands before them and the stream is the whole target. Otherwise the
-        cache must have room for them.
-        """
-        start = stream
-        u = self.around_self.enter(stream.x)
-        query, keys, values = self.self_attention.queries_keys_values(u, rotation)
-        if cache.filled:
-            cache = cache.append(keys, values)
-            keys, values = cache.written()
-        else:
-            cache = cache._replace(self_keys=keys, self_values=values, filled=keys.shape[2])
+        query, keys, values = self.self_attention.queries_keys_values(u, call.rotation)
+        if call.cache is not None:
+            keys, values = call.cache.append(keys, values)
         attended, self_carry = self.self_attention(
-            query, keys, values, mask, carries.self_attention
+            query, keys, values, call.mask, carries.self_attention
         )
         stream = self.around_self(stream, attended)
         if self.spec.layout == "parallel":
             stream = Stream(self.around_ff(start, self.feed_forward(u)).x + stream.x)
 
-        crossed, cross_carry = self.cross_attention(
-            self.cross_attention.queries(self.around_cross.enter(stream.x), None),
-            cache.cross_keys,
-            cache.cross_values,
-            source_mask,
-            carries.cross_attention,
-        )
-        stream = self.around_cross(stream, crossed)
+        cross_carry = None
+        if self.cross_attention is not None:
+            assert self.around_cross is not None
+            assert call.source is not None
+            crossed, cross_carry = self.cross_attention(
+                self.cross_attention.queries(self.around_cross.enter(stream.x), None),
+                *call.source,
+                carries.cross_attention,
+            )
+            stream = self.around_cross(stream, crossed)
 
         if self.spec.layout == "sequential":
             fed = self.feed_forward(self.around_ff.enter(stream.x))
-            stream = self.around_ff(with_bottom(self.spec, stream, start), fed)
-        return stream, Carries(self_carry, cross_carry), cache
-
-
-def with_bottom(spec: BlockSpec, stream: Stream, start: Stream) -> Stream:
-    """Return what the last sub-layer's skip carries: B2T adds the block's input (2206.00330)."""
-    return stream._replace(x=stream.x + start.x) if spec.bottom_to_top else stream
+            if self.spec.bottom_to_top:
+                # The last sub-layer's skip also carries the block's input (Takase et al. 2022).
+                stream = stream._replace(x=stream.x + start.x)
+            stream = self.around_ff(stream, fed)
+        return stream, Carries(self_carry, cross_carry)

@@ -156,12 +156,12 @@ def deepnorm_gains(stack: Stack) -> tuple[float, float]:
     ===================================  ========================  =========================
     """
     depth, peer = stack.depth, stack.peer_depth
+    if stack.cross:
+        return (3 * depth) ** 0.25, (12 * depth) ** -0.25
     if peer == 0:
         return (2 * depth) ** 0.25, (8 * depth) ** -0.25
-    if stack.side == "encoder":
-        root = (depth**4 * peer) ** (1 / 16)
-        return 0.81 * root, 0.87 / root
-    return (3 * depth) ** 0.25, (12 * depth) ** -0.25
+    root = (depth**4 * peer) ** (1 / 16)
+    return 0.81 * root, 0.87 / root
 
 
 @preset(
@@ -280,14 +280,15 @@ def t_fixup(stack: Stack) -> StackSpec:
     """No norm; with N encoder and M decoder layers, over Xavier uniform:
 
     embeddings times (9N)^(-1/4); values, outputs and feed-forward times 0.67 N^(-1/4) in the
-    encoder and (9M)^(-1/4) in the decoder. The paper says nothing of an encoder alone: here it is
-    an encoder like any other. The authors trained it in float32; half precision overflows.
+    encoder and (9M)^(-1/4) in the decoder. The paper says nothing of one stack alone: here it is
+    an encoder like any other, causal or not, since its blocks have the same two sub-layers. The
+    authors trained it in float32; half precision overflows.
     """
-    depth = stack.depth
-    scale = 0.67 * depth**-0.25 if stack.side == "encoder" else (9 * depth) ** -0.25
+    scale = (9 * stack.depth) ** -0.25 if stack.cross else 0.67 * stack.depth**-0.25
+    encoder_depth = stack.peer_depth if stack.cross else stack.depth
     block = replace(around(ResidualSpec()), init=InitSpec(value=scale, output=scale, ff=scale))
     spec = same_block(stack, block, final_norm="none")
-    return replace(spec, embedding_gain=(9 * stack.encoder_depth) ** -0.25)
+    return replace(spec, embedding_gain=(9 * encoder_depth) ** -0.25)
 
 
 @preset(
@@ -353,7 +354,7 @@ def hybrid_norm(stack: Stack) -> StackSpec:
     sources.
     """
     attention = AttentionSpec(qk_norm="layer_norm", value_norm="layer_norm")
-    last = "around_cross" if stack.side == "decoder" else "around_self"
+    last = "around_cross" if stack.cross else "around_self"
     block = replace(
         around(ResidualSpec()), self_attention=attention, cross_attention=attention, **{last: POST}
     )
@@ -380,9 +381,9 @@ def qk_norm(stack: Stack) -> StackSpec:
 def realformer(stack: Stack) -> StackSpec:
     """Post-LN with residual attention in three chains.
 
-    The running mean where there are two stacks and the running sum in an encoder alone, as the
-    authors trained translation and BERT. Their BERT has a LayerNorm on the embedding as well; here
-    that is ``model.architecture.embedding_norm: layer_norm``, none by default.
+    The running mean where there are two stacks and the running sum in one alone, as the authors
+    trained translation and BERT. Their BERT has a LayerNorm on the embedding as well; here that is
+    ``model.architecture.embedding_norm: layer_norm``, none by default.
     """
     kind = "mean" if stack.peer_depth else "sum"
     return carry_scores(post_ln(stack), kind)

@@ -13,25 +13,36 @@ ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Where blocks stand. `peer_depth` is the other stack's depth, 0 where there is none."""
+    """Where blocks stand in a model.
 
-    side: Literal["encoder", "decoder"]
+    `causal`: a token sees none after it. `cross`: each block has a cross-attention, which reads
+    the states of another stack. `peer_depth` is that other stack's depth, or the depth of the
+    stack that reads this one; 0 where there is none.
+    """
+
     depth: int
     peer_depth: int = 0
+    causal: bool = False
+    cross: bool = False
 
     def __post_init__(self) -> None:
         if self.depth < 1:
-            raise ValueError(f"{self.side}_depth {self.depth}: a stack has at least one block")
+            raise ValueError(f"{self.name}_depth {self.depth}: a stack has at least one block")
+        if self.cross and self.peer_depth < 1:
+            raise ValueError(
+                f"cross-attention with peer_depth {self.peer_depth}: it reads a stack of at least "
+                "one block"
+            )
+
+    @property
+    def name(self) -> str:
+        """What a model calls this stack: a causal one is its decoder."""
+        return "decoder" if self.causal else "encoder"
 
     @property
     def sub_layers(self) -> int:
-        """Residual sub-layers of the whole stack: two a block, three in a decoder."""
-        return self.depth * (3 if self.side == "decoder" else 2)
-
-    @property
-    def encoder_depth(self) -> int:
-        """The depth of the encoder that this stack is or reads."""
-        return self.depth if self.side == "encoder" else self.peer_depth
+        """Residual sub-layers of the whole stack: two a block, three with cross-attention."""
+        return self.depth * (3 if self.cross else 2)
 
 
 @dataclass(frozen=True, kw_only=True)

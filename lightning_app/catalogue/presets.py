@@ -11,7 +11,7 @@ from lightning_app.catalogue.folding import Side
 from lightning_app.errors import UserError, nearest
 from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.transformer import Decoder, Encoder
+from lightning_app.models.transformer import BlockStack
 
 BASELINE = "pre_ln"
 Stacks = Mapping[Side, StackSpec]
@@ -34,7 +34,12 @@ def resolve(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
     try:
         return {
             side: PRESETS[name](
-                Stack(side=side, depth=depth, peer_depth=sum(depths.values()) - depth)
+                Stack(
+                    depth=depth,
+                    peer_depth=sum(depths.values()) - depth,
+                    causal=side == "decoder",
+                    cross=side == "decoder",
+                )
             )
             for side, depth in depths.items()
             if depth
@@ -50,8 +55,10 @@ def drawings(stacks: Stacks) -> list[Drawing]:
 def parameters(stacks: Stacks) -> int:
     """Return the trained numbers of the stacks at the usual sizes, embeddings left out."""
     sizes = ArchitectureConfig().sizes()
-    built = {"encoder": Encoder, "decoder": Decoder}
-    return sum(count_parameters(partial(built[side], spec, sizes)) for side, spec in stacks.items())
+    return sum(
+        count_parameters(partial(BlockStack, spec, sizes, cross=side == "decoder"))
+        for side, spec in stacks.items()
+    )
 
 
 def ratios(names: Iterable[str], encoder_depth: int, decoder_depth: int) -> dict[str, float]:

@@ -90,6 +90,11 @@ class Embedding(nn.Module):
                 pass
         return self.dropout(self.norm(embedded))
 
+    @property
+    def longest(self) -> float:
+        """Tokens of a text that the positions allow for; a learned table ends."""
+        return float(self.spec.max_positions) if self.spec.positions == "learned" else math.inf
+
     def _sinusoids(self, end: int, device: torch.device) -> Float[Tensor, "position model"]:
         if self.positions.shape[0] < end or self.positions.device != device:
             length = max(end, 2 * self.positions.shape[0], 256)

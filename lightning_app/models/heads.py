@@ -1,8 +1,8 @@
-"""The kinds of model: encoder-decoder, and encoder with a head for masked tokens."""
+"""The kinds of model: encoder-decoder, encoder with a head for masked tokens, decoder alone."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,25 +10,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import LayerCache, Sizes
+from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.linear import Linear
-from lightning_app.blocks.masks import causal_mask, full_mask, mask_of, padding_mask
+from lightning_app.blocks.masks import causal_mask, full_mask, padding_mask
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.models.decoding import DecodingState, step
 from lightning_app.models.embedding import Embedding, EmbeddingSpec, Positions
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import Decoder, Encoder
+from lightning_app.models.transformer import BlockStack, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureConfig:
     """The sizes of a model. What stands inside a block is said by the block alone."""
 
-    kind: Literal["encoder_decoder", "encoder"] = "encoder_decoder"
-    """encoder_decoder for translation, encoder for masked language modelling."""
+    kind: Literal["encoder_decoder", "encoder", "decoder"] = "encoder_decoder"
+    """encoder_decoder for translation, encoder for masked language modelling; decoder is one causal
+    stack without cross-attention."""
     encoder_depth: int = 6
-    """Blocks in the encoder."""
+    """Blocks in the encoder; not read where there is none."""
     decoder_depth: int = 6
     """Blocks in the decoder; not read where there is none."""
     model_dim: int = 512
@@ -66,8 +68,8 @@ class ArchitectureConfig:
             raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")
         if self.embedding_norm != "none" and self.kind != "encoder":
             raise ValueError(
-                f"embedding_norm {self.embedding_norm}: of kind encoder alone, as in BERT; an "
-                "encoder_decoder takes none"
+                f"embedding_norm {self.embedding_norm}: of kind encoder alone, as in BERT; kind "
+                f"{self.kind} takes none"
             )
 
     def sizes(self) -> Sizes:
@@ -89,12 +91,15 @@ class ArchitectureConfig:
         Raises:
             ValueError: if the block has no meaning here; the message names the field.
         """
-        decoder_depth = self.decoder_depth if self.kind == "encoder_decoder" else 0
-        encoder = Stack(side="encoder", depth=self.encoder_depth, peer_depth=decoder_depth)
-        stacks = {"encoder": block.resolve(encoder)}
-        if self.kind == "encoder_decoder":
-            decoder = Stack(side="decoder", depth=decoder_depth, peer_depth=self.encoder_depth)
-            stacks["decoder"] = block.resolve(decoder)
+        both = self.kind == "encoder_decoder"
+        stacks: dict[str, StackSpec] = {}
+        if self.kind != "decoder":
+            peer = self.decoder_depth if both else 0
+            stacks["encoder"] = block.resolve(Stack(depth=self.encoder_depth, peer_depth=peer))
+        if self.kind != "encoder":
+            peer = self.encoder_depth if both else 0
+            stack = Stack(depth=self.decoder_depth, peer_depth=peer, causal=True, cross=both)
+            stacks["decoder"] = block.resolve(stack)
         if self.embedding_norm != "none":
             self._check_embedding_norm(stacks["encoder"], block.preset)
         return stacks
@@ -111,55 +116,6 @@ class ArchitectureConfig:
         )
 
 
-FEWEST_STEPS = 8  # that a cache has room for once it had to be moved
-
-
-class DecodingState(NamedTuple):
-    """What cached decoding keeps between steps, one row a sentence.
-
-    The beams of a sentence share its caches: a token's keys and values are written once, into a
-    slot of their own, and stay there whatever becomes of the beams. `lineage` says which slots
-    hold the prefix of which beam. Steps write into the caches, so a state is stepped once.
-    """
-
-    source_allowed: Bool[Tensor, "sentence 1 1 source"]
-    caches: list[LayerCache]
-    lineage: Bool[Tensor, "sentence beam slot"]
-    length: int
-
-    def select(self, rows: Int[Tensor, " kept"]) -> "DecodingState":
-        """Return the state of the sentences `rows`, which may repeat."""
-        return self._replace(
-            source_allowed=self.source_allowed.index_select(0, rows),
-            caches=[cache.select(rows) for cache in self.caches],
-            lineage=self.lineage.index_select(0, rows),
-        )
-
-    def reorder(self, beams: Int[Tensor, "sentence beam"]) -> "DecodingState":
-        """Return the state in which each beam goes on from the prefix of `beams`."""
-        every = beams[:, :, None].expand(-1, -1, self.lineage.shape[2])
-        return self._replace(lineage=self.lineage.gather(1, every))
-
-    def with_room(self, tokens: int) -> "DecodingState":
-        """Return a state whose caches have room for `tokens` more a sentence.
-
-        Where there is none, slots that no beam's prefix holds are dropped, and the others move to
-        caches of twice their number. So as many slots are written between two moves as one of them
-        copies, and a search of n tokens reads little more than n slots a sentence, not beam * n.
-        """
-        filled = self.lineage.shape[2]
-        if not filled or filled + tokens <= self.caches[0].self_keys.shape[2]:
-            return self
-        held = self.lineage.any(dim=1)
-        kept = int(held.sum(dim=1).max())
-        slots = held.long().argsort(dim=1, descending=True, stable=True)[:, :kept]
-        room = max(2 * kept, kept + FEWEST_STEPS * tokens)
-        return self._replace(
-            caches=[cache.moved(slots, room) for cache in self.caches],
-            lineage=self.lineage.gather(2, slots[:, None].expand(-1, self.lineage.shape[1], -1)),
-        )
-
-
 @final
 class EncoderDecoder(nn.Module):
     """Source tokens to a distribution over the next target token (Vaswani et al. 2017).
@@ -173,15 +129,20 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.encoder = Encoder(encoder, sizes)
-        self.decoder = Decoder(decoder, sizes)
+        self.encoder = BlockStack(encoder, sizes)
+        self.decoder = BlockStack(decoder, sizes, cross=True)
         initialize(self)
 
     @property
     def longest(self) -> float:
         """Tokens that the positions allow for; a learned table ends."""
-        spec = self.embedding.spec
-        return float(spec.max_positions) if spec.positions == "learned" else float("inf")
+        return self.embedding.longest
+
+    def present(
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+    ) -> dict[str, Bool[Tensor, "batch token"]]:
+        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        return {"encoder": source != self.pad, "decoder": target != self.pad}
 
     def forward(
         self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
@@ -193,35 +154,69 @@ class EncoderDecoder(nn.Module):
         self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target model"]:
         """Return what the output layer reads to predict the token after each of `target`."""
-        source_mask = padding_mask(source != self.pad)
-        memory = self.encoder(self.embedding(source), source_mask)
+        memory = self._memory(source)
         mask = causal_mask(target.shape[1], target.device)
-        caches = self.decoder.start(memory)
-        return self.decoder(self.embedding(target), mask, source_mask, caches)[0]
+        return self.decoder(self.embedding(target), mask, memory)
+
+    def _memory(self, source: Int[Tensor, "batch source"]) -> Memory:
+        mask = padding_mask(source != self.pad)
+        return self.decoder.remember(self.encoder(self.embedding(source), mask), mask)
 
     def start(self, source: Int[Tensor, "sentence source"], beams: int = 1) -> DecodingState:
         """Encode `source`; return the state before the first token of `beams` targets of each."""
-        mask = padding_mask(source != self.pad)
-        caches = self.decoder.start(self.encoder(self.embedding(source), mask))
-        lineage = torch.empty(len(source), beams, 0, dtype=torch.bool, device=source.device)
-        return DecodingState(mask.allowed, caches, lineage, 0)
+        return DecodingState.start(self.decoder, self._memory(source), len(source), beams)
 
     def step(
         self, tokens: Int[Tensor, "sentence beam"], state: DecodingState
     ) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
         """Append one token to each beam and return the logits of the next, beam after beam."""
-        sentences, beams = tokens.shape
-        state = state.with_room(beams)
-        own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(sentences, -1, -1)
-        lineage = torch.cat([state.lineage, own], dim=2)
-        slots = lineage.shape[2]
-        mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(lineage[:, None])
-        # All the newest tokens stand at one position.
-        x = self.embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
-        source_mask = mask_of(state.source_allowed)
-        states, caches = self.decoder(x, mask, source_mask, state.caches, state.length)
-        grown = DecodingState(state.source_allowed, caches, lineage, state.length + 1)
-        return self.embedding.logits(states.flatten(0, 1)), grown
+        return step(self.embedding, self.decoder, tokens, state)
+
+
+@final
+class CausalLanguageModel(nn.Module):
+    """Tokens to a distribution over the next one: a causal stack alone, as in GPT.
+
+    One embedding serves input and output. Padding may only stand on the right, where no real
+    token sees it.
+    """
+
+    def __init__(self, decoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
+        super().__init__()
+        self.pad = embedding.pad
+        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        self.decoder = BlockStack(decoder, sizes)
+        initialize(self)
+
+    @property
+    def longest(self) -> float:
+        """Tokens that the positions allow for; a learned table ends."""
+        return self.embedding.longest
+
+    def present(self, tokens: Int[Tensor, "batch token"]) -> dict[str, Bool[Tensor, "batch token"]]:
+        """Return which tokens of each stack are no padding, given the inputs of `forward`."""
+        return {"decoder": tokens != self.pad}
+
+    def forward(
+        self, tokens: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch token vocabulary"]:
+        """Return the logits of the token after each of `tokens`."""
+        return self.embedding.logits(self.states(tokens))
+
+    def states(self, tokens: Int[Tensor, "batch token"]) -> Float[Tensor, "batch token model"]:
+        """Return what the output layer reads to predict the token after each of `tokens`."""
+        mask = causal_mask(tokens.shape[1], tokens.device)
+        return self.decoder(self.embedding(tokens), mask)
+
+    def start(self, texts: int, beams: int = 1) -> DecodingState:
+        """Return the state before the first token of `beams` continuations of each text."""
+        return DecodingState.start(self.decoder, None, texts, beams)
+
+    def step(
+        self, tokens: Int[Tensor, "text beam"], state: DecodingState
+    ) -> tuple[Float[Tensor, "text*beam vocabulary"], DecodingState]:
+        """Append one token to each beam and return the logits of the next, beam after beam."""
+        return step(self.embedding, self.decoder, tokens, state)
 
 
 @final
@@ -234,11 +229,17 @@ class MaskedLanguageModel(nn.Module):
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
         super().__init__()
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.encoder = Encoder(encoder, sizes)
+        self.encoder = BlockStack(encoder, sizes)
         self.transform = Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
         self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
         initialize(self)
+
+    def present(
+        self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
+    ) -> dict[str, Bool[Tensor, "batch token"]]:
+        """Return which tokens of each stack are no padding: all of them, windows are full."""
+        return {"encoder": torch.ones_like(tokens, dtype=torch.bool)}
 
     def forward(
         self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
@@ -258,7 +259,7 @@ class MaskedLanguageModel(nn.Module):
 
 def build_model(
     architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int, pad: int
-) -> EncoderDecoder | MaskedLanguageModel:
+) -> EncoderDecoder | MaskedLanguageModel | CausalLanguageModel:
     """Return the model with its initial values."""
     stacks, sizes = architecture.stacks(block), architecture.sizes()
     gains = {spec.embedding_gain for spec in stacks.values()}
@@ -271,6 +272,10 @@ def build_model(
         gain=gains.pop(),
         norm=architecture.embedding_norm,
     )
-    if architecture.kind == "encoder":
-        return MaskedLanguageModel(stacks["encoder"], sizes, embedding)
-    return EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, embedding)
+    match architecture.kind:
+        case "encoder_decoder":
+            return EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, embedding)
+        case "encoder":
+            return MaskedLanguageModel(stacks["encoder"], sizes, embedding)
+        case "decoder":
+            return CausalLanguageModel(stacks["decoder"], sizes, embedding)

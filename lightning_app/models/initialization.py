@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention, HeadGain, Shaping
-from lightning_app.blocks.block import DecoderBlock, EncoderBlock, InitSpec
+from lightning_app.blocks.block import Block, InitSpec
 from lightning_app.blocks.residual import LearnedGain
 from lightning_app.models.embedding import Embedding
 
@@ -62,11 +62,11 @@ def initialize(model: nn.Module) -> None:
                         getattr(module, name).fill_(value)
     # After the loop: what a block wants of its own matrices overrides the rule for all.
     for module in model.modules():
-        if isinstance(module, EncoderBlock | DecoderBlock):
+        if isinstance(module, Block):
             initialize_block(module, module.spec.init)
 
 
-def initialize_block(block: EncoderBlock | DecoderBlock, init: InitSpec) -> None:
+def initialize_block(block: Block, init: InitSpec) -> None:
     """Set the matrices of `block` by the gains of `init`."""
 
     def xavier(part: nn.Module | None, gain: float) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lightning_app.blocks.residual import LearnedGain, Residual
-from lightning_app.models.heads import EncoderDecoder
+from lightning_app.models.transformer import stacks
 
 
 def needs_profiling(model: nn.Module) -> bool:
@@ -33,12 +33,12 @@ def profile(
     """
     pass_ = _Pass(total)
     handles = [model.register_forward_pre_hook(pass_.see_inputs)]
-    for side in ("encoder", "decoder"):
-        stack = getattr(model, side, None)
-        residuals = [m for m in stack.modules() if isinstance(m, Residual)] if stack else []
-        for residual in residuals:
+    for name, stack in stacks(model).items():
+        for residual in stack.modules():
+            if not isinstance(residual, Residual):
+                continue
             if isinstance(residual.skip, LearnedGain) and residual.skip.profiled:
-                handles += pass_.watch(side, residual.branch, residual.skip)
+                handles += pass_.watch(name, residual.branch, residual.skip)
     try:
         # Hooks are no part of a compiled graph, and must not become one.
         with torch.compiler.set_stance("force_eager"):
@@ -57,33 +57,29 @@ class _Pass:
         self.omega: dict[str, Tensor] = {}
         self.added: Tensor | None = None
 
-    def see_inputs(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> None:
-        first, second = inputs
-        if isinstance(model, EncoderDecoder):
-            self.present = {"encoder": first != model.pad, "decoder": second != model.pad}
-        else:  # windows are full; the second input says which tokens are predicted
-            self.present = {"encoder": torch.ones_like(first, dtype=torch.bool)}
+    def see_inputs(self, model: Any, inputs: tuple[Tensor, ...]) -> None:
+        self.present = model.present(*inputs)
 
-    def watch(self, side: str, branch: nn.Module, skip: LearnedGain) -> list[Any]:
+    def watch(self, stack: str, branch: nn.Module, skip: LearnedGain) -> list[Any]:
         def see_branch(module: nn.Module, inputs: Any, added: Tensor) -> None:
             self.added = added
 
         def set_skip(module: nn.Module, inputs: tuple[Tensor]) -> None:
             assert self.added is not None
-            omega = self.omega.get(side, torch.ones((), device=skip.gain.device))
+            omega = self.omega.get(stack, torch.ones((), device=skip.gain.device))
             skip.gain.fill_(omega)
             (x,) = inputs
-            variance = omega**2 * self.variance(x, side) + self.variance(self.added, side)
-            self.omega[side] = variance.sqrt()
+            variance = omega**2 * self.variance(x, stack) + self.variance(self.added, stack)
+            self.omega[stack] = variance.sqrt()
 
         return [
             branch.register_forward_hook(see_branch),
             skip.register_forward_pre_hook(set_skip),
         ]
 
-    def variance(self, x: Float[Tensor, "batch token model"], side: str) -> Float[Tensor, ""]:
+    def variance(self, x: Float[Tensor, "batch token model"], stack: str) -> Float[Tensor, ""]:
         """Return the variance of all entries at real tokens, over all ranks."""
-        entries = x[self.present[side]].double()
+        entries = x[self.present[stack]].double()
         count = torch.tensor(float(entries.numel()), device=x.device, dtype=torch.float64)
         count, total, squares = self.total(
             torch.stack([count, entries.sum(), entries.square().sum()])

@@ -1,97 +1,93 @@
-"""Stacks of blocks: they carry the scores from layer to layer and apply the final norm."""
+"""A stack of blocks as a module: it carries scores from layer to layer and applies its norms."""
 
-from typing import final
+from collections.abc import Iterator
+from typing import NamedTuple, final
 
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.block import Carries, DecoderBlock, EncoderBlock, LayerCache, Sizes
-from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.block import Block, Call, Carries, Sizes, Source
+from lightning_app.blocks.cache import LayerCache
+from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.residual import Stream
-from lightning_app.blocks.rotary import Rotation, rotation
+from lightning_app.blocks.rotary import rotation
 from lightning_app.blocks.stack import StackSpec
 
 
-def entering(spec: StackSpec, x: Tensor) -> Stream:
-    """Return the stream that the first block reads: ``r_0 = x_0`` where there are two."""
-    return Stream(x, x if spec.dual_stream else None)
+class Memory(NamedTuple):
+    """What the cross-attentions of a stack read: one pair of keys and values a layer."""
 
+    layers: list[tuple[Tensor, Tensor]]
+    mask: Mask
 
-def leaving(stream: Stream, final_norm: nn.Module) -> Tensor:
-    """Return ``final_norm(x)``, or ``x + final_norm(r)`` where there are two streams."""
-    if stream.total is None:
-        return final_norm(stream.x)
-    return stream.x + final_norm(stream.total)
-
-
-def rotation_of(dim: int | None, start: int, length: int, device: torch.device) -> Rotation | None:
-    """Return the angles of `length` rotary positions from `start` on, if the stack has such."""
-    return None if dim is None else rotation(start, length, dim, device)
+    def select(self, rows: Int[Tensor, " kept"]) -> "Memory":
+        """Return the memory of `rows` of the batch, which may repeat."""
+        layers = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers]
+        return Memory(layers, mask_of(self.mask.allowed.index_select(0, rows)))
 
 
 @final
-class Encoder(nn.Module):
-    """``depth`` encoder blocks, the norms of the stack before and after them."""
+class BlockStack(nn.Module):
+    """``depth`` blocks, the norms of the stack before and after them."""
 
-    def __init__(self, spec: StackSpec, sizes: Sizes) -> None:
+    def __init__(self, spec: StackSpec, sizes: Sizes, *, cross: bool = False) -> None:
         super().__init__()
         self.spec = spec
         self.rotary_dim = sizes.head_dim if sizes.rotary else None
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
-        self.blocks = nn.ModuleList(EncoderBlock(block, sizes) for block in spec.blocks)
+        self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in spec.blocks)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
 
-    def forward(
-        self, x: Float[Tensor, "batch token model"], mask: Mask
-    ) -> Float[Tensor, "batch token model"]:
-        angles = rotation_of(self.rotary_dim, 0, x.shape[1], x.device)
-        stream, carry = entering(self.spec, self.input_norm(x)), None
-        for block in self.blocks:
-            stream, carry = block(stream, mask, carry, angles)
-        return leaving(stream, self.final_norm)
+    @property
+    def layers(self) -> Iterator[tuple[int, Block]]:
+        """Each layer, from 1, with its block; layers may share one."""
+        for layer, block in enumerate(self.blocks, start=1):
+            assert isinstance(block, Block)
+            yield layer, block
 
-
-@final
-class Decoder(nn.Module):
-    """``depth`` decoder blocks, the norms of the stack before and after them."""
-
-    def __init__(self, spec: StackSpec, sizes: Sizes) -> None:
-        super().__init__()
-        self.spec = spec
-        self.rotary_dim = sizes.head_dim if sizes.rotary else None
-        self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
-        self.blocks = nn.ModuleList(DecoderBlock(block, sizes) for block in spec.blocks)
-        self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
-
-    def start(self, memory: Float[Tensor, "batch source model"]) -> list[LayerCache]:
-        """Return one cache a block: keys and values of the source, none of the target yet."""
-        caches, nothing = [], memory.new_empty(len(memory), 0, 0, 0)
-        for block in self.blocks:
-            assert isinstance(block, DecoderBlock)
-            caches.append(
-                LayerCache(nothing, nothing, *block.cross_attention.keys_values(memory, None))
-            )
-        return caches
+    def remember(self, states: Float[Tensor, "batch source model"], mask: Mask) -> Memory:
+        """Return what each cross-attention reads of another stack's `states`."""
+        layers = []
+        for _, block in self.layers:
+            assert block.cross_attention is not None
+            layers.append(block.cross_attention.keys_values(states, None))
+        return Memory(layers, mask)
 
     def forward(
         self,
-        x: Float[Tensor, "batch query model"],
+        x: Float[Tensor, "batch token model"],
         mask: Mask,
-        source_mask: Mask,
-        caches: list[LayerCache],
+        memory: Memory | None = None,
+        caches: list[LayerCache] | None = None,
         position: int | None = None,
-    ) -> tuple[Float[Tensor, "batch query model"], list[LayerCache]]:
-        """Return the states of the newest tokens `x` and the caches with them added.
+    ) -> Float[Tensor, "batch token model"]:
+        """Return the states of `x`.
 
-        `x` is a target from its first token on, or, where `position` is given, one token of each
-        of several targets, all of which stand there.
+        Args:
+            x: Tokens from the first on, or, where `position` is given, one token of each of
+                several texts, all of which stand there.
+            mask: What each token sees of this stack's own tokens.
+            memory: What cross-attention reads.
+            caches: One a layer, with what stands before `x`; `x` is written into them.
+            position: Where the newest tokens stand; None where `x` is the whole text.
         """
-        span = (0, x.shape[1]) if position is None else (position, 1)
-        angles = rotation_of(self.rotary_dim, *span, x.device)
-        stream, carries, grown = entering(self.spec, self.input_norm(x)), Carries(), []
-        for block, cache in zip(self.blocks, caches, strict=True):
-            stream, carries, cache = block(stream, mask, source_mask, carries, cache, angles)
-            grown.append(cache)
-        return leaving(stream, self.final_norm), grown
+        angles = None
+        if self.rotary_dim is not None:
+            span = (0, x.shape[1]) if position is None else (position, 1)
+            angles = rotation(*span, self.rotary_dim, x.device)
+        x = self.input_norm(x)
+        stream, carries = Stream(x, x if self.spec.dual_stream else None), Carries()
+        for layer, block in self.layers:
+            source = None if memory is None else Source(*memory.layers[layer - 1], memory.mask)
+            cache = None if caches is None else caches[layer - 1]
+            call = Call(layer=layer, mask=mask, rotation=angles, source=source, cache=cache)
+            stream, carries = block(stream, carries, call)
+        if stream.total is None:
+            return self.final_norm(stream.x)
+        return stream.x + self.final_norm(stream.total)
+
+
+def stacks(model: nn.Module) -> dict[str, BlockStack]:
+    """Return the stacks of `model` by name."""
+    return {name: s for name, s in model.named_children() if isinstance(s, BlockStack)}

@@ -6,13 +6,8 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention, HeadGain, Shaping
 from lightning_app.blocks.residual import FixedGain, LearnedGain
-from lightning_app.models.transformer import Decoder, Encoder
+from lightning_app.models.transformer import stacks
 from lightning_app.probes.table import Place
-
-
-def stacks(model: nn.Module) -> dict[str, Encoder | Decoder]:
-    """Return the stacks of `model` by name."""
-    return {n: s for n, s in model.named_children() if isinstance(s, Encoder | Decoder)}
 
 
 def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
@@ -38,7 +33,7 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     projection ``a W_0 + b dW`` are in `change_ratios`.
     """
     for stack_name, stack in stacks(model).items():
-        for layer, block in enumerate(stack.blocks, start=1):
+        for layer, block in stack.layers:
             for name, part in block.named_modules():
                 if isinstance(part, Shaping):
                     for quantity, parameter in part.named_parameters():
@@ -60,7 +55,7 @@ def change_ratios(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     matrix is wanted. The quantities are ``value_change`` and ``output_change``.
     """
     for stack_name, stack in stacks(model).items():
-        for layer, block in enumerate(stack.blocks, start=1):
+        for layer, block in stack.layers:
             for name, attention in block.named_modules():
                 if not isinstance(attention, Attention):
                     continue

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention
-from lightning_app.blocks.block import DecoderBlock
 from lightning_app.data.batching import MaskedBatch, TranslationBatch
+from lightning_app.models.transformer import stacks
 from lightning_app.objectives.base import Objective
-from lightning_app.probes.gains import stacks
 from lightning_app.probes.probe import untouched
 from lightning_app.probes.taps import given, scores
 
@@ -48,9 +47,9 @@ def attention_maps(
     found: dict[str, list[Tensor]] = {}
     handles = []
     for name, stack in stacks(model).items():
-        for block in stack.blocks:
-            watched = {name: block.get_submodule("self_attention")}
-            if isinstance(block, DecoderBlock):
+        for _, block in stack.layers:
+            watched = {name: block.self_attention}
+            if block.cross_attention is not None:
                 watched["cross"] = block.cross_attention
             for key, attention in watched.items():
                 hook = _keep(found.setdefault(key, []))

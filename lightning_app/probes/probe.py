@@ -9,9 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.data.batching import MaskedBatch, TranslationBatch
+from lightning_app.models.transformer import stacks
 from lightning_app.objectives.base import Objective, token_sums
 from lightning_app.probes import measures
-from lightning_app.probes.gains import change_ratios, learned_gains, stacks
+from lightning_app.probes.gains import change_ratios, learned_gains
 from lightning_app.probes.table import MODEL, Place, Row, Tally, ordered
 from lightning_app.probes.taps import Real, Taps
 
@@ -171,11 +172,9 @@ class Gradients:
         self._tally = tally
         self._weights: dict[Place, Tensor] = {}
         for name, stack in stacks(model).items():
-            for layer, block in enumerate(stack.blocks, start=1):
-                feed_forward = block.get_submodule("feed_forward")
+            for layer, block in stack.layers:
                 for matrix, part in (("w1", "inner"), ("w2", "outer")):
-                    weight = feed_forward.get_submodule(part).weight
-                    assert isinstance(weight, Tensor)
+                    weight = getattr(block.feed_forward, part).weight
                     self._weights[Place(f"{matrix}_gradient", name, layer)] = weight
         self._sums = [torch.zeros_like(weight) for weight in self._weights.values()]
         self._batches = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import Attention, Carry
-from lightning_app.blocks.block import DecoderBlock, EncoderBlock
+from lightning_app.blocks.block import Block
 from lightning_app.blocks.kernels import QueryKeySums
 from lightning_app.blocks.residual import Stream
+from lightning_app.models.transformer import stacks
 from lightning_app.probes import measures
-from lightning_app.probes.gains import stacks
 from lightning_app.probes.table import Place, Row, Tally, ordered
 
 Real = Mapping[str, Bool[Tensor, "batch token"]]
@@ -60,8 +60,8 @@ class Taps:
 
     def __enter__(self) -> Self:
         for name, stack in self._stacks.items():
-            for layer, block in enumerate(stack.blocks, start=1):
-                self._tap(name, layer, cast(EncoderBlock | DecoderBlock, block))
+            for layer, block in stack.layers:
+                self._tap(name, layer, block)
             self._keep(stack, self._on_output(name))
         return self
 
@@ -101,7 +101,7 @@ class Taps:
     def _keep(self, module: nn.Module, hook: Callable[..., None]) -> None:
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
-    def _tap(self, stack: str, layer: int, block: EncoderBlock | DecoderBlock) -> None:
+    def _tap(self, stack: str, layer: int, block: Block) -> None:
         if layer == 1:
             self._handles.append(
                 block.register_forward_pre_hook(self._on_entry(stack), with_kwargs=True)
@@ -111,7 +111,7 @@ class Taps:
         if norm is not None:
             self._keep(norm, self._on_sum(stack, layer))
         self._keep(block.self_attention, self._on_attention(stack, layer, ""))
-        if isinstance(block, DecoderBlock):
+        if block.cross_attention is not None:
             self._keep(block.cross_attention, self._on_attention(stack, layer, "cross_"))
 
     def _on_entry(self, stack: str) -> Callable[..., None]:
@@ -122,7 +122,7 @@ class Taps:
 
     def _on_block(self, stack: str, layer: int) -> Callable[..., None]:
         def hook(
-            module: EncoderBlock | DecoderBlock,
+            module: Block,
             args: tuple[Any, ...],
             kwargs: dict[str, Any],
             output: tuple[Any, ...],
@@ -145,11 +145,10 @@ class Taps:
 
     def _on_output(self, stack: str) -> Callable[..., None]:
         def hook(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
         ) -> None:
-            x = output if isinstance(output, Tensor) else output[0]
-            self._mean(Place("output_norm", stack), measures.squared_norms, stack, x)
-            self._mean(Place("output_cosine", stack), measures.token_cosines, stack, x)
+            self._mean(Place("output_norm", stack), measures.squared_norms, stack, output)
+            self._mean(Place("output_cosine", stack), measures.token_cosines, stack, output)
 
         return hook
 
@@ -210,11 +209,9 @@ class Taps:
         self._below[stack, prefix] = maps
 
 
-def last_norm(block: EncoderBlock | DecoderBlock) -> nn.Module | None:
+def last_norm(block: Block) -> nn.Module | None:
     """Return the norm on the sum of the block's last sub-layer, None where there is none."""
-    crossed_last = isinstance(block, DecoderBlock) and block.spec.layout == "parallel"
-    around = block.get_submodule("around_cross" if crossed_last else "around_ff")
-    norm = around.get_submodule("norm_sum")
+    norm = block.last_residual.norm_sum
     return None if isinstance(norm, nn.Identity) else norm
 
 

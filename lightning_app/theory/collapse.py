@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import EncoderBlock, Sizes
+from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.stack import Stack
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import Encoder
+from lightning_app.models.transformer import BlockStack
 from lightning_app.probes.measures import token_cosines
 from lightning_app.theory.statements import Statement, seeded
 
@@ -72,9 +72,9 @@ def skipless_cosines(spec: AttentionSpec, setting: Skipless) -> list[float]:
 @torch.no_grad()
 def block_cosines(preset: str, setting: Skipless) -> list[float]:
     """Return the same for the blocks of an encoder of `preset`, feed-forwards and all."""
-    spec = BlockConfig(preset=preset).resolve(Stack(side="encoder", depth=setting.depth))
+    spec = BlockConfig(preset=preset).resolve(Stack(depth=setting.depth))
     sizes = Sizes(model_dim=setting.dim, ff_dim=4 * setting.dim, num_heads=setting.heads)
-    encoder = Encoder(spec, sizes)
+    encoder = BlockStack(spec, sizes)
     initialize(encoder)
     x = torch.randn(1, setting.tokens, setting.dim)
     real = torch.ones(1, setting.tokens).bool()
@@ -83,8 +83,7 @@ def block_cosines(preset: str, setting: Skipless) -> list[float]:
     def watch(module: nn.Module, inputs: tuple[Tensor]) -> None:
         cosines.append(token_cosines(inputs[0], real).item())
 
-    for block in encoder.blocks:
-        assert isinstance(block, EncoderBlock)
+    for _, block in encoder.layers:
         block.around_self.norm_input.register_forward_pre_hook(watch)
     encoder.final_norm.register_forward_pre_hook(watch)
     encoder(x, full_mask(setting.tokens, x.device))

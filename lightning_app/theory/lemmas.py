@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from lightning_app.analysis.sensitivity import mean
 from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import EncoderBlock, Sizes
+from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.feed_forward import FeedForward
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON, build_norm
 from lightning_app.blocks.stack import Stack
-from lightning_app.models.transformer import Encoder
+from lightning_app.models.transformer import BlockStack
 from lightning_app.probes.measures import squared_norms
 from lightning_app.theory.statements import (
     NAMES,
@@ -48,15 +48,15 @@ class Setting:
     """Rows of the output matrix E, of entries N(0, 1/d)."""
 
 
-def theoretical_encoder(preset: str, depth: int, dim: int) -> Encoder:
+def theoretical_encoder(preset: str, depth: int, dim: int) -> BlockStack:
     """Return a stack of our blocks with the matrices of the theorems.
 
     W_Q = W_K = 0, so that attention is the mean over tokens times W_V; no output projection; W_V,
     W1 and W2 are N(0, 1/d), biases zero, norms one and zero.
     """
     config = BlockConfig(preset=preset, output_projection="identity")
-    spec = config.resolve(Stack(side="encoder", depth=depth))
-    encoder = Encoder(spec, Sizes(model_dim=dim, ff_dim=dim, num_heads=1)).requires_grad_(False)
+    spec = config.resolve(Stack(depth=depth))
+    encoder = BlockStack(spec, Sizes(model_dim=dim, ff_dim=dim, num_heads=1)).requires_grad_(False)
     for module in encoder.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=dim**-0.5)
@@ -92,8 +92,7 @@ def draw(preset: str, depth: int, setting: Setting, *, every_layer: bool = False
     # Norms read the stream itself, whatever form a block gives it between sub-layers.
     norms: list[nn.Module] = []
     weights: list[Tensor] = []
-    for block in encoder.blocks:
-        assert isinstance(block, EncoderBlock)
+    for _, block in encoder.layers:
         norms.append(block.around_ff.norm_sum if preset == POST else block.around_self.norm_input)
         weights.append(block.feed_forward.outer.weight)
     if preset == PRE:

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from lightning_app.analysis.sensitivity import mean
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import DecoderBlock, EncoderBlock
 from lightning_app.blocks.feed_forward import FeedForward
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
 from lightning_app.models.profiling import needs_profiling, profile
+from lightning_app.models.transformer import stacks
 from lightning_app.theory.lemmas import downward_factor
 from lightning_app.theory.statements import (
     POST,
@@ -65,10 +65,9 @@ class Fingerprint:
 
 def feed_forwards(model: EncoderDecoder) -> Iterator[tuple[str, FeedForward]]:
     """Yield each feed-forward with the name of its stack."""
-    for stack, blocks in zip(STACKS, (model.encoder.blocks, model.decoder.blocks), strict=True):
-        for block in blocks:
-            assert isinstance(block, EncoderBlock | DecoderBlock)
-            yield stack, block.feed_forward
+    for name, stack in stacks(model).items():
+        for _, block in stack.layers:
+            yield name, block.feed_forward
 
 
 def fingerprint(

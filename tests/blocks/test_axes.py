@@ -17,7 +17,7 @@ from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.initialization import initialize
-from lightning_app.models.transformer import Encoder
+from lightning_app.models.transformer import BlockStack
 from tests import tiny
 
 GAINS = {
@@ -122,11 +122,11 @@ CASES = [
     for value in values
 ]
 STACKS = [
-    Stack(side="encoder", depth=3, peer_depth=2),
-    Stack(side="decoder", depth=2, peer_depth=3),
-    Stack(side="encoder", depth=3),
+    Stack(depth=3, peer_depth=2),
+    Stack(depth=2, peer_depth=3, causal=True, cross=True),
+    Stack(depth=3),
 ]
-two_stacks = pytest.mark.parametrize("stack", STACKS[:2], ids=lambda stack: stack.side)
+two_stacks = pytest.mark.parametrize("stack", STACKS[:2], ids=lambda stack: stack.name)
 every_stack = pytest.mark.parametrize("stack", STACKS, ids=["encoder", "decoder", "alone"])
 
 
@@ -170,7 +170,7 @@ def test_stream_of_what_is_not_refused_stays_bounded(preset: str, placement: Any
     architecture = tiny.architecture(kind="encoder", encoder_depth=12)
     if preset in REFUSED.get(("norm_placement", str(placement)), set()):
         return
-    encoder = Encoder(architecture.stacks(block)["encoder"], architecture.sizes())
+    encoder = BlockStack(architecture.stacks(block)["encoder"], architecture.sizes())
     initialize(encoder)
     norms = []
     for layer in encoder.blocks:
@@ -405,9 +405,9 @@ def test_skipinit_and_rezero_need_no_norm(stack: Stack) -> None:
         assert spec.final_norm == "none"
 
 
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_small_feed_forward_does_not_make_a_bare_parallel_stream_safe(side: Any) -> None:
-    stack = Stack(side=side, depth=4, peer_depth=4)
+@pytest.mark.parametrize("cross", [False, True])
+def test_small_feed_forward_does_not_make_a_bare_parallel_stream_safe(cross: bool) -> None:
+    stack = Stack(depth=4, peer_depth=4, causal=cross, cross=cross)
     small = Gain(value=stack.depth**-0.5)
     axes: dict[str, Any] = {"norm_placement": "none", "ff_branch": small}
     with pytest.raises(ValueError, match="norm_placement none"):
@@ -427,5 +427,5 @@ def test_small_feed_forward_does_not_make_a_bare_parallel_stream_safe(side: Any)
     ],
 )
 def test_identity_projections_beside_a_skip_are_known(config: BlockConfig, worse: bool) -> None:
-    blocks = config.resolve(Stack(side="encoder", depth=3)).blocks
+    blocks = config.resolve(Stack(depth=3)).blocks
     assert blocks[-1].keeps_skip_of_identity == worse

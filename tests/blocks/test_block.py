@@ -7,14 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
-from lightning_app.blocks.block import (
-    BlockSpec,
-    Carries,
-    DecoderBlock,
-    EncoderBlock,
-    LayerCache,
-    Sizes,
-)
+from lightning_app.blocks.block import Block, BlockSpec, Call, Carries, Sizes, Source
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import ABSENT, PRESETS
@@ -31,9 +24,8 @@ TORCH_LAYERS = [
 ]
 
 
-def spec_of(preset: str, side: str = "encoder") -> BlockSpec:
-    stack = Stack(side="decoder" if side == "decoder" else "encoder", depth=1, peer_depth=1)
-    return PRESETS[preset](stack).blocks[0]
+def spec_of(preset: str, *, cross: bool = False) -> BlockSpec:
+    return PRESETS[preset](Stack(depth=1, peer_depth=1, causal=cross, cross=cross)).blocks[0]
 
 
 def sizes(activation: Activation = "relu") -> Sizes:
@@ -48,7 +40,7 @@ def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
     theirs.out_proj.load_state_dict(ours.output.state_dict())
 
 
-def copy_rest(theirs: nn.Module, ours: EncoderBlock | DecoderBlock, norms: list[str]) -> None:
+def copy_rest(theirs: nn.Module, ours: Block, norms: list[str]) -> None:
     """Copy the feed-forward and the norms, which PyTorch numbers in the order of sub-layers."""
     theirs.get_submodule("linear1").load_state_dict(ours.feed_forward.inner.state_dict())
     theirs.get_submodule("linear2").load_state_dict(ours.feed_forward.outer.state_dict())
@@ -75,7 +67,7 @@ def compare(ours: Tensor, theirs: Tensor, real: Tensor, inputs: list[Tensor]) ->
 def test_encoder_block_equals_torch_layer(
     float64: None, preset: str, norm_first: bool, activation: Activation, causal: bool
 ) -> None:
-    ours = tiny.randomise(EncoderBlock(spec_of(preset), sizes(activation)))
+    ours = tiny.randomise(Block(spec_of(preset), sizes(activation)))
     theirs = nn.TransformerEncoderLayer(
         MODEL, HEADS, FF, 0.0, activation, norm_first=norm_first, batch_first=True
     )
@@ -90,26 +82,26 @@ def test_encoder_block_equals_torch_layer(
         mask = padding_mask(PRESENT)
         expected = theirs(x, src_key_padding_mask=~PRESENT)
         real = PRESENT
-    compare(ours(Stream(x), mask, None, None)[0].x, expected, real, [x])
+    compare(ours(Stream(x), Carries(), Call(layer=1, mask=mask))[0].x, expected, real, [x])
 
 
 @pytest.mark.parametrize(("preset", "norm_first", "activation"), TORCH_LAYERS)
 def test_decoder_block_equals_torch_layer(
     float64: None, preset: str, norm_first: bool, activation: Activation
 ) -> None:
-    ours = tiny.randomise(DecoderBlock(spec_of(preset, "decoder"), sizes(activation)))
+    ours = tiny.randomise(Block(spec_of(preset, cross=True), sizes(activation), cross=True))
     theirs = nn.TransformerDecoderLayer(
         MODEL, HEADS, FF, 0.0, activation, norm_first=norm_first, batch_first=True
     )
     copy_attention(theirs.self_attn, ours.self_attention)
+    assert ours.cross_attention is not None
     copy_attention(theirs.multihead_attn, ours.cross_attention)
     copy_rest(theirs, ours, ["around_self", "around_cross", "around_ff"])
     x = torch.randn(BATCH, TARGET, MODEL, requires_grad=True)
     memory = torch.randn(BATCH, SOURCE, MODEL, requires_grad=True)
     mask = causal_mask(TARGET, x.device)
-    keys, values = ours.cross_attention.keys_values(memory, None)
-    cache = LayerCache(keys[:, :, :0], values[:, :, :0], keys, values)
-    (y, _), _, _ = ours(Stream(x), mask, padding_mask(PRESENT), Carries(), cache, None)
+    source = Source(*ours.cross_attention.keys_values(memory, None), padding_mask(PRESENT))
+    (y, _), _ = ours(Stream(x), Carries(), Call(layer=1, mask=mask, source=source))
     expected = theirs(x, memory, tgt_mask=~mask.allowed[0, 0], memory_key_padding_mask=~PRESENT)
     compare(y, expected, torch.ones(BATCH, TARGET, dtype=torch.bool), [x, memory])
 
@@ -200,13 +192,13 @@ def test_heads_must_divide_the_width() -> None:
 def test_a_block_builds_no_part_that_it_does_not_run(preset: str) -> None:
     """A parameter without a gradient stops distributed training and is counted for nothing."""
     x = torch.randn(BATCH, SOURCE, MODEL)
-    encoder = EncoderBlock(spec_of(preset), sizes())
-    encoder(Stream(x, x), padding_mask(PRESENT), None, None)[0].x.sum().backward()
-    decoder = DecoderBlock(spec_of(preset, "decoder"), sizes())
-    keys, values = decoder.cross_attention.keys_values(x, None)
-    cache = LayerCache(keys[:, :, :0], values[:, :, :0], keys, values)
-    mask = causal_mask(SOURCE, x.device)
-    stream, _, _ = decoder(Stream(x, x), mask, padding_mask(PRESENT), Carries(), cache, None)
-    stream.x.sum().backward()
+    encoder = Block(spec_of(preset), sizes())
+    padded = padding_mask(PRESENT)
+    encoder(Stream(x, x), Carries(), Call(layer=1, mask=padded))[0].x.sum().backward()
+    decoder = Block(spec_of(preset, cross=True), sizes(), cross=True)
+    assert decoder.cross_attention is not None
+    source = Source(*decoder.cross_attention.keys_values(x, None), padded)
+    call = Call(layer=1, mask=causal_mask(SOURCE, x.device), source=source)
+    decoder(Stream(x, x), Carries(), call)[0].x.sum().backward()
     for module in (encoder, decoder):
         assert [name for name, p in module.named_parameters() if p.grad is None] == []

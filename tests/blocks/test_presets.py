@@ -19,9 +19,10 @@ from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores
 from tests import tiny
 
 STACKS = {
-    "encoder of two": Stack(side="encoder", depth=3, peer_depth=2),
-    "decoder of two": Stack(side="decoder", depth=2, peer_depth=3),
-    "encoder alone": Stack(side="encoder", depth=3),
+    "encoder of two": Stack(depth=3, peer_depth=2),
+    "decoder of two": Stack(depth=2, peer_depth=3, causal=True, cross=True),
+    "encoder alone": Stack(depth=3),
+    "decoder alone": Stack(depth=3, causal=True),
 }
 every_spec = pytest.mark.parametrize(
     "spec",
@@ -219,13 +220,13 @@ def test_only_peri_ln_has_a_norm_before_the_first_layer() -> None:
     ("where", "alpha", "beta"),
     [
         # mechanisms.md 2.4, N = M = 6 and twelve layers alone, worked by hand.
-        (Stack(side="encoder", depth=6, peer_depth=6), 1.418, 0.497),
-        (Stack(side="decoder", depth=6, peer_depth=6), 2.060, 0.343),
-        (Stack(side="encoder", depth=12), 2.213, 0.319),
+        (Stack(depth=6, peer_depth=6), 1.418, 0.497),
+        (Stack(depth=6, peer_depth=6, causal=True, cross=True), 2.060, 0.343),
+        (Stack(depth=12), 2.213, 0.319),
         # 0.81 (12^4 6)^(1/16), 0.87 (12^4 6)^(-1/16); the peer's depth enters.
-        (Stack(side="encoder", depth=12, peer_depth=6), 1.686, 0.418),
-        (Stack(side="decoder", depth=18, peer_depth=6), 2.711, 0.261),
-        (Stack(side="decoder", depth=18, peer_depth=18), 2.711, 0.261),
+        (Stack(depth=12, peer_depth=6), 1.686, 0.418),
+        (Stack(depth=18, peer_depth=6, causal=True, cross=True), 2.711, 0.261),
+        (Stack(depth=18, peer_depth=18, causal=True, cross=True), 2.711, 0.261),
     ],
 )
 def test_deepnorm_has_the_constants_of_its_paper(where: Stack, alpha: float, beta: float) -> None:
@@ -241,7 +242,7 @@ def test_deepnorm_has_the_constants_of_its_paper(where: Stack, alpha: float, bet
 
 def test_deepnorm_is_not_torchscales() -> None:
     """Which has 1.15 / root in the encoder of two stacks, 1.32 times the paper's beta."""
-    _, beta = deepnorm_gains(Stack(side="encoder", depth=6, peer_depth=6))
+    _, beta = deepnorm_gains(Stack(depth=6, peer_depth=6))
     assert beta * (6**4 * 6) ** (1 / 16) == pytest.approx(0.87)
 
 
@@ -328,7 +329,7 @@ def test_rezero_shares_the_gain_that_skipinit_has_once_a_sub_layer() -> None:
 def test_hybrid_norm_has_one_norm_between_attention_and_feed_forward() -> None:
     """It stands on the sum of the last attention, so that the feed-forward's skip passes it."""
     for where in STACKS.values():
-        last = "around_cross" if where.side == "decoder" else "around_self"
+        last = "around_cross" if where.cross else "around_self"
         for b in PRESETS["hybrid_norm"](where).blocks:
             for name in ("around_self", "around_cross", "around_ff"):
                 norm_sum = "layer_norm" if name == last else "none"
@@ -404,10 +405,15 @@ def test_no_norm_keeps_the_norm_of_the_first_layer() -> None:
     assert all(b.around_self.unnormalized and b.around_ff.unnormalized for b in rest)
 
 
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_stack_without_blocks_is_refused(side: Any) -> None:
-    with pytest.raises(ValueError, match=f"{side}_depth 0"):
-        Stack(side=side, depth=0)
+@pytest.mark.parametrize(("name", "causal"), [("encoder", False), ("decoder", True)])
+def test_stack_without_blocks_is_refused(name: str, causal: bool) -> None:
+    with pytest.raises(ValueError, match=f"{name}_depth 0"):
+        Stack(depth=0, causal=causal)
+
+
+def test_cross_attention_needs_a_stack_to_read() -> None:
+    with pytest.raises(ValueError, match="peer_depth 0"):
+        Stack(depth=2, causal=True, cross=True)
 
 
 def bare(depth: int, skip: Gain = UNIT, branch: Gain = UNIT) -> StackSpec:

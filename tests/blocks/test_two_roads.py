@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import BlockSpec, DecoderBlock, EncoderBlock
+from lightning_app.blocks.block import Block, BlockSpec, Call, Carries
 from lightning_app.blocks.kernels import PlainScores, QueryKeySums
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.norm import build_norm
@@ -21,7 +21,7 @@ from lightning_app.blocks.residual import Gain, LearnedGain, ResidualSpec, Strea
 from lightning_app.blocks.rotary import rotation
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.profiling import profile
-from lightning_app.models.transformer import Encoder
+from lightning_app.models.transformer import BlockStack
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -36,7 +36,7 @@ def source_mask() -> Mask:
 
 
 def spec_of(preset: str, depth: int = 3) -> StackSpec:
-    return PRESETS[preset](Stack(side="encoder", depth=depth, peer_depth=2))
+    return PRESETS[preset](Stack(depth=depth, peer_depth=2))
 
 
 def everywhere(spec: StackSpec, change: Callable[[ResidualSpec], ResidualSpec]) -> StackSpec:
@@ -48,7 +48,7 @@ def everywhere(spec: StackSpec, change: Callable[[ResidualSpec], ResidualSpec]) 
     return replace(spec, blocks=tuple(changed(block) for block in spec.blocks))
 
 
-def encode(module: Encoder, x: Tensor) -> Tensor:
+def encode(module: BlockStack, x: Tensor) -> Tensor:
     return module(x, source_mask())
 
 
@@ -226,7 +226,7 @@ def test_b2t_of_a_silent_feed_forward_is_the_norm_of_attention_and_input() -> No
     x = torch.randn(BATCH, SOURCE, MODEL)
     heard: list[Tensor] = []
     block = theirs.blocks[0]
-    assert isinstance(block, EncoderBlock)
+    assert isinstance(block, Block)
     block.around_self.register_forward_hook(lambda *call: heard.append(call[2].x))
     encode(theirs, x)
     same(encode(ours, x), block.around_ff.norm_sum(heard[0] + x))
@@ -287,7 +287,7 @@ def test_parallel_of_one_silent_branch_is_pre_ln(silent: str) -> None:
 class Chain:
     """What the self-attentions of an encoder saw and handed on, layer by layer."""
 
-    def __init__(self, module: Encoder, x: Tensor) -> None:
+    def __init__(self, module: BlockStack, x: Tensor) -> None:
         self.query: list[Tensor] = []
         self.key: list[Tensor] = []
         self.carry: list[Any] = []
@@ -341,7 +341,7 @@ def test_product_of_sums_is_qk_sum_and_no_running_sum() -> None:
 @pytest.mark.parametrize("kind", ["sum", "mean", "qk_sum"])
 def test_residual_attention_of_one_layer_is_none(kind: Any) -> None:
     ours = BlockConfig(preset="post_ln", residual_attention=kind)
-    stack = Stack(side="encoder", depth=1, peer_depth=2)
+    stack = Stack(depth=1, peer_depth=2)
     check_same_stacks(ours.resolve(stack), spec_of("post_ln", depth=1), lambda module: None)
 
 
@@ -359,7 +359,7 @@ def test_residual_attention_of_two_layers_is_another_function(kind: Any) -> None
 @pytest.mark.parametrize("layer", [1, 2, 3])
 def test_mean_in_layer_n_is_the_sum_at_temperature_n(layer: int) -> None:
     """The same scores from below, the same map."""
-    stack = Stack(side="encoder", depth=3, peer_depth=2)
+    stack = Stack(depth=3, peer_depth=2)
     mean = BlockConfig(preset="post_ln", residual_attention="mean")
     cooled = BlockConfig(
         preset="post_ln", residual_attention="sum", residual_temperature=float(layer)
@@ -450,9 +450,9 @@ def test_rotary_block_does_not_see_where_a_text_starts(preset: str) -> None:
     x = torch.randn(BATCH, SOURCE, 12)
 
     def run(*angles: Any) -> Tensor:
-        stream, carry = Stream(x), None
-        for block in module.blocks:
-            stream, carry = block(stream, source_mask(), carry, *angles)
+        stream, carries = Stream(x), Carries()
+        for layer, block in module.layers:
+            stream, carries = block(stream, carries, Call(layer, source_mask(), *angles))
         return stream.x
 
     here = run(rotation(0, SOURCE, 6, x.device))
@@ -561,7 +561,7 @@ def test_identity_plus_of_the_difference_is_a_full_matrix() -> None:
 def test_shaping_without_identity_and_centre_is_none() -> None:
     """``0 I + 1 A`` is A."""
     plain = ShapingSpec(alpha=0.0, beta=1.0, gamma=None, learned=False)
-    stack = Stack(side="encoder", depth=3, peer_depth=2)
+    stack = Stack(depth=3, peer_depth=2)
     ours = BlockConfig(preset="pre_ln", shaped_attention=plain).resolve(stack)
     names = ("shaping.alpha", "shaping.beta")
     check_same_stacks(ours, spec_of("pre_ln"), lambda module: None, *names)
@@ -610,8 +610,7 @@ def test_one_gain_serves_all_branches_of_a_rezero_layer() -> None:
     other.load_state_dict(through_a_file(module))
     for stack in (module, other):
         assert sum("gain" in name for name, _ in stack.named_parameters()) == len(stack.blocks)
-        for block in stack.blocks:
-            assert isinstance(block, DecoderBlock)
+        for _, block in stack.layers:
             gains = {id(getattr(block, name).branch.gain) for name in AROUND}
             assert len(gains) == 1
     y, memory = torch.randn(BATCH, TARGET, MODEL), torch.randn(BATCH, SOURCE, MODEL)

@@ -16,8 +16,9 @@ VECTOR = Gain(value=0.5, learned=True, vector=True, profiled=True)
 
 
 def stacks(name: str, depth: int = 6) -> dict[Side, StackSpec]:
-    sides: tuple[Side, ...] = ("encoder", "decoder")
-    return {s: PRESETS[name](Stack(side=s, depth=depth, peer_depth=depth)) for s in sides}
+    decoder = Stack(depth=depth, peer_depth=depth, causal=True, cross=True)
+    sides: dict[Side, Stack] = {"encoder": Stack(depth=depth, peer_depth=depth), "decoder": decoder}
+    return {side: PRESETS[name](stack) for side, stack in sides.items()}
 
 
 def with_blocks(spec: StackSpec, **changes: Callable[[Any], Any]) -> StackSpec:

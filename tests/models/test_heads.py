@@ -163,7 +163,8 @@ def test_a_step_copies_no_cache_but_to_make_room() -> None:
     moved, storage = 0, None
     for step in range(60):
         _, state = model.step(tiny.words(3, 1), state)
-        keys = state.caches[0].self_keys
+        keys = state.caches[0].keys
+        assert keys is not None
         moved += keys.data_ptr() != storage
         storage = keys.data_ptr()
         assert state.caches[0].filled == step + 1
@@ -201,9 +202,8 @@ def test_bfloat16_stays_near_and_carries_float32(block: BlockConfig, rotary: boo
     exact = model(source, target)
     carried: list[torch.dtype] = []
 
-    def keep(_: nn.Module, __: object, output: tuple[Stream, Carry | Carries | None]) -> None:
-        chains = output[1] if isinstance(output[1], Carries) else [output[1]]
-        for chain in chains:
+    def keep(_: nn.Module, __: object, output: tuple[Stream, Carries]) -> None:
+        for chain in output[1]:
             carried.extend(carried_types(chain))
 
     for stack in (model.encoder, model.decoder):

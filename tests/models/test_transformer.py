@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.models.transformer import Decoder, Encoder
+from lightning_app.models.transformer import BlockStack
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -26,7 +27,7 @@ def leaves(*shape: int) -> Tensor:
 class Encoding(nn.Module):
     """An encoder as a function of the stream alone."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: BlockStack) -> None:
         super().__init__()
         self.encoder = encoder
 
@@ -37,7 +38,7 @@ class Encoding(nn.Module):
 class Decoding(nn.Module):
     """A decoder as a function of the stream and of the encoder's output alone."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: BlockStack) -> None:
         super().__init__()
         self.decoder = decoder
 
@@ -78,14 +79,15 @@ def test_one_block_passes_the_full_gradcheck(preset: str) -> None:
 @every_preset
 def test_cache_grows_by_the_newest_tokens(preset: str) -> None:
     module = tiny.decoder(preset)
-    memory = torch.randn(BATCH, SOURCE, MODEL)
-    caches = module.start(memory)
+    memory = module.remember(torch.randn(BATCH, SOURCE, MODEL), source_mask())
+    caches = [LayerCache() for _ in module.blocks]
     x = torch.randn(BATCH, TARGET, MODEL)
-    _, grown = module(x, causal_mask(TARGET, x.device), source_mask(), caches)
-    for before, after in zip(caches, grown, strict=True):
-        assert (before.filled, after.filled) == (0, TARGET)
-        assert after.self_keys.shape[2] == after.self_values.shape[2] == TARGET
-        assert after.cross_keys is before.cross_keys
+    module(x, causal_mask(TARGET, x.device), memory, caches)
+    for cache in caches:
+        assert cache.filled == cache.room == TARGET
+        assert cache.keys is not None
+        assert cache.values is not None
+        assert cache.keys.shape[2] == cache.values.shape[2] == TARGET
 
 
 @torch.no_grad()
@@ -96,15 +98,20 @@ def test_a_cache_with_room_is_written_and_not_copied() -> None:
     whole = tiny.decode(module, x, memory, source_mask())
     before = TARGET - 1
     first, mask = x[:, :before], causal_mask(before, x.device)
-    _, caches = module(first, mask, source_mask(), module.start(memory))
+    caches = [LayerCache() for _ in module.blocks]
+    remembered = module.remember(memory, source_mask())
+    module(first, mask, remembered, caches)
     slots = torch.arange(before).expand(BATCH, -1)
     caches = [cache.moved(slots, TARGET + 2) for cache in caches]
-    for cache in caches:
-        cache.self_keys[:, :, before:] = cache.self_values[:, :, before:] = torch.nan
+    parts = [(cache.keys, cache.values) for cache in caches]
+    for keys, values in parts:
+        assert keys is not None
+        assert values is not None
+        keys[:, :, before:] = values[:, :, before:] = torch.nan
     mask = full_mask(TARGET, x.device)
-    last, grown = module(x[:, before:], mask, source_mask(), caches, before)
+    last = module(x[:, before:], mask, remembered, caches, before)
     torch.testing.assert_close(last[:, 0], whole[:, before], rtol=1e-12, atol=1e-12)
-    for old, new in zip(caches, grown, strict=True):
-        assert new.filled == TARGET
-        assert new.self_keys is old.self_keys
-        assert new.self_values is old.self_values
+    for cache, (keys, values) in zip(caches, parts, strict=True):
+        assert cache.filled == TARGET
+        assert cache.keys is keys
+        assert cache.values is values

@@ -14,12 +14,11 @@ from matplotlib.colors import to_hex, to_rgba_array
 from torch import Tensor
 
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import EncoderBlock
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON
 from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
-from lightning_app.models.transformer import Encoder
+from lightning_app.models.transformer import BlockStack
 from lightning_app.probes.figures import looks
 from lightning_app.theory import collapse, figures, lemmas, models, run
 from lightning_app.theory.collapse import Skipless
@@ -117,8 +116,7 @@ def test_theoretical_setting_is_that_of_the_paper(preset: str) -> None:
     dim = 96
     encoder = lemmas.theoretical_encoder(preset, 2, dim)
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
-    for block in encoder.blocks:
-        assert isinstance(block, EncoderBlock)
+    for _, block in encoder.layers:
         attention, feed_forward = block.self_attention, block.feed_forward
         assert isinstance(attention.value, torch.nn.Linear)
         assert isinstance(attention.output, torch.nn.Identity)
@@ -144,12 +142,11 @@ def layer_norm(x: Tensor) -> Tensor:
 
 
 def plain_draw(
-    preset: str, encoder: Encoder, x: Tensor
+    preset: str, encoder: BlockStack, x: Tensor
 ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """The same stack with matrices alone: streams, output, and the W2 of each layer."""
     streams, outer = ([x] if preset == PRE else []), []
-    for block in encoder.blocks:
-        assert isinstance(block, EncoderBlock)
+    for _, block in encoder.layers:
         assert isinstance(block.self_attention.value, torch.nn.Linear)
         value = block.self_attention.value.weight.T
         inner = block.feed_forward.inner.weight.T

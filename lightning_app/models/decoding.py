@@ -1,0 +1,89 @@
+"""Cached decoding: one token more of each text, without running those before it again."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lightning_app.blocks.cache import LayerCache
+from lightning_app.blocks.masks import full_mask, mask_of
+from lightning_app.models.embedding import Embedding
+from lightning_app.models.transformer import BlockStack, Memory
+
+FEWEST_STEPS = 8  # that a cache has room for once it had to be moved
+
+
+class DecodingState(NamedTuple):
+    """What cached decoding keeps between steps, one row a sentence.
+
+    The beams of a sentence share its caches: a token's keys and values are written once, into a
+    slot of their own, and stay there whatever becomes of the beams. `lineage` says which slots
+    hold the prefix of which beam. Steps write into the caches, so a state is stepped once.
+    """
+
+    memory: Memory | None
+    caches: list[LayerCache]
+    lineage: Bool[Tensor, "sentence beam slot"]
+    length: int
+
+    @classmethod
+    def start(
+        cls, stack: BlockStack, memory: Memory | None, sentences: int, beams: int
+    ) -> "DecodingState":
+        """Return the state before the first token of `beams` texts of each sentence."""
+        device = next(stack.parameters()).device
+        lineage = torch.empty(sentences, beams, 0, dtype=torch.bool, device=device)
+        return cls(memory, [LayerCache() for _ in stack.blocks], lineage, 0)
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "DecodingState":
+        """Return the state of the sentences `rows`, which may repeat."""
+        return self._replace(
+            memory=None if self.memory is None else self.memory.select(rows),
+            caches=[cache.select(rows) for cache in self.caches],
+            lineage=self.lineage.index_select(0, rows),
+        )
+
+    def reorder(self, beams: Int[Tensor, "sentence beam"]) -> "DecodingState":
+        """Return the state in which each beam goes on from the prefix of `beams`."""
+        every = beams[:, :, None].expand(-1, -1, self.lineage.shape[2])
+        return self._replace(lineage=self.lineage.gather(1, every))
+
+    def with_room(self, tokens: int) -> "DecodingState":
+        """Return a state whose caches have room for `tokens` more a sentence.
+
+        Where there is none, slots that no beam's prefix holds are dropped, and the others move to
+        caches of twice their number. So as many slots are written between two moves as one of them
+        copies, and a search of n tokens reads little more than n slots a sentence, not beam * n.
+        """
+        filled = self.lineage.shape[2]
+        if not filled or filled + tokens <= self.caches[0].room:
+            return self
+        held = self.lineage.any(dim=1)
+        kept = int(held.sum(dim=1).max())
+        slots = held.long().argsort(dim=1, descending=True, stable=True)[:, :kept]
+        room = max(2 * kept, kept + FEWEST_STEPS * tokens)
+        return self._replace(
+            caches=[cache.moved(slots, room) for cache in self.caches],
+            lineage=self.lineage.gather(2, slots[:, None].expand(-1, self.lineage.shape[1], -1)),
+        )
+
+
+def step(
+    embedding: Embedding,
+    stack: BlockStack,
+    tokens: Int[Tensor, "sentence beam"],
+    state: DecodingState,
+) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
+    """Append one token to each beam and return the logits of the next, beam after beam."""
+    sentences, beams = tokens.shape
+    state = state.with_room(beams)
+    own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(sentences, -1, -1)
+    lineage = torch.cat([state.lineage, own], dim=2)
+    slots = lineage.shape[2]
+    mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(lineage[:, None])
+    # All the newest tokens stand at one position.
+    x = embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
+    states = stack(x, mask, state.memory, state.caches, state.length)
+    grown = state._replace(lineage=lineage, length=state.length + 1)
+    return embedding.logits(states.flatten(0, 1)), grown
