@@ -1,5 +1,6 @@
 """Fixtures that every test folder shares."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -28,5 +29,6 @@ def float64() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder for prepared corpora, shared by the tests of a process."""
-    return str(tmp_path_factory.mktemp("cache"))
+    """A folder for prepared corpora, shared by all tests of a session, whatever their process."""
+    base = tmp_path_factory.getbasetemp()
+    return str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-cache")

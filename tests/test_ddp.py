@@ -2,18 +2,17 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_app.data.synthetic import splits
+from tests import warm
 
 
 def fit(folder: Path, base: str, devices: int, overrides: dict[str, Any]):
-    command = [sys.executable, "-m", "lightning_app", "fit", "--config", f"ablations/base/{base}"]
+    command = ["-m", "lightning_app", "fit", "--config", f"ablations/base/{base}"]
     settings = {
         "trainer.devices": devices,
         "trainer.accelerator": "cpu",
@@ -26,7 +25,7 @@ def fit(folder: Path, base: str, devices: int, overrides: dict[str, Any]):
     }
     for key, value in settings.items():
         command += [f"--{key}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = warm.run(command)
     assert done.returncode == 0, done.stderr[-3000:]
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -34,12 +33,12 @@ def fit(folder: Path, base: str, devices: int, overrides: dict[str, Any]):
 
 
 def assert_two_equal_one(
-    folder: Path, base: str, steps: int, overrides: dict[str, Any]
+    folder: Path, cache: str, base: str, steps: int, overrides: dict[str, Any]
 ) -> dict[str, Any]:
     overrides |= {
         "trainer.max_steps": steps,
         "trainer.val_check_interval": steps,
-        "data.cache": folder / "cache",
+        "data.cache": cache,
     }
     one, single = fit(folder / "one", base, 1, overrides)
     two, double = fit(folder / "two", base, 2, overrides)
@@ -58,16 +57,16 @@ def assert_two_equal_one(
     return single
 
 
-def test_translation(tmp_path: Path) -> None:
+def test_translation(tmp_path: Path, cache: str) -> None:
     overrides = {"model.objective.validation_bleu": 33, "trainer.limit_test_batches": 3}
-    result = assert_two_equal_one(tmp_path, "synthetic.yaml", 5, overrides)
+    result = assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, overrides)
     assert {"val/bleu", "test/bleu", "test/sacrebleu"} <= set(result["metrics"])
     lines = [(tmp_path / run / "hypotheses.txt").read_text() for run in ("one", "two")]
     assert lines[0] == lines[1]
     assert lines[0].count("\n") > 100
 
 
-def test_masked_lm(tmp_path: Path) -> None:
+def test_masked_lm(tmp_path: Path, cache: str) -> None:
     """Both average the weights and evaluate the average."""
     average = {
         "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
@@ -78,15 +77,15 @@ def test_masked_lm(tmp_path: Path) -> None:
         "model.schedule.kind": "constant",
         "trainer.callbacks": json.dumps([average]),
     }
-    assert_two_equal_one(tmp_path, "synthetic_mlm.yaml", 5, overrides)
+    assert_two_equal_one(tmp_path, cache, "synthetic_mlm.yaml", 5, overrides)
 
 
-def test_profiled_skips(tmp_path: Path) -> None:
+def test_profiled_skips(tmp_path: Path, cache: str) -> None:
     """Admin's skips start from the batch of both ranks; the same steps follow."""
-    assert_two_equal_one(tmp_path, "synthetic.yaml", 5, {"model.block.preset": "admin"})
+    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, {"model.block.preset": "admin"})
 
 
-def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path) -> None:
+def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path, cache: str) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     pairs = splits()["train"]
@@ -100,4 +99,4 @@ def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path) -> None:
         "data.tokens_per_batch": 30,  # one or two sentences
     }
     # Twenty steps are more than one epoch.
-    assert_two_equal_one(tmp_path, "synthetic.yaml", 20, overrides)
+    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 20, overrides)

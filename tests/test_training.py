@@ -1,9 +1,6 @@
 """Every preset trains: two tasks, two precisions, compiled in place, on two processes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import pytest
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.heads import ArchitectureConfig
+from tests import warm
 from tests.train import STEPS, train
 
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -42,19 +40,10 @@ def run_program(
 ) -> list[Any]:
     """Run `tests.train` over `runs`, else all presets, and return what each rank found."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [sys.executable, *(launch if processes > 1 else []), "-m", "tests.train"]
+    command = [*(launch if processes > 1 else []), "-m", "tests.train"]
     command += [how, str(folder), cache, task, *runs]
     root = Path(__file__).parents[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command,
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-        check=False,
-    )
+    done = warm.run(command, folder=root, timeout=3000)
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((folder / f"rank{n}.json").read_text()) for n in range(processes)]
     assert all(set(rank) == set(runs) for rank in ranks)

@@ -3,25 +3,25 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests import warm
+
 STEPS = 40
 
 
-def grid(folder: Path, **changes: Any) -> Path:
+def grid(folder: Path, cache: str, **changes: Any) -> Path:
     """Five cells that learn, then one whose rate is far too small."""
     base = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
     base["trainer"] |= {"max_steps": STEPS, "val_check_interval": 4, "log_every_n_steps": 2}
     base["trainer"] |= {"limit_val_batches": 1, "accelerator": "cpu"}
     base["model"]["objective"]["evaluate_test"] = False
     base["model"]["architecture"] |= {"model_dim": 16, "encoder_depth": 1, "decoder_depth": 1}
-    base["data"]["cache"] = str(folder / "cache")
+    base["data"]["cache"] = cache
     rates, seeds = "model.optimizer.lr", list(range(1, 7))
     tree = {
         "name": "rates",
@@ -36,13 +36,7 @@ def grid(folder: Path, **changes: Any) -> Path:
 
 
 def ablate(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_app", *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = warm.run(["-m", "lightning_app", *words])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -50,8 +44,8 @@ def ablate(*words: str) -> str:
 @pytest.mark.parametrize(
     "devices", [pytest.param(1, id="one_process"), pytest.param(2, id="two_ranks")]
 )
-def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, devices: int) -> None:
-    path, experiments = grid(tmp_path, checkpoints="best"), tmp_path / "experiments"
+def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, cache: str, devices: int) -> None:
+    path, experiments = grid(tmp_path, cache, checkpoints="best"), tmp_path / "experiments"
     where = ["--experiments", str(experiments)]
     given = ["--workers", str(2 // devices), "--devices-per-cell", str(devices)]
     said = ablate("run", str(path), *where, *given)

@@ -2,10 +2,7 @@
 
 import os
 import random
-import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from lightning_app.ablation.checkpoint import (
 from lightning_app.archive import Damaged, check_archive
 from lightning_app.errors import UserError
 from lightning_app.saved import read_checkpoint
+from tests import warm
 from tests.bits import flip
 
 CONTENTS = {
@@ -47,13 +45,14 @@ while True:
 def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     for delay in (0.0, 0.01, 0.02, 0.03):
-        command = [sys.executable, "-c", WRITER, str(path)]
-        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "1\n"
+        writer = warm.start(["-c", WRITER, str(path)])
+        while "1\n" not in writer.printed():
+            assert writer.poll() is None, writer.communicate()
+            time.sleep(0.001)
         time.sleep(delay)  # wherever it then is
-        writer.send_signal(signal.SIGKILL)
+        writer.kill()
         writer.communicate()
+        assert writer.returncode == -signal.SIGKILL
         kept = torch.load(path, weights_only=True)
         assert (kept["weights"] == kept["number"]).all()
 
@@ -64,14 +63,12 @@ def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(tmp_path: Path) 
     WholeCheckpoints().save_checkpoint({"number": 1}, path)
     code = WRITER.replace("while True", "for _ in range(1)")
 
-    def little() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-
-    command = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(
-        command, preexec_fn=little, capture_output=True, text=True, check=False, timeout=100
-    )
+    little = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+"""
+    done = warm.run(["-c", little + code, str(path)])
     assert done.returncode == 1
     assert "Error" in done.stderr
     assert torch.load(path, weights_only=True) == {"number": 1}

@@ -2,15 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
 import yaml
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, "-m", "lightning_app"]
 WORDS = ("haus", "baum", "hund", "berg", "tal", "see", "wald", "stadt")
 
 
@@ -48,21 +48,14 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "LIGHTNING_APP_CACHE": str(root / "cache"), "PYTHONPATH": str(ROOT)}
 
 
-def start(root: Path, *words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*PROGRAM, *words],
-        cwd=root,
-        env=environment(root),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(root: Path, *words: str) -> warm.Process:
+    return warm.start(["-m", "lightning_app", *words], folder=root, environment=environment(root))
 
 
 def ablate(root: Path, *words: str) -> tuple[int, str, str]:
     process = start(root, *words)
     out, error = process.communicate(timeout=300)
-    return process.returncode, out, error
+    return process.wait(), out, error
 
 
 def results(root: Path) -> dict[str, dict]:
@@ -81,7 +74,7 @@ def test_a_corpus_that_is_edited_in_mid_cell_or_moved(tmp_path: Path) -> None:
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
-    running.terminate()
+    os.kill(running.pid, signal.SIGTERM)
     assert running.communicate(timeout=120)[1] == ""
     assert running.returncode == 130
     [begun] = [path.name for path in runs.iterdir()]

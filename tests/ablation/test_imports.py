@@ -15,6 +15,7 @@ import yaml
 from lightning_app.ablation.grid import read_grid
 from lightning_app.cli import main
 from lightning_app.errors import UserError
+from tests import warm
 
 TRAP = (
     "import pathlib\n"
@@ -298,9 +299,7 @@ def test_what_a_cell_may_import_is_the_parsers_own_list(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parents[2]}"}
 
     def parse(name: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code, name], env=environment, capture_output=True, text=True
-        )
+        return warm.run(["-c", code, name], environment=environment)
 
     assert parse(f"{CALLBACKS}.LearningRateMonitor").returncode == 0
     refusal = parse("trap.Trap")

@@ -32,6 +32,8 @@ class Step(NamedTuple):
 class Ranks(World):
     """A grid whose cells are trainings of two processes."""
 
+    cache: str
+
     def write_training(self, seeds: int = 1, rates: tuple[float, ...] = (3e-2,)) -> None:
         """Write a grid with dropout, and a checkpoint every 20 of its 60 steps."""
         trainer = {"max_steps": STEPS, "val_check_interval": 20, "limit_val_batches": 2}
@@ -49,7 +51,7 @@ class Ranks(World):
             },
             "data": {
                 **{"name": "synthetic", "tokenizer": "word", "vocab_size": None},
-                **{"tokens_per_batch": 512, "cache": str(self.root / "cache")},
+                **{"tokens_per_batch": 512, "cache": self.cache},
             },
         }
         axes = {"model.optimizer.lr": list(rates), "seed_everything": list(range(1, seeds + 1))}
@@ -117,17 +119,19 @@ def assert_same_weights(whole: Path, broken: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: str) -> dict[str, Path]:
     """The runs of two seeds that nobody disturbed, by name."""
     ranks = Ranks(tmp_path_factory.mktemp("undisturbed"))
+    ranks.cache = cache
     ranks.write_training(seeds=2)
     finish(ranks.start())
     return {run.name: run for run in ranks.cells()}
 
 
 @pytest.fixture
-def ranks(tmp_path: Path):
+def ranks(tmp_path: Path, cache: str):
     world = Ranks(tmp_path)
+    world.cache = cache
     yield world
     for process in world.processes():
         process.kill()

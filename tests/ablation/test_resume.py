@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import yaml
 from lightning_app.ablation.checkpoint import checkpoint_of_cell
 from lightning_app.config import resolve
 from lightning_app.parser import data_module
+from tests import warm
 
 STEPS = 60
 TIMEOUT = 300.0
@@ -36,30 +36,20 @@ def config(folder: Path, cache: str, **trainer: Any) -> dict[str, Any]:
     return tree
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def cell(folder: Path, attempt: int) -> subprocess.Popen[str]:
+def cell(folder: Path, attempt: int) -> warm.Process:
     (folder / "attempts" / str(attempt)).mkdir(parents=True)
     code = "import sys; from pathlib import Path; from lightning_app.ablation.trial import run_cell"
     code += "; run_cell(Path(sys.argv[1]), int(sys.argv[2]))"
-    return start(["-c", code, str(folder), str(attempt)])
+    return warm.start(["-c", code, str(folder), str(attempt)])
 
 
-def finish(process: subprocess.Popen[str]) -> None:
+def finish(process: warm.Process) -> None:
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, errors[-3000:]
 
 
-def interrupt(process: subprocess.Popen[str], folder: Path, step: int, how: int) -> int:
-    """Send the signal when a run has come to `step`; return where it was seen."""
+def interrupt(process: warm.Process, folder: Path, step: int, how: int, wait: float) -> int:
+    """Send the signal `wait` seconds after a run has come to `step`; return where it was seen."""
     until = time.monotonic() + TIMEOUT
     seen = 0
     while seen < step and time.monotonic() < until:
@@ -67,7 +57,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, step: int, how: int)
             seen = max(seen, json.loads(path.read_text())["step"])
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.02)
-    time.sleep(random.random() / 2)  # progress is told once a second only
+    time.sleep(wait)  # progress is written once a second only: anywhere between two of these
     os.killpg(process.pid, how)
     try:
         process.communicate(timeout=60)
@@ -109,8 +99,9 @@ def test_a_killed_cell_goes_on_from_its_last_checkpoint(tmp_path: Path, cache: s
     config(whole, cache)
     config(broken, cache)
     finish(cell(whole, 1))
-    interrupt(cell(broken, 1), broken, 18, signal.SIGKILL)
-    interrupt(cell(broken, 2), broken, 35, signal.SIGKILL)
+    chance = random.Random(1)
+    interrupt(cell(broken, 1), broken, 18, signal.SIGKILL, chance.random() / 2)
+    interrupt(cell(broken, 2), broken, 35, signal.SIGKILL, chance.random() / 2)
     finish(cell(broken, 3))
     log = (broken / "attempts" / "3" / "metrics.csv").read_text().splitlines()
     assert int(log[1].split(",")[0]) > 15  # it did not begin at step 0
@@ -128,13 +119,15 @@ def test_a_terminated_run_goes_on_at_the_step_where_it_stopped(
     whole = tmp_path / "whole"
     config(whole, cache, **strategy)
     fit = ["-m", "lightning_app", "fit", "--config"]
-    finish(start([*fit, str(whole / "config.yaml")]))
-    for number, step in enumerate(random.sample(range(2, STEPS - 30), 5)):
+    finish(warm.start([*fit, str(whole / "config.yaml")]))
+    chance = random.Random(devices)
+    for number, step in enumerate(chance.sample(range(2, STEPS - 30), 5)):
         broken = tmp_path / f"broken{number}"
         config(broken, cache, **strategy)
         command = [*fit, str(broken / "config.yaml")]
-        interrupt(start(command), broken, step, signal.SIGTERM)
-        finish(start([*command, "--ckpt_path", "last"]))
+        process = warm.start(command)
+        interrupt(process, broken, step, signal.SIGTERM, chance.random() / 2)
+        finish(warm.start([*command, "--ckpt_path", "last"]))
         assert_same(whole, broken)
 
 

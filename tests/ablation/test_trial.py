@@ -2,9 +2,9 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import torch
 
 from lightning_app.ablation.trial import join_metrics
 from lightning_app.provenance import software
+from tests import warm
 
-FIT = [sys.executable, "-m", "lightning_app", "fit"]
+FIT = ["-m", "lightning_app", "fit"]
 SETTINGS = {
     "trainer.log_every_n_steps": 1,
     "trainer.enable_progress_bar": "false",
@@ -25,35 +26,31 @@ SETTINGS = {
 }
 
 
-def command(folder: Path, steps: int, *more: str) -> list[str]:
+def command(folder: Path, cache: str, steps: int, *more: str) -> list[str]:
     settings = {
         **SETTINGS,
         "trainer.max_steps": steps,
         "trainer.default_root_dir": folder / "run",
-        "data.cache": folder / "cache",
+        "data.cache": cache,
     }
     words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     return [*FIT, "--config", "ablations/base/synthetic.yaml", *words, *more]
 
 
-def fit(folder: Path, steps: int, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, steps, *more), capture_output=True, text=True, check=False, timeout=200
-    )
+def fit(folder: Path, cache: str, steps: int, *more: str) -> subprocess.CompletedProcess[str]:
+    return warm.run(command(folder, cache, steps, *more))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    running = subprocess.Popen(
-        command(tmp_path, 100_000), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.Signals) -> None:
+    running = warm.start(command(tmp_path, cache, 100_000))
     progress = tmp_path / "run" / "attempts" / "1" / "progress.json"
     until = time.monotonic() + 120
     while not (progress.is_file() and json.loads(progress.read_text())["step"] > 3):
         assert running.poll() is None
         assert time.monotonic() < until
         time.sleep(0.1)
-    running.send_signal(number)
+    os.kill(running.pid, number)
     said = running.communicate(timeout=60)[1]
     assert running.returncode == 130
     assert "Traceback" not in said
@@ -61,12 +58,12 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> N
     assert not (tmp_path / "run" / "result.json").exists()
 
     last = json.loads(progress.read_text())["step"]
-    other = fit(tmp_path, 9, "--ckpt_path", "last", "--model.block.preset", "post_ln")
+    other = fit(tmp_path, cache, 9, "--ckpt_path", "last", "--model.block.preset", "post_ln")
     assert other.returncode == 2
     assert "model.block.preset is pre_ln there and post_ln in the config" in other.stderr
 
     steps = last + 15
-    gone_on = fit(tmp_path, steps, "--ckpt_path", "last")
+    gone_on = fit(tmp_path, cache, steps, "--ckpt_path", "last")
     assert gone_on.returncode == 0, gone_on.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["attempt"] == 2
@@ -79,10 +76,10 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, number: signal.Signals) -> N
     assert logged == list(range(1, steps + 1))
 
 
-def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path) -> None:
+def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path, cache: str) -> None:
     results = []
     for attempt in (1, 2):
-        done = fit(tmp_path, 4)
+        done = fit(tmp_path, cache, 4)
         assert done.returncode == 0, done.stderr
         result = json.loads((tmp_path / "run" / "result.json").read_text())
         assert f"\n{tmp_path / 'run'}: " in done.stdout
@@ -134,9 +131,9 @@ def test_a_step_that_is_only_evaluated_again_keeps_its_row(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("interval", [4, 6, 100])
-def test_the_last_step_is_validated_and_kept(tmp_path: Path, interval: int) -> None:
+def test_the_last_step_is_validated_and_kept(tmp_path: Path, cache: str, interval: int) -> None:
     """Whether a validation falls on it (6), before it alone (4), or nowhere (100)."""
-    done = fit(tmp_path, 6, "--trainer.val_check_interval", str(interval))
+    done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", str(interval))
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
@@ -148,9 +145,11 @@ def test_the_last_step_is_validated_and_kept(tmp_path: Path, interval: int) -> N
     assert float(rows["6"]["val/nll"]) == pytest.approx(result["metrics"]["val/nll"])
 
 
-def test_the_last_checkpoint_is_of_the_last_step_though_others_were_better(tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_of_the_last_step_though_others_were_better(
+    tmp_path: Path, cache: str
+) -> None:
     rate = ("--model.optimizer.lr", "1.0", "--model.schedule.warmup_steps", "0")
-    done = fit(tmp_path, 6, "--trainer.val_check_interval", "2", *rate)
+    done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", "2", *rate)
     assert done.returncode == 0, done.stderr
     steps = {}
     for name in ("last", "best"):

@@ -1,10 +1,10 @@
 """Two ranks that would train two things train nothing."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 RANK = """
 import sys
@@ -27,15 +27,10 @@ print("trained", fitter.global_step)
 
 def train(folder: Path, cache: str, *ranks_have: tuple[str, int]) -> list[tuple[int | None, str]]:
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(folder), cache, identity, str(longest)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        warm.start(["-c", RANK, str(rank), str(folder), cache, identity, str(longest)])
         for rank, (identity, longest) in enumerate(ranks_have)
     ]
-    said = [rank.communicate(timeout=200)[0] for rank in ranks]
+    said = ["".join(rank.communicate(timeout=200)) for rank in ranks]
     return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
 
 

@@ -1,7 +1,5 @@
 """What is watched while a run trains: gains by name, and probes that training never notices."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from lightning_app.module import TransformerModule
 from lightning_app.probes.table import MODEL, Place, from_csv
 from lightning_app.probes.taps import Taps
 from lightning_app.steps import loss_of
+from tests import warm
 from tests.runs import data, module, trainer
 
 
@@ -289,13 +288,8 @@ def test_a_config_names_it(tmp_path: Path, cache: str) -> None:
     run = tmp_path / "run"
     settings = {"trainer.default_root_dir": run, "data.cache": cache}
     words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_app", "fit", "--config", "mine.yaml", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["-m", "lightning_app", "fit", "--config", "mine.yaml", *words]
+    done = warm.run(command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {row.step for row in from_csv(run / "probes.csv")} == {2}
     assert "probe/token_cosine/encoder/1" in (run / "metrics.csv").read_text()

@@ -2,8 +2,6 @@
 
 import copy
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from lightning_app.objectives.base import Objective, ObjectiveConfig
 from lightning_app.probes.gains import learned_gains
 from lightning_app.probes.probe import Batch, probe, snapshot, spread, untouched, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row
+from tests import warm
 from tests.tiny import PAD, masked_model, randomise, sentences, translator, words
 
 SMOOTHING = 0.1
@@ -194,13 +193,7 @@ sys.exit(f"{compiled=} {same=} {again=}" if not (compiled and same and again == 
 
 def test_hooks_see_a_compiled_model() -> None:
     """In a process of its own: the shape checks of the tests cannot be compiled."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm.run(["-c", COMPILED], folder=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-2000:]
 
 

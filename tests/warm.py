@@ -1,0 +1,201 @@
+"""Python processes that start warm: forks of a process that has torch, Lightning and the package.
+
+A cold start of the program takes seconds, of which a test that wants a process of its own, to kill
+it or to read what it prints, learns nothing. `start` and `run` take what follows `python` on a
+command line, `-m MODULE ...` or `-c CODE ...`, and give a process with its own session, folder and
+environment. Tests of what a start imports or of how it is found use `subprocess`.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).parents[1]
+MODULES = ("lightning_app.parser", "lightning_app.ablation.trial", "lightning_app.cli")
+SIZE = 1 << 20  # bytes of a request
+
+
+class Process:
+    """A process that was started warm; `returncode` is None while it runs."""
+
+    def __init__(
+        self, arguments: Sequence[str], folder: Path | None, environment: Mapping[str, str] | None
+    ) -> None:
+        self.args = [sys.executable, *arguments]
+        self.returncode: int | None = None
+        self._out, self._err = (_unnamed_file() for _ in range(2))
+        for file in (self._out, self._err):
+            weakref.finalize(self, os.close, file)
+        self._status, status = os.pipe()
+        request = {
+            "arguments": list(arguments),
+            "folder": str(folder or Path.cwd()),
+            "environment": dict(os.environ if environment is None else environment),
+        }
+        socket.send_fds(_server(), [json.dumps(request).encode()], [self._out, self._err, status])
+        os.close(status)
+        self.pid = int(os.read(self._status, 16))
+
+    def poll(self) -> int | None:
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, negative for a signal. Raises `subprocess.TimeoutExpired`."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end and return what was printed to both outputs."""
+        self.wait(timeout)
+        return self.printed(), self.printed(errors=True)
+
+    def printed(self, errors: bool = False) -> str:
+        """Return what was printed so far to the standard output, or to that of errors."""
+        file = self._err if errors else self._out
+        return os.pread(file, os.fstat(file).st_size, 0).decode()
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def __del__(self) -> None:
+        """Leave nothing behind, also where a test has failed."""
+        self.kill()
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            self.returncode = int(os.read(self._status, 16))
+            os.close(self._status)
+        return self.returncode
+
+
+def _unnamed_file() -> int:
+    file, path = tempfile.mkstemp()
+    os.unlink(path)
+    return file
+
+
+def start(
+    arguments: Sequence[str],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Process:
+    """Start a process in `folder`, by default this one, as the leader of its own session."""
+    return Process(arguments, folder, environment)
+
+
+def run(
+    arguments: Sequence[str],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 300.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a process to its end; kill it where it takes longer than `timeout` seconds."""
+    process = start(arguments, folder=folder, environment=environment)
+    try:
+        out, err = process.communicate(timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+
+@cache
+def _server() -> socket.socket:
+    """Start the process that is forked, once a test process; it ends when this one does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SIZE)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+    )
+    theirs.close()
+
+    def stop() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(stop)
+    return ours
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork for every request until the tests end."""
+    for module in MODULES:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that attend
+    while True:
+        request, handles, *_ = socket.recv_fds(channel, SIZE, 3)
+        if not request:
+            return
+        if os.fork() == 0:
+            channel.close()
+            attend(json.loads(request), *handles)
+        for handle in handles:
+            os.close(handle)
+
+
+def attend(request: dict, out: int, err: int, status: int) -> None:
+    """Fork what was asked for, and tell its pid and then its exit code. Returns in the fork."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        become(request, out, err)
+    os.close(out)
+    os.close(err)
+    os.write(status, f"{pid}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.write(status, f"{code}\n".encode())
+    os._exit(0)
+
+
+def become(request: dict, out: int, err: int) -> NoReturn:
+    """Be the process that `python` would have started; its end is that of the interpreter."""
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [request["folder"], *(path for path in added if path and path not in sys.path)]
+    how, what, *words = request["arguments"]
+    if how == "-m":
+        sys.argv = [what, *words]
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = ["-c", *words]
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
