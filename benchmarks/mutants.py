@@ -1,0 +1,736 @@
+"""Which mistakes the tests find: one changed expression at a time, and the tests that must fail.
+
+    python benchmarks/mutants.py                     every mutant, a table at the end
+    python benchmarks/mutants.py rotary carry        those whose name has one of these words
+    python benchmarks/mutants.py --check             only whether each text is still found once
+
+Each mutant is a text that stands once in the package, what is put in its place, and the tests that
+must notice. It is looked for in the whole package, so that code may move; where the code may also
+be written in another way, a mutant has several texts, of which the first that is found once counts.
+Every mutant runs in a copy of the repository. Exit code 1 where one survives or no longer applies.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("lightning_app", "tests", "ablations", "benchmarks", "docs", "pyproject.toml", "README.md")
+
+
+LONGEST = 600.0  # seconds that the tests of a mutant may take
+LIBRARIES = ("lightning.pytorch", "optuna", "pandas", "scipy.special", "matplotlib")
+CONTEXT = get_context("forkserver")
+CONTEXT.set_forkserver_preload([*LIBRARIES, "pytest", "sacrebleu"])
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake: `changes` are alternatives of (text, what takes its place).
+
+    `tests` are paths from the root; those that are not there are left out, at least one must be.
+    """
+
+    name: str
+    tests: str
+    changes: tuple[tuple[str, str], ...]
+
+
+def mutant(name: str, tests: str, *texts: str) -> Mutant:
+    """`texts` are pairs: a text, its replacement, another text, its replacement, ..."""
+    return Mutant(name, tests, tuple(zip(texts[::2], texts[1::2], strict=True)))
+
+
+def at(*names: str) -> str:
+    return " ".join(f"tests/{name}" for name in names)
+
+
+WIRING = at("models/test_reference.py", "blocks/test_block.py")
+FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kernels.py")
+PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
+LOSS = at("objectives", "tasks")
+TASKS = at("objectives", "tasks", "test_module.py")
+BATCHES = at("data/test_batching.py", "data/test_cutting.py", "data/test_datamodule.py")
+MASKED = at("data/test_masked_lm.py", "tasks/test_masked_lm.py", "tasks")
+QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
+STATISTICS = at("analysis/test_statistics.py")
+SENSITIVITY = at("analysis/test_sensitivity.py")
+
+MUTANTS = (
+    # Blocks.
+    mutant("norm epsilon", at("blocks/test_norm.py"), "EPSILON = 1e-5", "EPSILON = 1e-3"),
+    mutant(
+        "rotary turns backwards",
+        at("models/test_reference.py", "models/test_embedding.py", "blocks"),
+        "even * by.cos - odd * by.sin, even * by.sin",
+        "even * by.cos + odd * by.sin, even * by.sin",
+    ),
+    mutant(
+        "rotary pairs are halves",
+        at("models/test_reference.py", "models/test_embedding.py", "blocks"),
+        "x[..., 0::2], x[..., 1::2]",
+        "x.chunk(2, dim=-1)",
+    ),
+    mutant(
+        "causal mask hides the token itself",
+        WIRING + " " + FORMS,
+        "every.tril() if",
+        "every.tril(-1) if",
+    ),
+    mutant(
+        "centre of a causal map sees later keys",
+        FORMS + " " + at("models/test_reference.py"),
+        "total = values.cumsum(dim=2)",
+        "total = values.sum(dim=2, keepdim=True).expand_as(values)",
+    ),
+    mutant(
+        "gradient of alpha",
+        FORMS,
+        "(grad * own).sum_to_size(alpha.shape)",
+        "(grad * attended).sum_to_size(alpha.shape)",
+    ),
+    mutant(
+        "gradient of gamma",
+        FORMS,
+        "-(all_queries * mean).sum_to_size(gamma.shape)",
+        "(all_queries * mean).sum_to_size(gamma.shape)",
+    ),
+    mutant(
+        "identity of a shaped map belongs to the oldest keys",
+        at("models", "blocks/test_attention.py"),
+        "value[:, :, value.shape[2] - like.shape[2] :]",
+        "value[:, :, : like.shape[2]]",
+    ),
+    mutant(
+        "scale of carried scores",
+        FORMS + " " + at("models/test_reference.py"),
+        "q = query.to(kept).flatten(0, 1) * query.shape[-1] ** -0.5",
+        "q = query.to(kept).flatten(0, 1)",
+    ),
+    mutant(
+        "reversible scores are not undone",
+        FORMS,
+        "z.baddbmm_(q, k.transpose(1, 2), alpha=-scale)",
+        "pass",
+    ),
+    mutant(
+        "sums of keys forget the layer below",
+        FORMS + " " + at("models/test_reference.py"),
+        "sums.key + previous.key",
+        "sums.key",
+    ),
+    mutant(
+        "mean of scores is a sum",
+        PRESETS + " " + at("blocks/test_axes.py"),
+        'layer if kind == "mean" else 1',
+        "1",
+    ),
+    mutant(
+        "norm of queries after their rotation",
+        at("models/test_reference.py", "blocks/test_attention.py"),
+        "heads = norm(self._split(x))\n        return heads if rotation is None else "
+        "rotate(heads, rotation)",
+        "heads = self._split(x)\n        return norm(heads if rotation is None else "
+        "rotate(heads, rotation))",
+        "norm(self._split(x))",
+        "self._split(x)",
+    ),
+    mutant(
+        "noise on queries in evaluation",
+        at("blocks/test_attention.py", "blocks/test_axes.py", "models/test_conformance.py"),
+        "if self.spec.query_key_noise and self.training:",
+        "if self.spec.query_key_noise:",
+    ),
+    mutant(
+        "dropout before the norm of a branch",
+        at("blocks", "models/test_conformance.py"),
+        "self.dropout(self.norm_branch(branch))",
+        "self.norm_branch(self.dropout(branch))",
+    ),
+    mutant(
+        "second stream without the gain of the branch",
+        at("blocks/test_residual.py", "models/test_reference.py"),
+        "stream.total + added",
+        "stream.total + branch",
+    ),
+    mutant(
+        "two streams end without the first",
+        PRESETS,
+        "return stream.x + final_norm(stream.total)",
+        "return final_norm(stream.total)",
+    ),
+    mutant(
+        "decoder's cross-attention has a gain of its own",
+        PRESETS + " " + at("models/test_counting.py"),
+        "            self.around_cross.branch = self.around_self.branch\n",
+        "",
+        "self.around_cross.branch = self.around_self.branch",
+        "pass",
+    ),
+    mutant(
+        "exploding streams are let through",
+        at("blocks/test_axes.py", "blocks/test_presets.py", "test_training.py"),
+        "> 1.0 + 1e-9",
+        "> 1e9",
+    ),
+    mutant(
+        "gated unit without its gate",
+        at("blocks/test_feed_forward.py", "models/test_reference.py"),
+        "F.gelu(inner) * self.gate(x)",
+        "F.gelu(inner)",
+    ),
+    # Presets.
+    mutant(
+        "deepnorm encoder alpha", at("blocks/test_presets.py"), "return 0.81 * root", "return root"
+    ),
+    mutant(
+        "keel counts two sub-layers in a decoder",
+        at("blocks/test_presets.py"),
+        'self.depth * (3 if self.side == "decoder" else 2)',
+        "self.depth * 2",
+        "self.depth * (3 if self.cross else 2)",
+        "self.depth * 2",
+    ),
+    mutant(
+        "mix_ln rounds up",
+        at("blocks/test_presets.py"),
+        "max(1, stack.depth // 4)",
+        "max(1, -(-stack.depth // 4))",
+    ),
+    mutant(
+        "layer_norm_scaling by the layer",
+        PRESETS,
+        "input_scale=layer**-0.5",
+        "input_scale=layer**-1.0",
+    ),
+    mutant(
+        "layer_scale at depth 18",
+        at("blocks/test_presets.py"),
+        "0.1 if stack.depth <= 18",
+        "0.1 if stack.depth < 18",
+    ),
+    mutant(
+        "t_fixup encoder scale",
+        at("blocks/test_presets.py", "models/test_initialization.py"),
+        "0.67 * depth**-0.25",
+        "0.67 * depth**-0.5",
+    ),
+    mutant(
+        "peri_ln without its input norm",
+        PRESETS,
+        'replace(sandwich_ln(stack), input_norm="layer_norm")',
+        "sandwich_ln(stack)",
+    ),
+    # Models.
+    mutant(
+        "embedding without its factor",
+        at("models"),
+        "self.tokens(tokens) * math.sqrt(self.model_dim)",
+        "self.tokens(tokens)",
+    ),
+    mutant(
+        "wavelengths of sinusoids",
+        at("models/test_embedding.py", "models/test_reference.py"),
+        "-math.log(10000.0)",
+        "-math.log(1000.0)",
+    ),
+    mutant(
+        "padding has an embedding",
+        at("models/test_initialization.py", "models/test_embedding.py"),
+        "module.tokens.weight[module.tokens.padding_idx] = 0.0",
+        "pass",
+    ),
+    mutant(
+        "normal initial values are uniform",
+        at("models/test_initialization.py"),
+        "nn.init.xavier_normal_(part.weight, gain=gain)",
+        "nn.init.xavier_uniform_(part.weight, gain=gain)",
+    ),
+    mutant(
+        "queries of shaped attention start at random",
+        at("models/test_initialization.py", "models/test_conformance.py"),
+        'if attention.spec.query_init == "zeros":',
+        "if False:",
+    ),
+    mutant(
+        "tied output is not transposed",
+        at("models/test_initialization.py"),
+        "output.copy_(value.T)",
+        "output.copy_(value)",
+    ),
+    mutant(
+        "admin forgets omega's square",
+        at("models/test_profiling.py"),
+        "omega**2 * self.variance",
+        "omega * self.variance",
+    ),
+    mutant(
+        "search may write the mask",
+        at("models/test_search.py"),
+        "[model.pad, marks.bos, marks.mask]",
+        "[model.pad, marks.bos]",
+    ),
+    mutant(
+        "no penalty of length",
+        at("models/test_search.py"),
+        "step**length_penalty",
+        "1",
+    ),
+    mutant(
+        "search goes a token too far",
+        at("models/test_search.py"),
+        "(self.limit <= step)",
+        "(self.limit < step)",
+    ),
+    mutant(
+        "masked head without its norm",
+        at("models/test_reference.py", "models/test_heads.py"),
+        "self.norm(F.gelu(self.transform(states)))",
+        "F.gelu(self.transform(states))",
+    ),
+    # Objectives and tasks.
+    mutant(
+        "smoothing does not lower the label's share",
+        LOSS,
+        "(1.0 - label_smoothing) * nll",
+        "nll",
+    ),
+    mutant(
+        "gradient of the smoothed label",
+        LOSS,
+        "g.scatter_(1, y, e - 1.0",
+        "g.scatter_(1, y, -1.0",
+    ),
+    mutant(
+        "gradient of the table without smoothing",
+        LOSS,
+        "(-e / len(table) * total)",
+        "(0.0 * total)",
+    ),
+    mutant(
+        "padding is predicted",
+        TASKS,
+        "(labels != PAD).to(torch.get_default_dtype())",
+        "(labels == labels).to(torch.get_default_dtype())",
+    ),
+    mutant(
+        "one more sentence of a validation is decoded",
+        TASKS,
+        "wanted &= batch.index < limit",
+        "wanted &= batch.index <= limit",
+    ),
+    mutant(
+        "cased bleu",
+        TASKS,
+        "tokenize=how, lowercase=True",
+        "tokenize=how, lowercase=False",
+    ),
+    # Optimizer, schedule and module.
+    mutant(
+        "inverse square root without the root",
+        at("test_optim.py"),
+        "math.sqrt(start / step)",
+        "(start / step)",
+    ),
+    mutant(
+        "schedule starts at step 0",
+        at("test_optim.py"),
+        "config.factor(done + 1, total)",
+        "config.factor(done, total)",
+    ),
+    mutant(
+        "biases decay",
+        at("test_optim.py"),
+        'exempt = gain or name.endswith("bias")',
+        "exempt = gain",
+        'name.endswith("bias")',
+        'name.endswith("no bias")',
+    ),
+    mutant(
+        "linear decay ends a step early",
+        at("test_optim.py"),
+        "(total - step + 1) / max(total - start + 1, 1)",
+        "(total - step) / max(total - start + 1, 1)",
+    ),
+    mutant(
+        "dropout does not depend on the step",
+        at("test_module.py", "test_ddp.py", "ablation/test_resume.py"),
+        "mix(self._seed, self.global_step, batch_idx, self.global_rank)",
+        "mix(self._seed, batch_idx, self.global_rank)",
+    ),
+    mutant(
+        "dropout does not depend on the rank",
+        at("test_module.py", "test_ddp.py"),
+        "mix(self._seed, self.global_step, batch_idx, self.global_rank)",
+        "mix(self._seed, self.global_step, batch_idx)",
+    ),
+    mutant(
+        "a loss is divided by the tokens of one rank",
+        at("test_module.py", "test_ddp.py"),
+        "sums.loss / batch.normalizer",
+        "sums.loss / sums.tokens",
+    ),
+    mutant(
+        "a NaN of a validation is left out",
+        at("test_module.py", "callbacks/test_divergence.py"),
+        'SumMetric(nan_strategy="disable")',
+        'SumMetric(nan_strategy="ignore")',
+    ),
+    mutant(
+        "totals of an evaluation are kept",
+        at("test_module.py"),
+        "            total.reset()\n",
+        "            pass\n",
+    ),
+    # Data.
+    mutant(
+        "tokens are not shared out over ranks",
+        at("data/test_translation.py", "data/test_batching.py", "data/test_datamodule.py", "tasks"),
+        "predicted / self._world_size",
+        "predicted",
+    ),
+    mutant(
+        "masks hide nine of ten",
+        MASKED,
+        "np.where(die < 8, MASK",
+        "np.where(die < 9, MASK",
+    ),
+    mutant(
+        "ends of sentences are masked",
+        MASKED,
+        "return chosen & (tokens != EOS)",
+        "return chosen",
+    ),
+    mutant(
+        "masks of a validation change with the epoch",
+        MASKED,
+        "(FIXED_SEED, 0) if self._seed is None",
+        "(FIXED_SEED, epoch) if self._seed is None",
+    ),
+    mutant(
+        "a batch leaves its budget unused",
+        BATCHES,
+        'np.searchsorted(places, budget, side="right")',
+        'np.searchsorted(places, budget, side="left")',
+    ),
+    mutant(
+        "every rank has all rows", BATCHES, "rows[rank::world_size]", "rows[:: min(1, world_size)]"
+    ),
+    mutant(
+        "a resumed loader takes its last batch again",
+        BATCHES + " " + at("ablation/test_resume.py"),
+        'begin = self._state["consumed"]',
+        'begin = max(0, self._state["consumed"] - 1)',
+    ),
+    mutant(
+        "a changed file of a corpus is not found",
+        at("data/test_digests.py"),
+        "if found == listed:",
+        "if len(found) == len(listed):",
+    ),
+    # Checkpoints and going on.
+    mutant(
+        "other wiring in a checkpoint is let through",
+        at("ablation/test_checkpoint.py"),
+        'for part in ("block", "architecture"):',
+        'for part in ("architecture",):',
+    ),
+    mutant(
+        "other data of a checkpoint is let through",
+        at("ablation/test_checkpoint.py", "data/test_datamodule.py", "ablation/test_corpora.py"),
+        'if there != here:\n            raise UserError(\n                f"is of other data',
+        'if False:\n            raise UserError(\n                f"is of other data',
+        "if there != here:",
+        "if False:",
+    ),
+    mutant(
+        "a damaged checkpoint is read",
+        at("test_damage.py", "ablation/test_checkpoint.py", "test_records.py"),
+        "if _digest(file, size - _SEAL_SIZE) != seal",
+        "if False and _digest(file, size - _SEAL_SIZE) != seal",
+    ),
+    mutant(
+        "admin is profiled again after a resumption",
+        at("test_module.py", "models/test_profiling.py", "ablation/test_checkpoint.py"),
+        'self.profiled = checkpoint["profiled"]',
+        "self.profiled = False",
+    ),
+    mutant(
+        "tokens of earlier attempts are forgotten",
+        at("callbacks/test_throughput.py"),
+        'self.tokens, self.seconds = state_dict["tokens"], state_dict["seconds"]',
+        'self.tokens, self.seconds = 0, state_dict["seconds"]',
+    ),
+    mutant(
+        "a stall is judged by the margin's other side",
+        at("callbacks/test_divergence.py"),
+        "bar = unigram_entropy - STALL_MARGIN",
+        "bar = unigram_entropy + STALL_MARGIN",
+    ),
+    # The grid.
+    mutant(
+        "failed cells run again unasked",
+        QUEUE,
+        '(run.state == "failed" and cell.id in self._retried)',
+        '(run.state == "failed")',
+    ),
+    mutant(
+        "deaths of a cell are not counted",
+        QUEUE,
+        "claim.deaths + death,",
+        "claim.deaths,",
+    ),
+    mutant(
+        "a lost cell is not put back",
+        at("ablation/test_several.py", "ablation/test_queue.py"),
+        "self._study.fail_lost()",
+        "pass",
+    ),
+    mutant(
+        "cells that are over run again",
+        QUEUE,
+        'if run.state in ("missing", "failed"):',
+        'if run.state in ("missing", "failed", "done"):',
+    ),
+    mutant(
+        "excluded cells are planned",
+        at("ablation/test_plan.py", "ablation/test_grid.py"),
+        "tuple(key_of(axes[axis]) for axis in names) in keys",
+        "False",
+    ),
+    mutant(
+        "seeds vary fastest",
+        at("ablation/test_plan.py", "ablation/test_runner.py"),
+        "key=lambda axis: axis != SEED",
+        "key=lambda axis: axis == SEED",
+    ),
+    mutant(
+        "the same experiment may stand twice in a plan",
+        at("ablation/test_plan.py"),
+        "if other is not cell:",
+        "if False:",
+    ),
+    # Identity and provenance.
+    mutant(
+        "where data lies is a part of an id",
+        at("identity/test_ids.py"),
+        '    "data.root",\n',
+        "",
+    ),
+    mutant(
+        "1 and 1.0 are one value of an id",
+        at("identity/test_ids.py"),
+        "type(left) is type(right) and left == right",
+        "left == right",
+    ),
+    mutant(
+        "limits of the test count where it is not evaluated",
+        at("identity/test_ids.py"),
+        'trainer["limit_test_batches"] = None',
+        "pass",
+    ),
+    mutant(
+        "docstrings are code",
+        at("test_provenance.py"),
+        "if not _is_idle(each)",
+        "if True",
+    ),
+    mutant(
+        "passwords are recorded",
+        at("test_provenance.py"),
+        r'pattern.sub(r"\1***\2", text)',
+        "text",
+    ),
+    # Analysis.
+    mutant(
+        "standard deviation of the population",
+        STATISTICS,
+        "half = t_quantile(count) * error",
+        "half = t_quantile(count) * error * math.sqrt((count - 1) / count)",
+    ),
+    mutant(
+        "holm without its running maximum",
+        STATISTICS,
+        "np.maximum.accumulate(steps, axis=-1)",
+        "steps",
+    ),
+    mutant(
+        "wilson without its centre",
+        STATISTICS,
+        "centre = (share + z**2 / (2 * count)) / scale",
+        "centre = share",
+    ),
+    mutant(
+        "fieller where the denominator may be zero",
+        STATISTICS,
+        "bounded & (a > 0)",
+        "bounded",
+    ),
+    mutant(
+        "ends of the bootstrap are exchanged",
+        STATISTICS,
+        "centre - finite[..., 1] * error, centre - finite[..., 0] * error",
+        "centre + finite[..., 0] * error, centre + finite[..., 1] * error",
+    ),
+    mutant(
+        "an interval over seeds of which some failed",
+        SENSITIVITY + " " + STATISTICS,
+        "found.all(axis=-1) | ~found.any(axis=-1)",
+        "np.ones_like(found.all(axis=-1))",
+    ),
+    mutant(
+        "interaction is compared without pairing",
+        SENSITIVITY,
+        "if alike or len(seeds) >= FEW_SEEDS:",
+        "if True:",
+    ),
+    mutant(
+        "stalls of other rates count",
+        SENSITIVITY,
+        'failed = sum(cell.state == "diverged" for cell in runs)\n    low, high = wilson',
+        "failed = len(runs)\n    low, high = wilson",
+        "estimate=failed / len(runs)",
+        "estimate=failed / max(1, planned)",
+    ),
+)
+
+
+def found(root: Path, change: tuple[str, str]) -> Path | None:
+    """Return the one file of the package that has the text exactly once, None otherwise."""
+    counts = {}
+    for path in sorted((root / "lightning_app").rglob("*.py")):
+        count = path.read_text(encoding="utf-8").count(change[0])
+        if count:
+            counts[path] = count
+    return next(iter(counts)) if list(counts.values()) == [1] else None
+
+
+def place(root: Path, each: Mutant) -> tuple[Path, str, str] | None:
+    """Return file, text and replacement of the first alternative that applies."""
+    for change in each.changes:
+        if path := found(root, change):
+            return path, *change
+    return None
+
+
+def selection(root: Path, each: Mutant) -> list[str]:
+    return [path for path in dict.fromkeys(each.tests.split()) if (root / path).exists()]
+
+
+def run(each: Mutant, root: Path) -> tuple[str, str]:
+    """Try a mutant in `root`, a copy of the repository; return how it went and a detail."""
+    where = place(root, each)
+    tests = selection(root, each)
+    if where is None or not tests:
+        return "no longer applies", "the text" if where is None else "its tests"
+    path, old, new = where
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    output = root / "output.txt"
+    try:
+        code = _in_a_fork(root, tests, output)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if code is None:
+        return "caught", "in time over"
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    if code == 0:
+        return "survived", ""
+    if not failed:
+        return "cannot be run", lines[-1] if lines else f"exit code {code}"
+    return "caught", failed[0].split(" - ")[0].partition(" ")[2]
+
+
+def _in_a_fork(root: Path, tests: list[str], output: Path) -> int | None:
+    """Run pytest in a child of a process that has the libraries; None where it takes too long."""
+    process = CONTEXT.Process(target=_pytest, args=(root, tests, output))
+    process.start()
+    process.join(LONGEST)
+    if process.exitcode is None and process.pid is not None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        return None
+    return process.exitcode
+
+
+def _pytest(root: Path, tests: list[str], output: Path) -> None:
+    os.setsid()
+    os.chdir(root)
+    os.environ |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(root))
+    sys.argv = ["pytest"]  # a test may read what the program is
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    import pytest
+
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests])
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Which mistakes the tests find.")
+    parser.add_argument("words", nargs="*", help="parts of names; all mutants without any")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository to test")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--check", action="store_true", help="only look for the texts")
+    options = parser.parse_args()
+    chosen = [
+        each for each in MUTANTS if not options.words or any(w in each.name for w in options.words)
+    ]
+    if options.check:
+        gone = [each.name for each in chosen if place(options.root, each) is None]
+        print("\n".join(gone) or f"all {len(chosen)} apply")
+        return bool(gone)
+    results: dict[str, tuple[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        copies: Queue[Path] = Queue()
+        for number in range(options.workers):
+            copies.put(copy(options.root, Path(folder) / str(number)))
+
+        def attempt(each: Mutant) -> None:
+            root, start = copies.get(), time.monotonic()
+            try:
+                results[each.name] = run(each, root)
+            finally:
+                copies.put(root)
+            how, detail = results[each.name]
+            print(f"{how:18} {time.monotonic() - start:4.0f} s  {each.name}  {detail}", flush=True)
+
+        with ThreadPoolExecutor(options.workers) as pool:
+            list(pool.map(attempt, chosen))
+    print("\n| mutant | result |\n| --- | --- |")
+    for each in chosen:
+        print(f"| {each.name} | {results[each.name][0]} |")
+    missed = [name for name, (how, _) in results.items() if how != "caught"]
+    print(f"\n{len(chosen) - len(missed)} of {len(chosen)} caught")
+    return bool(missed)
+
+
+def copy(root: Path, target: Path) -> Path:
+    """Copy what the tests read, without caches."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+    target.mkdir()
+    for name in PARTS:
+        source = root / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=ignore)
+        elif source.exists():
+            shutil.copy2(source, target / name)
+    return target
+
+
+if __name__ == "__main__":
+    sys.exit(main())
