@@ -8,8 +8,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from lightning_app.blocks.attention import HeadGain, Shaping
-from lightning_app.blocks.residual import LearnedGain
+from lightning_app.blocks.learned import LearnedScalars, after_step
 from lightning_app.errors import UserError
 from lightning_app.registry import Registry
 
@@ -116,12 +115,13 @@ class ScheduleConfig:
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Split the parameters into those that decay and those that never do.
 
-    Gains, alpha, beta, gamma, norms and biases take no decay: it would pull a block's wiring
-    towards zero (He & Hofmann 2023, appendix D).
+    Norms, biases and learned scalars take no decay, unless a scalar's class asks for it.
     """
     decaying, free = [], []
     for module in model.modules():
-        gain = isinstance(module, Shaping | LearnedGain | HeadGain | nn.LayerNorm | nn.RMSNorm)
+        gain = isinstance(module, nn.LayerNorm | nn.RMSNorm) or (
+            isinstance(module, LearnedScalars) and not module.decays
+        )
         for name, parameter in module.named_parameters(recurse=False):
             exempt = gain or name.endswith("bias")
             (free if exempt else decaying).append(parameter)
@@ -173,10 +173,14 @@ def radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.opti
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, *, fused: bool
 ) -> torch.optim.Optimizer:
-    """Return the optimizer over the parameters of `model`."""
-    return OPTIMIZERS[config.kind](
-        config, parameter_groups(model, config.weight_decay), fused=fused
-    )
+    """Return the optimizer over the parameters of `model`.
+
+    After each of its steps it runs `after_step` of the learned scalars of `model`.
+    """
+    groups = parameter_groups(model, config.weight_decay)
+    optimizer = OPTIMIZERS[config.kind](config, groups, fused=fused)
+    optimizer.register_step_post_hook(lambda *_: after_step(model))
+    return optimizer
 
 
 def build_schedule(

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "importing": set(),
     "bounds": set(),
     "blocks": set(),
-    "models": {"blocks"},
+    "models": {"blocks", "registry"},
     "data": {"files"},
     "objectives": {"blocks", "models", "data"},
     "optim": {"blocks", "models", "registry"},

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.models.initialization import initialize
+from lightning_app.models.transformer import stacks
 from lightning_app.optim import (
     OptimizerConfig,
     ScheduleConfig,
@@ -16,6 +19,8 @@ from lightning_app.optim import (
     build_schedule,
     parameter_groups,
 )
+from lightning_app.probes.gains import learned_gains
+from lightning_app.probes.table import Place
 
 
 def rates(config: ScheduleConfig, total: int, lr: float = 1.0) -> list[float]:
@@ -163,3 +168,61 @@ def test_every_optimizer_lowers_a_loss(kind) -> None:
 def test_values_without_meaning_are_refused(kind, field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         kind(**{field: value})
+
+
+class Span(LearnedScalars):
+    """A learned scalar that nothing else knows: it stays between 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.span = torch.nn.Parameter(torch.full((3, 1, 1), 7.0))
+
+    def reset(self) -> None:
+        self.span.fill_(0.25)
+
+    def after_step(self) -> None:
+        self.span.clamp_(0.0, 1.0)
+
+
+class DecayingSpan(Span):
+    decays = True
+
+
+def spanned(span: Span) -> torch.nn.Module:
+    """Return a model with `span` in the self-attention of its first layer, initialised."""
+    architecture = ArchitectureConfig(
+        encoder_depth=2, decoder_depth=2, model_dim=8, ff_dim=12, num_heads=2
+    )
+    model = build_model(architecture, BlockConfig(), vocab_size=17, pad=0)
+    _, block = next(iter(stacks(model)["encoder"].layers))
+    block.self_attention.span = span
+    initialize(model)
+    return model
+
+
+def test_a_new_learned_scalar_registers_nowhere() -> None:
+    """Its start, its weight decay, its range and its name in probes follow from its class."""
+    for span, decays in ((Span(), False), (DecayingSpan(), True)):
+        model = spanned(span)
+        assert span.span.tolist() == [[[0.25]]] * 3
+        decaying, free = parameter_groups(model, 0.1)
+        assert any(p is span.span for p in decaying["params"]) == decays
+        assert any(p is span.span for p in free["params"]) != decays
+        assert [place for place, p in learned_gains(model) if p is span.span] == [
+            Place("span", "encoder", 1)
+        ]
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize(("factor", "end"), [(1.0, 0.0), (-1.0, 1.0)])
+def test_learned_scalars_return_to_their_range_after_each_step(
+    kind: str, factor: float, end: float
+) -> None:
+    span = Span()
+    optimizer = build_optimizer(OptimizerConfig(kind=kind, lr=0.4), spanned(span), fused=False)
+    for _ in range(9):
+        optimizer.zero_grad()
+        (factor * span.span.sum()).backward()
+        optimizer.step()
+        assert bool(((span.span >= 0.0) & (span.span <= 1.0)).all())
+    assert bool((span.span == end).all())

@@ -81,7 +81,8 @@ def encoder(
 ) -> BlockStack:
     """Return the encoder of two stacks, with its initial values, smooth between its matrices."""
     spec = specification(block, Stack(depth=depth, peer_depth=peer_depth))
-    module = BlockStack(spec, architecture(**{"activation": "gelu", **changes}).sizes())
+    sizes = architecture(**{"activation": "gelu", **changes})
+    module = BlockStack(spec, sizes.sizes(), sizes.order())
     initialize(module)
     return module
 
@@ -89,7 +90,8 @@ def encoder(
 def decoder(block: BlockConfig | StackSpec | str, depth: int = 2, **changes: Any) -> BlockStack:
     """Return a decoder below which stands an encoder of three layers."""
     spec = specification(block, Stack(depth=depth, peer_depth=3, causal=True, cross=True))
-    module = BlockStack(spec, architecture(**{"activation": "gelu", **changes}).sizes(), cross=True)
+    sizes = architecture(**{"activation": "gelu", **changes})
+    module = BlockStack(spec, sizes.sizes(), sizes.order(), cross=True)
     initialize(module)
     return module
 

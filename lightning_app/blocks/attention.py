@@ -16,11 +16,12 @@ from lightning_app.blocks.kernels import (
     attend_with_sums,
     shape_map,
 )
+from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Gain, build_gain
-from lightning_app.blocks.rotary import Rotation, rotate
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
@@ -168,7 +169,7 @@ def build_projection(kind: Projection, gains: ProjectionGains, dim: int) -> nn.M
 
 
 @final
-class Shaping(nn.Module):
+class Shaping(LearnedScalars):
     """The weights of the shaped map, each of shape ``(head or 1, 1, 1)``; gamma may be None."""
 
     alpha: Tensor
@@ -186,6 +187,11 @@ class Shaping(nn.Module):
             else:
                 self.register_buffer(name, tensor)
 
+    def reset(self) -> None:
+        for name, value in self.start.items():
+            if value is not None:
+                getattr(self, name).fill_(value)
+
     def forward(
         self,
         attended: Float[Tensor, "batch head query dim"],
@@ -196,12 +202,15 @@ class Shaping(nn.Module):
 
 
 @final
-class HeadGain(nn.Module):
+class HeadGain(LearnedScalars):
     """``g_h head_h`` before the output projection, g starting at one (NormFormer, 2110.09456)."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(num_heads, 1, 1))
+
+    def reset(self) -> None:
+        self.gain.fill_(1.0)
 
     def forward(
         self, heads: Float[Tensor, "batch head query dim"]
@@ -214,7 +223,8 @@ class Attention(nn.Module):
     """Multi-head attention of queries over keys and values from the same or another text.
 
     ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map. Queries and keys pass, in this
-    order, noise (training alone), the norm over each head, and rotary positions. The caller makes
+    order, noise (training alone), the norm over each head, and what positions make of
+    them. The caller makes
     all three first, so that cached decoding appends to keys and values.
     """
 
@@ -238,26 +248,25 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch head token dim"]:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def _placed(
+    def _heads(
         self,
         x: Float[Tensor, "batch token model"],
         norm: nn.Module,
-        rotation: Rotation | None,
     ) -> Float[Tensor, "batch head token dim"]:
         if self.spec.query_key_noise and self.training:
             noise = nn.init.trunc_normal_(torch.empty_like(x), a=-2.0, b=2.0)
             x = x + self.spec.query_key_noise * noise
-        heads = norm(self._split(x))
-        return heads if rotation is None else rotate(heads, rotation)
+        return norm(self._split(x))
 
     def queries(
-        self, u: Float[Tensor, "batch query model"], rotation: Rotation | None
+        self, u: Float[Tensor, "batch query model"], placed: Placed | None
     ) -> Float[Tensor, "batch head query dim"]:
         """Return the queries of `u` as the scores take them, split into heads."""
-        return self._placed(self.query(u), self.query_norm, rotation)
+        query = self._heads(self.query(u), self.query_norm)
+        return query if placed is None else placed.queries(query)
 
     def queries_keys_values(
-        self, u: Float[Tensor, "batch token model"], rotation: Rotation | None
+        self, u: Float[Tensor, "batch token model"], placed: Placed | None
     ) -> tuple[
         Float[Tensor, "batch head token dim"],
         Float[Tensor, "batch head token dim"],
@@ -265,18 +274,20 @@ class Attention(nn.Module):
     ]:
         """Return queries, keys and values of one text, by one product where all are full."""
         query, key, value = project(u, self.query, self.key, self.value)
-        return (
-            self._placed(query, self.query_norm, rotation),
-            self._placed(key, self.key_norm, rotation),
-            self.value_norm(self._split(value)),
-        )
+        query = self._heads(query, self.query_norm)
+        key = self._heads(key, self.key_norm)
+        if placed is not None:
+            query, key = placed.queries(query), placed.keys(key)
+        return query, key, self.value_norm(self._split(value))
 
     def keys_values(
-        self, memory: Float[Tensor, "batch key model"], rotation: Rotation | None
+        self, memory: Float[Tensor, "batch key model"], placed: Placed | None
     ) -> tuple[Float[Tensor, "batch head key dim"], Float[Tensor, "batch head key dim"]]:
         """Return keys, as the scores take them, and values of `memory`, split into heads."""
         key, value = project(memory, self.key, self.value)
-        return self._placed(key, self.key_norm, rotation), self.value_norm(self._split(value))
+        key = self._heads(key, self.key_norm)
+        key = key if placed is None else placed.keys(key)
+        return key, self.value_norm(self._split(value))
 
     def forward(
         self,

@@ -12,8 +12,8 @@ from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Residual, ResidualSpec, Stream
-from lightning_app.blocks.rotary import Rotation
 
 Layout = Literal["sequential", "parallel"]
 
@@ -160,7 +160,6 @@ class Sizes:
     num_heads: int
     activation: Activation = "relu"
     activation_slope: float = 0.01
-    rotary: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
 
@@ -169,15 +168,6 @@ class Sizes:
             raise ValueError(
                 f"model_dim {self.model_dim} is no multiple of num_heads {self.num_heads}"
             )
-        if self.rotary and self.head_dim % 2:
-            raise ValueError(
-                f"positions rope: model_dim / num_heads is {self.head_dim}, and pairs need an even "
-                "number"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        return self.model_dim // self.num_heads
 
     def attention(self, spec: AttentionSpec) -> Attention:
         return Attention(spec, self.model_dim, self.num_heads, self.attention_dropout)
@@ -215,7 +205,7 @@ class Call(NamedTuple):
 
     layer: int
     mask: Mask
-    rotation: Rotation | None = None
+    placed: Placed | None = None
     source: Source | None = None
     cache: LayerCache | None = None
     step: int = 0
@@ -260,7 +250,7 @@ class Block(nn.Module):
         """Run the block on the newest tokens of `stream`; a cache holds what stands before them."""
         start = stream
         u = self.around_self.enter(stream.x)
-        query, keys, values = self.self_attention.queries_keys_values(u, call.rotation)
+        query, keys, values = self.self_attention.queries_keys_values(u, call.placed)
         if call.cache is not None:
             keys, values = call.cache.append(keys, values)
         attended, self_carry = self.self_attention(

@@ -51,7 +51,13 @@ def attention_form(form: Form) -> Iterator[None]:
         _forced.reset(token)
 
 
-def choose(shape: tuple[int, int, int, int], device: torch.device, itemsize: int) -> Choice:
+def choose(
+    shape: tuple[int, int, int, int],
+    device: torch.device,
+    itemsize: int,
+    *,
+    biased: bool = False,
+) -> Choice:
     """Return the form of residual attention over maps of ``(batch, head, query, key)``.
 
     It goes by what does not change while a run is interrupted and goes on: shapes, and the memory
@@ -59,6 +65,8 @@ def choose(shape: tuple[int, int, int, int], device: torch.device, itemsize: int
     """
     if torch.compiler.is_compiling():
         return Choice("plain", "the compiler fuses it, and cannot follow scores that change")
+    if biased:
+        return Choice("plain", "a bias of the scores has a gradient, which tiles do not give")
     forced = _forced.get()
     if forced is not None:
         return Choice(forced, "asked for")
@@ -105,7 +113,8 @@ def attend_with_carry(
 ) -> tuple[Mixed, ScoreCarry]:
     """Residual attention (He et al. 2021, RealFormer, 2012.11747, section 3.2).
 
-    ``Z_n = Q K^T / sqrt(d_k) + Z_{n-1}``; the map is ``softmax(Z_n / divisor + mask)``.
+    ``Z_n = Q K^T / sqrt(d_k) + B + Z_{n-1}``; the map is ``softmax(Z_n / divisor + mask)``. B is
+    the bias of the positions, where they have one.
 
     Returns the output and what stands for ``Z_n``: scaled, a plain sum whatever the divisor, in
     float32 at least, since it grows with depth. The first layer of a chain chooses the form.
@@ -114,7 +123,8 @@ def attend_with_carry(
         kept = torch.promote_types(query.dtype, torch.float32)
         batch, heads, queries, _ = query.shape
         shape = (batch, heads, queries, key.shape[2])
-        attend_as = _FORMS[choose(shape, query.device, kept.itemsize).form]
+        biased = mask.score_bias is not None
+        attend_as = _FORMS[choose(shape, query.device, kept.itemsize, biased=biased).form]
     else:
         attend_as = _FORMS[_FORM_OF[type(previous)]]
     return attend_as(query, key, value, mask, dropout, previous, divisor)
@@ -140,6 +150,8 @@ def attend_plainly(
             scores = torch.bmm(q, k)
         else:
             scores = torch.baddbmm(below.expand(shape).flatten(0, 1), q, k)
+        if mask.score_bias is not None:
+            scores = scores + mask.score_bias.to(kept).expand(shape).flatten(0, 1)
         logits = scores / divisor if divisor != 1.0 else scores
         if divisor < 1.0 and mask.blank is not None:
             # Masked scores may become -inf here, and the softmax of a row of nothing else is NaN.
@@ -183,6 +195,7 @@ def attend_with_sums(
 
     Su Jianlin's reading of residual attention. It adds the cross terms Q_i K_j^T, i != j, to
     RealFormer's running sum, and needs no map of the layers below: sums of queries and keys go up.
+    A bias of the positions enters each layer once.
     """
     kept = torch.promote_types(query.dtype, torch.float32)
     sums = QueryKeySums(query.to(kept), key.to(kept))
@@ -210,6 +223,9 @@ def shape_map(
     """
     if gamma is None:
         return alpha * newest(value, attended) + beta * attended
+    if mask.score_bias is not None:
+        centre = mask.centre.to(value.dtype) @ value
+        return alpha * newest(value, attended) + beta * attended - gamma * centre
     if torch.compiler.is_compiling() or _forced.get() == "plain":
         own = newest(value, attended)
         return alpha * own + beta * attended - gamma * centred(value, mask)

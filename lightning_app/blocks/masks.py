@@ -17,6 +17,8 @@ class Mask:
         seen: True where attention is allowed; None where it is everywhere.
         causal: Whether query i sees the keys 0..i alone, of those of `seen`, which is then one
             row a sentence.
+        score_bias: What is added to the scores of each head, such as a slope over the distance of
+            query and key; None where nothing is.
     """
 
     def __init__(
@@ -26,17 +28,23 @@ class Mask:
         *,
         seen: Bool[Tensor, "batch 1 #query key"] | None = None,
         causal: bool = False,
+        score_bias: Float[Tensor, "#batch #head #query key"] | None = None,
     ) -> None:
         self.keys = keys
         self.device = device
         self.seen = seen
         self.causal = causal
+        self.score_bias = score_bias
         # No `cached_property`: its lock in Python 3.11 breaks a compiled graph in two.
         self._allowed: Tensor | None = None
         self._bias: Tensor | None = None
         self._count: Tensor | None = None
         self._blank: Tensor | None = None
         self._added: Tensor | None = None
+
+    def with_score_bias(self, bias: Float[Tensor, "#batch #head #query key"]) -> "Mask":
+        """Return the mask of the same keys with a bias of the scores."""
+        return Mask(self.keys, self.device, seen=self.seen, causal=self.causal, score_bias=bias)
 
     @property
     def allowed(self) -> Bool[Tensor, "#batch 1 #query key"]:
@@ -74,11 +82,13 @@ class Mask:
         one in every layer. -inf, so that rows that see nothing give zeros. Another type than that
         of the queries is read wrongly on a CPU (torch 2.13, float64 queries and a float32 mask).
         """
-        if self.seen is None:
+        if self.seen is None and self.score_bias is None:
             return {"is_causal": self.causal}
         if self._added is None or self._added.dtype != dtype:
-            zeros = torch.zeros(self.allowed.shape, dtype=dtype, device=self.device)
-            self._added = zeros.masked_fill(~self.allowed, -torch.inf)
+            added = torch.zeros(self.allowed.shape, dtype=dtype, device=self.device)
+            if self.score_bias is not None:
+                added = added + self.score_bias.to(dtype)
+            self._added = added.masked_fill(~self.allowed, -torch.inf)
         return {"attn_mask": self._added}
 
     @property
@@ -93,15 +103,16 @@ class Mask:
         return self._count
 
     @property
-    def centre(self) -> Float[Tensor, "#batch 1 #query key"]:
-        """C: the softmax of the mask alone, the uniform map over the keys a query may see.
+    def centre(self) -> Float[Tensor, "#batch #head #query key"]:
+        """C: the map at ``Q K^T = 0`` (He & Hofmann 2023, 2311.01906, footnote 3).
 
-        He & Hofmann 2023 (2311.01906, footnote 3) define C as the map at ``Q K^T = 0``. Taking it
-        of the mask itself keeps that true for causal and for padded batches alike. A score term
-        that does not depend on the query would have to enter here too, or A = C no longer holds
-        at the start; rotary positions turn zero queries into zero scores, so they need not.
+        It is uniform over the keys that a query may see, and the softmax of the bias where scores
+        have one, so that A = C at the start. Zeros where a query sees no key.
         """
-        return self.allowed.to(self.count.dtype) / self.count
+        if self.score_bias is None:
+            return self.allowed.to(self.count.dtype) / self.count
+        logits = self.score_bias.masked_fill(~self.allowed, torch.finfo(self.score_bias.dtype).min)
+        return logits.softmax(dim=-1).masked_fill(~self.allowed, 0.0)
 
 
 def mask_of(seen: Bool[Tensor, "batch 1 #query key"]) -> Mask:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.norm import Norm, build_norm
 
 
@@ -56,7 +57,7 @@ class ResidualSpec:
 
 
 @final
-class LearnedGain(nn.Module):
+class LearnedGain(LearnedScalars):
     """``gain * x``, trained: a scalar, or one a dimension. A module, so that hooks find it."""
 
     def __init__(self, gain: Gain, model_dim: int) -> None:
@@ -64,6 +65,9 @@ class LearnedGain(nn.Module):
         self.start = gain.value
         self.profiled = gain.profiled
         self.gain = nn.Parameter(torch.full((model_dim,) if gain.vector else (), float(gain.value)))
+
+    def reset(self) -> None:
+        self.gain.fill_(self.start)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.gain * x

@@ -1,24 +1,38 @@
 """Rotary positions: queries and keys are turned, so that they meet at the angle between them."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from lightning_app.blocks.placed import Placed
 
-class Rotation(NamedTuple):
+
+@final
+@dataclass(frozen=True)
+class Rotation(Placed):
     """Cosines and sines of the angles by which rotary positions turn the pairs of a head."""
 
-    cos: Float[Tensor, "token pair"]
-    sin: Float[Tensor, "token pair"]
+    cos: Float[Tensor, "*batch token pair"]
+    sin: Float[Tensor, "*batch token pair"]
+
+    def queries(
+        self, x: Float[Tensor, "batch head token dim"]
+    ) -> Float[Tensor, "batch head token dim"]:
+        return rotate(x, self)
+
+    def keys(
+        self, x: Float[Tensor, "batch head token dim"]
+    ) -> Float[Tensor, "batch head token dim"]:
+        return rotate(x, self)
 
 
-def rotation(start: int, length: int, dim: int, device: torch.device) -> Rotation:
-    """Return the angles ``i * 10000^(-2k/dim)`` of positions i = start .. start + length - 1."""
-    position = torch.arange(start, start + length, device=device, dtype=torch.float64)
-    rate = 10000.0 ** (torch.arange(0, dim, 2, device=device, dtype=torch.float64) / -dim)
-    angle = torch.outer(position, rate)
+def rotation(position: Int[Tensor, " token"], dim: int) -> Rotation:
+    """Return the angles ``i * 10000^(-2k/dim)`` of positions i."""
+    rate = 10000.0 ** (torch.arange(0, dim, 2, device=position.device, dtype=torch.float64) / -dim)
+    angle = torch.outer(position.double(), rate)
     dtype = torch.get_default_dtype()
     return Rotation(angle.cos().to(dtype), angle.sin().to(dtype))
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import full_mask, mask_of
 from lightning_app.models.embedding import Embedding
+from lightning_app.models.positions.base import Places
 from lightning_app.models.transformer import BlockStack, Memory
 
 FEWEST_STEPS = 8  # that a cache has room for once it had to be moved
@@ -19,12 +20,14 @@ class DecodingState(NamedTuple):
 
     The beams of a sentence share its caches: a token's keys and values are written once, into a
     slot of their own, and stay there whatever becomes of the beams. `lineage` says which slots
-    hold the prefix of which beam. Steps write into the caches, so a state is stepped once.
+    hold the prefix of which beam, `places` where the tokens of the slots stand. Steps write into
+    the caches, so a state is stepped once.
     """
 
     memory: Memory | None
     caches: list[LayerCache]
     lineage: Bool[Tensor, "sentence beam slot"]
+    places: Int[Tensor, "sentence slot"]
     length: int
 
     @classmethod
@@ -34,7 +37,8 @@ class DecodingState(NamedTuple):
         """Return the state before the first token of `beams` texts of each sentence."""
         device = next(stack.parameters()).device
         lineage = torch.empty(sentences, beams, 0, dtype=torch.bool, device=device)
-        return cls(memory, [LayerCache() for _ in stack.blocks], lineage, 0)
+        places = torch.empty(sentences, 0, dtype=torch.long, device=device)
+        return cls(memory, [LayerCache() for _ in stack.blocks], lineage, places, 0)
 
     def select(self, rows: Int[Tensor, " kept"]) -> "DecodingState":
         """Return the state of the sentences `rows`, which may repeat."""
@@ -42,6 +46,7 @@ class DecodingState(NamedTuple):
             memory=None if self.memory is None else self.memory.select(rows),
             caches=[cache.select(rows) for cache in self.caches],
             lineage=self.lineage.index_select(0, rows),
+            places=self.places.index_select(0, rows),
         )
 
     def reorder(self, beams: Int[Tensor, "sentence beam"]) -> "DecodingState":
@@ -66,6 +71,7 @@ class DecodingState(NamedTuple):
         return self._replace(
             caches=[cache.moved(slots, room) for cache in self.caches],
             lineage=self.lineage.gather(2, slots[:, None].expand(-1, self.lineage.shape[1], -1)),
+            places=self.places.gather(1, slots),
         )
 
 
@@ -83,7 +89,9 @@ def step(
     slots = lineage.shape[2]
     mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(lineage[:, None])
     # All the newest tokens stand at one position.
+    newest = torch.full((1,), state.length, device=tokens.device)
+    keys = torch.cat([state.places, newest.expand(sentences, beams)], dim=1)
     x = embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
-    states = stack(x, mask, state.memory, state.caches, state.length)
-    grown = state._replace(lineage=lineage, length=state.length + 1)
+    states = stack(x, mask, state.memory, state.caches, Places(newest, keys))
+    grown = state._replace(lineage=lineage, places=keys, length=state.length + 1)
     return embedding.logits(states.flatten(0, 1)), grown

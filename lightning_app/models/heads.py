@@ -17,8 +17,9 @@ from lightning_app.blocks.masks import causal_mask, full_mask, padding_mask
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.decoding import DecodingState, step
-from lightning_app.models.embedding import Embedding, EmbeddingSpec, Positions
+from lightning_app.models.embedding import Embedding, EmbeddingSpec
 from lightning_app.models.initialization import initialize
+from lightning_app.models.positions import POSITIONS, Positions
 from lightning_app.models.transformer import BlockStack, Memory
 
 
@@ -47,8 +48,9 @@ class ArchitectureConfig:
     """Between the two feed-forward matrices; geglu has a third matrix, as large as each."""
     activation_slope: float = 0.01
     """Slope of leaky_relu left of zero; not read elsewhere."""
-    positions: Positions = "sinusoidal"
-    """sinusoidal or learned: added to the embedding; rope: rotations inside self-attention."""
+    positions: str = "sinusoidal"
+    """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; rope: rotations inside
+    self-attention."""
     max_positions: int = 1024
     """Length of the learned table; not read elsewhere."""
     embedding_norm: Norm = "none"
@@ -64,8 +66,7 @@ class ArchitectureConfig:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")
         if not math.isfinite(self.activation_slope):
             raise ValueError(f"activation_slope {self.activation_slope}: a finite number")
-        if self.positions == "sinusoidal" and self.model_dim % 2:
-            raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")
+        self.order().check()
         if self.embedding_norm != "none" and self.kind != "encoder":
             raise ValueError(
                 f"embedding_norm {self.embedding_norm}: of kind encoder alone, as in BERT; kind "
@@ -80,9 +81,14 @@ class ArchitectureConfig:
             num_heads=self.num_heads,
             activation=self.activation,
             activation_slope=self.activation_slope,
-            rotary=self.positions == "rope",
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+        )
+
+    def order(self) -> Positions:
+        """Return how the order of tokens enters."""
+        return POSITIONS[self.positions](
+            model_dim=self.model_dim, num_heads=self.num_heads, max_positions=self.max_positions
         )
 
     def stacks(self, block: BlockConfig) -> dict[str, StackSpec]:
@@ -129,8 +135,8 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.encoder = BlockStack(encoder, sizes)
-        self.decoder = BlockStack(decoder, sizes, cross=True)
+        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        self.decoder = BlockStack(decoder, sizes, embedding.positions, cross=True)
         initialize(self)
 
     @property
@@ -185,7 +191,7 @@ class CausalLanguageModel(nn.Module):
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.decoder = BlockStack(decoder, sizes)
+        self.decoder = BlockStack(decoder, sizes, embedding.positions)
         initialize(self)
 
     @property
@@ -229,7 +235,7 @@ class MaskedLanguageModel(nn.Module):
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
         super().__init__()
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.encoder = BlockStack(encoder, sizes)
+        self.encoder = BlockStack(encoder, sizes, embedding.positions)
         self.transform = Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
         self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
@@ -267,8 +273,7 @@ def build_model(
     embedding = EmbeddingSpec(
         vocab_size=vocab_size,
         pad=pad,
-        positions=architecture.positions,
-        max_positions=architecture.max_positions,
+        positions=architecture.order(),
         gain=gains.pop(),
         norm=architecture.embedding_norm,
     )

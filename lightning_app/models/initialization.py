@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from lightning_app.blocks.attention import AnchoredProjection, Attention, HeadGain, Shaping
+from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, InitSpec
-from lightning_app.blocks.residual import LearnedGain
+from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.models.embedding import Embedding
+from lightning_app.models.positions.learned import LearnedTable
 
 
 @torch.no_grad()
@@ -31,8 +32,7 @@ def initialize(model: nn.Module) -> None:
     embedding                             N(0, 1/d) times the embedding gain of the stack, the
                                           row of the padding zero
     learned positions                     N(0, 0.02^2)
-    head gains                            one
-    other learned gains, alpha to gamma   the value in the specification
+    learned scalars                       their own start (`LearnedScalars.reset`)
     ====================================  =====================================================
     """
     for module in model.modules():
@@ -45,21 +45,15 @@ def initialize(model: nn.Module) -> None:
                 std = module.spec.gain * module.model_dim**-0.5
                 nn.init.normal_(module.tokens.weight, std=std)
                 module.tokens.weight[module.tokens.padding_idx] = 0.0
-                if module.position_table is not None:
-                    nn.init.normal_(module.position_table.weight, std=0.02)
+            case LearnedTable():
+                nn.init.normal_(module.weight, std=0.02)
             case nn.LayerNorm():
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)
             case nn.RMSNorm():
                 nn.init.ones_(module.weight)
-            case LearnedGain():
-                module.gain.fill_(module.start)
-            case HeadGain():
-                nn.init.ones_(module.gain)
-            case Shaping():
-                for name, value in module.start.items():
-                    if value is not None:
-                        getattr(module, name).fill_(value)
+            case LearnedScalars():
+                module.reset()
     # After the loop: what a block wants of its own matrices overrides the rule for all.
     for module in model.modules():
         if isinstance(module, Block):

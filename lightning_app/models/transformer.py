@@ -11,8 +11,8 @@ from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.residual import Stream
-from lightning_app.blocks.rotary import rotation
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.models.positions.base import Places, Positions
 
 
 class Memory(NamedTuple):
@@ -31,10 +31,17 @@ class Memory(NamedTuple):
 class BlockStack(nn.Module):
     """``depth`` blocks, the norms of the stack before and after them."""
 
-    def __init__(self, spec: StackSpec, sizes: Sizes, *, cross: bool = False) -> None:
+    def __init__(
+        self,
+        spec: StackSpec,
+        sizes: Sizes,
+        positions: Positions | None = None,
+        *,
+        cross: bool = False,
+    ) -> None:
         super().__init__()
         self.spec = spec
-        self.rotary_dim = sizes.head_dim if sizes.rotary else None
+        self.place = None if positions is None else positions.placing()
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in spec.blocks)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
@@ -60,28 +67,28 @@ class BlockStack(nn.Module):
         mask: Mask,
         memory: Memory | None = None,
         caches: list[LayerCache] | None = None,
-        position: int | None = None,
+        places: Places | None = None,
     ) -> Float[Tensor, "batch token model"]:
         """Return the states of `x`.
 
         Args:
-            x: Tokens from the first on, or, where `position` is given, one token of each of
-                several texts, all of which stand there.
+            x: The newest tokens.
             mask: What each token sees of this stack's own tokens.
             memory: What cross-attention reads.
             caches: One a layer, with what stands before `x`; `x` is written into them.
-            position: Where the newest tokens stand; None where `x` is the whole text.
+            places: Where the tokens stand; None where `x` is a whole text.
         """
-        angles = None
-        if self.rotary_dim is not None:
-            span = (0, x.shape[1]) if position is None else (position, 1)
-            angles = rotation(*span, self.rotary_dim, x.device)
+        placed = None
+        if self.place is not None:
+            placed = self.place(places or Places.whole(x.shape[1], x.device))
+            if placed.bias is not None:
+                mask = mask.with_score_bias(placed.bias)
         x = self.input_norm(x)
         stream, carries = Stream(x, x if self.spec.dual_stream else None), Carries()
         for layer, block in self.layers:
             source = None if memory is None else Source(*memory.layers[layer - 1], memory.mask)
             cache = None if caches is None else caches[layer - 1]
-            call = Call(layer=layer, mask=mask, rotation=angles, source=source, cache=cache)
+            call = Call(layer=layer, mask=mask, placed=placed, source=source, cache=cache)
             stream, carries = block(stream, carries, call)
         if stream.total is None:
             return self.final_norm(stream.x)

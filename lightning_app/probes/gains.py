@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from lightning_app.blocks.attention import AnchoredProjection, Attention, HeadGain, Shaping
+from lightning_app.blocks.attention import AnchoredProjection, Attention
+from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.residual import FixedGain, LearnedGain
 from lightning_app.models.transformer import stacks
 from lightning_app.probes.table import Place
@@ -27,25 +28,36 @@ def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
 
 
 def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
-    """Yield every learned gain of the blocks, whatever its shape.
+    """Yield every learned scalar of the blocks, whatever its shape.
 
     A gain that several sub-layers share is there once, as that of the first. The two gains of a
     projection ``a W_0 + b dW`` are in `change_ratios`.
     """
     for stack_name, stack in stacks(model).items():
         for layer, block in stack.layers:
-            for name, part in block.named_modules():
-                if isinstance(part, Shaping):
-                    for quantity, parameter in part.named_parameters():
-                        yield Place(quantity, stack_name, layer), parameter
-                elif isinstance(part, HeadGain):
-                    quantity = f"{_prefix(name)}head_gain"
-                    yield Place(quantity, stack_name, layer), part.gain
-                elif isinstance(part, LearnedGain) and name.startswith("around_"):
-                    # around_self.branch -> attention_branch, as the config calls it
-                    place, part_name = name.removeprefix("around_").split(".")
-                    quantity = f"{'attention' if place == 'self' else place}_{part_name}"
-                    yield Place(quantity, stack_name, layer), part.gain
+            for path, part in block.named_modules():
+                owner = block.get_submodule(path.rpartition(".")[0])
+                if isinstance(part, LearnedScalars) and not isinstance(owner, AnchoredProjection):
+                    for name, parameter in part.named_parameters(recurse=False):
+                        yield Place(_quantity(path, name), stack_name, layer), parameter
+
+
+def _quantity(path: str, parameter: str) -> str:
+    """Return the name under which a parameter of the module at `path` in its block is shown.
+
+    A parameter ``gain`` has the name of its module. Gains around a sub-layer are called as in the
+    config: around_self.branch is attention_branch. Cross-attention's have cross_ in front.
+    """
+    *owner, module = path.split(".")
+    name = module if parameter == "gain" else parameter
+    match owner:
+        case [around] if around.startswith("around_"):
+            place = around.removeprefix("around_")
+            return f"{'attention' if place == 'self' else place}_{name}"
+        case ["cross_attention", *_]:
+            return f"cross_{name}"
+        case _:
+            return name
 
 
 def change_ratios(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:

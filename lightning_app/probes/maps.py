@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention
+from lightning_app.blocks.score_map import softmax_map
 from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.models.transformer import stacks
 from lightning_app.objectives.base import Objective
 from lightning_app.probes.probe import untouched
-from lightning_app.probes.taps import given, scores
+from lightning_app.probes.taps import scores
 
 
 def longest_sentence(
@@ -47,13 +48,13 @@ def attention_maps(
     found: dict[str, list[Tensor]] = {}
     handles = []
     for name, stack in stacks(model).items():
-        for _, block in stack.layers:
+        for block in dict.fromkeys(block for _, block in stack.layers):
             watched = {name: block.self_attention}
             if block.cross_attention is not None:
                 watched["cross"] = block.cross_attention
             for key, attention in watched.items():
                 hook = _keep(found.setdefault(key, []))
-                handles.append(attention.register_forward_hook(hook, with_kwargs=True))
+                handles.append(attention.register_forward_hook(hook))
     try:
         with untouched(model):
             objective.logits(model, sentence)
@@ -64,14 +65,9 @@ def attention_maps(
 
 
 def _keep(maps: list[Tensor]) -> Callable[..., None]:
-    def hook(module: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        names = ("query", "keys", "values", "mask")
-        query, keys, _, mask = (given(name, i, args, kwargs) for i, name in enumerate(names))
-        _, total = scores(query, keys, output[1])
-        logits = (total / module.spec.score_divisor)[0]
-        hidden = ~mask.allowed[0].expand_as(logits)
-        lowest = torch.finfo(logits.dtype).min
-        weights = logits.masked_fill(hidden, lowest).softmax(dim=-1)
-        maps.append(weights.masked_fill(hidden, torch.nan))
+    def hook(module: Attention, args: Any, output: Any) -> None:
+        mask, _, total = scores(args, output[1])
+        weights = softmax_map(total, mask, module.spec.score_divisor)
+        maps.append(weights.masked_fill(~mask.allowed, torch.nan)[0])
 
     return hook

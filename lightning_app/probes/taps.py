@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import Attention, Carry
-from lightning_app.blocks.block import Block
+from lightning_app.blocks.block import Block, Call, Carries
 from lightning_app.blocks.kernels import QueryKeySums
+from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.score_map import own_scores, softmax_map
 from lightning_app.models.transformer import stacks
 from lightning_app.probes import measures
 from lightning_app.probes.table import Place, Row, Tally, ordered
@@ -55,13 +57,14 @@ class Taps:
         self._stacks = stacks(model)
         self._handles: list[RemovableHandle] = []
         self._real: Real = {}
+        self._layer = 0
         self._below: dict[tuple[str, str], Tensor] = {}
         self._distances: dict[Place, list[tuple[Tensor, int]]] = {}
 
     def __enter__(self) -> Self:
         for name, stack in self._stacks.items():
-            for layer, block in stack.layers:
-                self._tap(name, layer, block)
+            for block in dict.fromkeys(block for _, block in stack.layers):
+                self._tap(name, block)
             self._keep(stack, self._on_output(name))
         return self
 
@@ -101,45 +104,39 @@ class Taps:
     def _keep(self, module: nn.Module, hook: Callable[..., None]) -> None:
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
-    def _tap(self, stack: str, layer: int, block: Block) -> None:
-        if layer == 1:
-            self._handles.append(
-                block.register_forward_pre_hook(self._on_entry(stack), with_kwargs=True)
-            )
-        self._keep(block, self._on_block(stack, layer))
+    def _tap(self, stack: str, block: Block) -> None:
+        self._handles.append(block.register_forward_pre_hook(self._on_entry(stack)))
+        self._keep(block, self._on_block(stack))
         norm = last_norm(block)
         if norm is not None:
-            self._keep(norm, self._on_sum(stack, layer))
-        self._keep(block.self_attention, self._on_attention(stack, layer, ""))
+            self._keep(norm, self._on_sum(stack))
+        self._keep(block.self_attention, self._on_attention(stack, ""))
         if block.cross_attention is not None:
-            self._keep(block.cross_attention, self._on_attention(stack, layer, "cross_"))
+            self._keep(block.cross_attention, self._on_attention(stack, "cross_"))
 
     def _on_entry(self, stack: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._state(stack, 0, given("stream", 0, args, kwargs).x)
+        def hook(module: Block, args: tuple[Stream, Carries, Call]) -> None:
+            stream, _, call = args
+            self._layer = call.layer
+            if call.layer == 1 and call.step == 0:
+                self._state(stack, 0, stream.x)
 
         return hook
 
-    def _on_block(self, stack: str, layer: int) -> Callable[..., None]:
-        def hook(
-            module: Block,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-            output: tuple[Any, ...],
-        ) -> None:
-            stream: Stream = output[0]
-            self._state(stack, layer, stream.x)
+    def _on_block(self, stack: str) -> Callable[..., None]:
+        def hook(module: Block, args: Any, kwargs: Any, output: tuple[Stream, Carries]) -> None:
+            stream, _ = output
+            self._state(stack, self._layer, stream.x)
             if last_norm(module) is None:
-                place = Place("sum_norm", stack, layer)
+                place = Place("sum_norm", stack, self._layer)
                 self._mean(place, measures.squared_norms, stack, stream.x)
 
         return hook
 
-    def _on_sum(self, stack: str, layer: int) -> Callable[..., None]:
-        def hook(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-        ) -> None:
-            self._mean(Place("sum_norm", stack, layer), measures.squared_norms, stack, args[0])
+    def _on_sum(self, stack: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor], kwargs: Any, output: Tensor) -> None:
+            place = Place("sum_norm", stack, self._layer)
+            self._mean(place, measures.squared_norms, stack, args[0])
 
         return hook
 
@@ -162,29 +159,25 @@ class Taps:
     ) -> None:
         self.tally.mean(place, measure(x.detach(), self._real[stack]))
 
-    def _on_attention(self, stack: str, layer: int, prefix: str) -> Callable[..., None]:
+    def _on_attention(self, stack: str, prefix: str) -> Callable[..., None]:
         @torch.no_grad()
-        def hook(
-            module: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-        ) -> None:
-            names = ("query", "keys", "values", "mask")
-            query, keys, _, mask = (given(name, i, args, kwargs) for i, name in enumerate(names))
-            new, total = scores(query, keys, output[1])
+        def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
+            layer = self._layer
+            mask, new, total = scores(args, output[1])
             allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
             rows = self._real[stack] & (allowed.sum(dim=-1) > 1)
             # (batch, head, query, key) -> (row, head, key)
             seen = allowed[rows][:, None]
+            maps = softmax_map(total, mask, module.spec.score_divisor).transpose(1, 2)[rows]
             total = total.transpose(1, 2)[rows]
-            logits = total / module.spec.score_divisor
-            lowest = torch.finfo(logits.dtype).min
-            maps = logits.masked_fill(~seen, lowest).softmax(dim=-1)
             if module.spec.carry != "none":
                 cells = seen.expand_as(total)
                 own = new.transpose(1, 2)[rows]
                 ratio = measures.score_ratio(own[cells], total[cells])
                 self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
             self._maps(stack, layer, prefix, maps, seen[:, 0])
-            largest = logits.masked_fill(~seen, lowest)
+            logits = total / module.spec.score_divisor
+            largest = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
             self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
 
         return hook
@@ -215,26 +208,17 @@ def last_norm(block: Block) -> nn.Module | None:
     return None if isinstance(norm, nn.Identity) else norm
 
 
-def scores(query: Tensor, keys: Tensor, carry: Carry | None) -> tuple[Tensor, Tensor]:
-    """Return a layer's own scores S_n and what its softmax is taken of, Z_n, both unmasked.
+def scores(args: tuple[Any, ...], carry: Carry | None) -> tuple[Mask, Tensor, Tensor]:
+    """Return an attention's mask, its own scores S_n and what its softmax is taken of, Z_n.
 
-    `carry` is what the attention handed on, None where it carries nothing. Z_n is read at once,
-    since it may change in place with the next layer. Only cells that a query may see are right.
+    `args` are those of the call, `carry` is what the attention handed on, None where it carries
+    nothing. Z_n is read at once, since it may change in place with the next layer. Scores are not
+    masked: only cells that a query may see are right.
     """
-    kept = torch.promote_types(query.dtype, torch.float32)
-    new = scaled_products(query.to(kept), keys.to(kept))
+    query, keys, _, mask, _ = args
+    new = own_scores(query, keys, mask)
     if carry is None:
-        return new, new
+        return mask, new, new
     if isinstance(carry, QueryKeySums):
-        return new, scaled_products(carry.query, carry.key)
-    return new, carry.scores
-
-
-def scaled_products(query: Tensor, keys: Tensor) -> Tensor:
-    """``Q K^T / sqrt(d_k)``."""
-    return query @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5
-
-
-def given(name: str, place: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return an argument of a call, by its place or by its name."""
-    return args[place] if len(args) > place else kwargs[name]
+        return mask, new, own_scores(carry.query, carry.key, mask)
+    return mask, new, carry.scores

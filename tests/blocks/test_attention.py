@@ -183,7 +183,7 @@ def test_queries_and_keys_are_normalized_in_each_head_then_rotated(
 ) -> None:
     attention = tiny.randomise(Attention(AttentionSpec(qk_norm=norm), 12, HEADS, 0.0))
     u = torch.randn(BATCH, LENGTH, 12)
-    angles = rotation(0, LENGTH, 6, u.device)
+    angles = rotation(torch.arange(LENGTH), 6)
     p = tiny.numpy_parameters(attention)
     for name, ours in (
         ("query", attention.queries(u, angles)),
@@ -215,10 +215,10 @@ def test_values_are_normalized_in_each_head(float64: None) -> None:
 def test_values_are_not_rotated(float64: None) -> None:
     attention = tiny.randomise(Attention(AttentionSpec(), 12, HEADS, 0.0))
     u = torch.randn(BATCH, LENGTH, 12)
-    keys, values = attention.keys_values(u, rotation(0, LENGTH, 6, u.device))
+    keys, values = attention.keys_values(u, rotation(torch.arange(LENGTH), 6))
     plain_keys, plain_values = attention.keys_values(u, None)
     assert torch.equal(values, plain_values)
-    torch.testing.assert_close(keys, rotate(plain_keys, rotation(0, LENGTH, 6, u.device)))
+    torch.testing.assert_close(keys, rotate(plain_keys, rotation(torch.arange(LENGTH), 6)))
 
 
 def test_head_gain_scales_heads_before_the_output_projection(float64: None) -> None:

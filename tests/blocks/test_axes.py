@@ -137,9 +137,11 @@ def test_every_axis_is_tried() -> None:
 @cache
 def run(encoder: StackSpec, decoder: StackSpec) -> None:
     """Forward and backward through a model with dropout; equal specifications run once."""
-    sizes = tiny.architecture(dropout=0.1, attention_dropout=0.1).sizes()
-    embedding = EmbeddingSpec(vocab_size=tiny.VOCABULARY, pad=tiny.PAD)
-    model = EncoderDecoder(encoder, decoder, sizes, embedding)
+    architecture = tiny.architecture(dropout=0.1, attention_dropout=0.1)
+    embedding = EmbeddingSpec(
+        vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=architecture.order()
+    )
+    model = EncoderDecoder(encoder, decoder, architecture.sizes(), embedding)
     source, target = tiny.sentences()
     logits = model(source, target)[target != tiny.PAD]
     torch.nn.functional.cross_entropy(logits, tiny.words(len(logits))).backward()

@@ -184,7 +184,7 @@ def test_sums_are_float32_under_autocast() -> None:
 def test_rotation_is_the_equation(float64: None, start: int) -> None:
     """Also from a later position on, as in cached decoding."""
     x = torch.randn(BATCH, HEADS, KEYS, 6)
-    ours = rotate(x, rotation(start, KEYS, 6, CPU))
+    ours = rotate(x, rotation(start + torch.arange(KEYS), 6))
     before = torch.zeros(BATCH, HEADS, start, 6)
     expected = reference.rotate(merged(torch.cat([before, x], dim=2)), HEADS)[:, start:]
     expected = torch.from_numpy(expected).unflatten(-1, (HEADS, 6)).transpose(1, 2)
@@ -194,7 +194,7 @@ def test_rotation_is_the_equation(float64: None, start: int) -> None:
 def test_rotated_scores_depend_on_the_distance_alone(float64: None) -> None:
     """One query and one key at every place: their product is a function of i - j."""
     query, key = (torch.randn(1, 1, 1, 6).expand(1, 1, 50, 6) for _ in range(2))
-    angles = rotation(0, 50, 6, CPU)
+    angles = rotation(torch.arange(50), 6)
     scores = (rotate(query, angles) @ rotate(key, angles).mT)[0, 0]
     for distance in range(-49, 50):
         diagonal = scores.diagonal(distance)
@@ -205,14 +205,14 @@ def test_rotated_scores_depend_on_the_distance_alone(float64: None) -> None:
 
 def test_rotation_keeps_the_length_of_every_pair(float64: None) -> None:
     x = torch.randn(BATCH, HEADS, KEYS, 6)
-    turned = rotate(x, rotation(17, KEYS, 6, CPU))
+    turned = rotate(x, rotation(17 + torch.arange(KEYS), 6))
     pairs = [y.unflatten(-1, (3, 2)).norm(dim=-1) for y in (x, turned)]
     torch.testing.assert_close(*pairs)
 
 
 def test_rotation_keeps_the_type_of_what_it_turns() -> None:
     x = torch.randn(BATCH, HEADS, KEYS, 6).bfloat16()
-    assert rotate(x, rotation(0, KEYS, 6, CPU)).dtype == torch.bfloat16
+    assert rotate(x, rotation(torch.arange(KEYS), 6)).dtype == torch.bfloat16
 
 
 def test_a_query_that_sees_nothing_gives_zeros() -> None:

@@ -455,8 +455,8 @@ def test_rotary_block_does_not_see_where_a_text_starts(preset: str) -> None:
             stream, carries = block(stream, carries, Call(layer, source_mask(), *angles))
         return stream.x
 
-    here = run(rotation(0, SOURCE, 6, x.device))
-    same(here, run(rotation(17, SOURCE, 6, x.device)))
+    here = run(rotation(torch.arange(SOURCE), 6))
+    same(here, run(rotation(17 + torch.arange(SOURCE), 6)))
     same(module.final_norm(here), encode(module, x))
     assert (here - run(None)).abs().max() > 1e-3
 

@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from lightning_app.errors import UserError
-from lightning_app.models.embedding import Embedding, EmbeddingSpec, sinusoids
+from lightning_app.models.embedding import Embedding, EmbeddingSpec
+from lightning_app.models.positions import POSITIONS
+from lightning_app.models.positions.learned import LearnedTable
+from lightning_app.models.positions.sinusoidal import sinusoids
 from tests import reference, tiny
 
 DIM = 10
@@ -14,9 +17,8 @@ every_kind = pytest.mark.parametrize("positions", EVERY)
 
 
 def build(positions: Any = "sinusoidal", dropout: float = 0.0, norm: Any = "none") -> Embedding:
-    spec = EmbeddingSpec(
-        vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=positions, max_positions=19, norm=norm
-    )
+    order = POSITIONS[positions](model_dim=DIM, num_heads=5, max_positions=19)
+    spec = EmbeddingSpec(vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=order, norm=norm)
     return tiny.randomise(Embedding(spec, DIM, dropout))
 
 
@@ -40,7 +42,7 @@ def test_embedding_is_scaled_and_has_its_position(float64: None) -> None:
 
 def test_learned_positions_are_rows_of_their_table(float64: None) -> None:
     embedding = build("learned")
-    assert embedding.position_table is not None
+    assert isinstance(embedding.position_table, LearnedTable)
     tokens = tiny.words(3, 7)
     for start in (0, 5, 12):
         table = embedding.position_table.weight[start : start + 7]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.models.positions import Places
 from lightning_app.models.transformer import BlockStack
 from tests import tiny
 
@@ -109,7 +110,8 @@ def test_a_cache_with_room_is_written_and_not_copied() -> None:
         assert values is not None
         keys[:, :, before:] = values[:, :, before:] = torch.nan
     mask = full_mask(TARGET, x.device)
-    last = module(x[:, before:], mask, remembered, caches, before)
+    places = Places(torch.tensor([before]), torch.arange(TARGET)[None])
+    last = module(x[:, before:], mask, remembered, caches, places)
     torch.testing.assert_close(last[:, 0], whole[:, before], rtol=1e-12, atol=1e-12)
     for cache, (keys, values) in zip(caches, parts, strict=True):
         assert cache.filled == TARGET

@@ -358,3 +358,21 @@ def test_gains_are_hooked_nowhere() -> None:
         gains = [m for m in model.modules() if isinstance(m, LearnedGain)]
         assert gains
         assert sum(hooks_of(gain) for gain in gains) == 0
+
+
+@torch.no_grad()
+def test_layers_that_share_a_block_have_rows_of_their_own() -> None:
+    """A layer is known by its call: one module in two layers gives what two copies of it give."""
+    model = randomise(translator("post_ln")).eval()
+    copied = randomise(translator("post_ln")).eval()
+    for stack in (model.encoder, model.decoder):
+        stack.blocks[1] = stack.blocks[0]
+    for name, stack in stacks(copied).items():
+        for layer, block in stack.layers:
+            block.load_state_dict(stacks(model)[name].blocks[layer - 1].state_dict())
+    copied.embedding.load_state_dict(model.embedding.state_dict())
+    batches = [sentences()]
+    shared = watched(model, batches)
+    assert shared == watched(copied, batches)
+    assert {row.layer for row in shared if row.stack == "encoder"} == {None, 0, 1, 2, 3}
+    assert hooks_of(model) == 0

@@ -1,0 +1,25 @@
+"""What positions make of the scores of self-attention in one pass through a stack."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Placed:
+    """How the tokens of one pass enter the scores: ``f(q_i) . g(k_j) / sqrt(d_k) + b_ij``.
+
+    Here f and g change nothing and b is None. A leaf overrides what its positions have. Keys are
+    cached as g makes them, with b made at each step.
+    """
+
+    bias: Float[Tensor, "#batch #head #query key"] | None = None
+    """b, added to scaled scores; masks are applied after it."""
+
+    def queries(
+        self, x: Float[Tensor, "batch head token dim"]
+    ) -> Float[Tensor, "batch head token _"]:
+        """Return the features f(q) of the newest tokens."""
+        return x
+
+    def keys(self, x: Float[Tensor, "batch head token dim"]) -> Float[Tensor, "batch head token _"]:
+        """Return the features g(k) of the newest tokens."""
+        return x

@@ -1,0 +1,80 @@
+"""How the order of tokens enters a model, as parts that `model.architecture.positions` names."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lightning_app.blocks.placed import Placed
+from lightning_app.registry import Registry
+
+POSITIONS: Registry["type[Positions]"] = Registry("model.architecture.positions")
+"""The positions by name; `POSITIONS.register` is the decorator that adds a class."""
+
+
+class Places(NamedTuple):
+    """Where the tokens of one pass stand, counted from 0."""
+
+    newest: Int[Tensor, " #token"]
+    """Of the tokens that run through the stack."""
+    keys: Int[Tensor, "#batch key"]
+    """Of all the tokens that they may see: those in the caches, then the newest."""
+
+    @classmethod
+    def whole(cls, length: int, device: torch.device) -> "Places":
+        """Return the places of a whole text."""
+        places = torch.arange(length, device=device)
+        return cls(places, places[None])
+
+
+class Table(nn.Module, ABC):
+    """Positions that are added to the embedding of each token."""
+
+    longest: float = math.inf
+    """Tokens of a text that the table serves."""
+
+    @abstractmethod
+    def forward(
+        self, start: int, end: int, device: torch.device
+    ) -> Float[Tensor, "position model"]:
+        """Return the rows of the positions start .. end - 1.
+
+        Raises:
+            UserError: for a text longer than the table.
+        """
+
+
+Place = Callable[[Places], Placed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """One way in which order enters; this base has none. A leaf overrides what it uses."""
+
+    model_dim: int
+    num_heads: int
+    max_positions: int
+
+    def check(self) -> None:
+        """Refuse sizes that these positions cannot have.
+
+        Raises:
+            ValueError: naming the field and what would be right.
+        """
+
+    def table(self) -> Table | None:
+        """Return what is added to the embedding; None where nothing is."""
+        return None
+
+    def placing(self) -> Place | None:
+        """Return what enters the scores of self-attention, given the places of a pass.
+
+        A function, or a module where it has parameters; None where positions do not enter there.
+        Each stack asks for its own, and calls it once a pass for all layers.
+        """
+        return None
