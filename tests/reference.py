@@ -24,7 +24,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the parameters do not say. `decoder_depth` is 0 where there is no decoder."""
+    """What the parameters do not say. One stack alone has its depth in `encoder_depth`."""
 
     encoder_depth: int
     decoder_depth: int
@@ -629,3 +629,16 @@ def predict_masked(
     chosen = np.stack([states[p // length, p % length] for p in positions])
     chosen = norm(parameters, "norm", gelu(linear(parameters, "transform", chosen)))
     return chosen @ parameters["embedding.tokens.weight"].T + parameters["output_bias"]
+
+
+def predict_next(
+    reference: Reference, parameters: Parameters, sizes: Sizes, tokens: Tokens
+) -> Array:
+    """One causal stack without cross-attention: logits of the token after each of `tokens`."""
+    batch, length = tokens.shape
+    allowed = np.zeros((batch, length, length), dtype=np.bool_)
+    for i in range(length):
+        allowed[:, i, : i + 1] = True
+    stack = Stack(reference, parameters, "decoder", sizes.encoder_depth, sizes, allowed)
+    states = run_stack(stack, embed(parameters, tokens, sizes.positions))
+    return states @ parameters["embedding.tokens.weight"].T

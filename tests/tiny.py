@@ -12,6 +12,7 @@ from lightning_app.blocks.masks import Mask, causal_mask
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.heads import (
     ArchitectureConfig,
+    CausalLanguageModel,
     EncoderDecoder,
     MaskedLanguageModel,
     build_model,
@@ -42,8 +43,9 @@ def architecture(**changes: Any) -> ArchitectureConfig:
 
 
 def reference_sizes(config: ArchitectureConfig) -> reference.Sizes:
+    alone = config.decoder_depth if config.kind == "decoder" else config.encoder_depth
     return reference.Sizes(
-        encoder_depth=config.encoder_depth,
+        encoder_depth=alone,
         decoder_depth=config.decoder_depth if config.kind == "encoder_decoder" else 0,
         num_heads=config.num_heads,
         activation=config.activation,
@@ -66,6 +68,14 @@ def masked_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageMode
     block = BlockConfig(preset=block) if isinstance(block, str) else block
     model = build_model(architecture(kind="encoder", **changes), block, VOCABULARY, PAD)
     assert isinstance(model, MaskedLanguageModel)
+    return model
+
+
+def causal_model(block: BlockConfig | str, **changes: Any) -> CausalLanguageModel:
+    """Return a causal stack alone, with its initial values."""
+    block = BlockConfig(preset=block) if isinstance(block, str) else block
+    model = build_model(architecture(kind="decoder", **changes), block, VOCABULARY, PAD)
+    assert isinstance(model, CausalLanguageModel)
     return model
 
 

@@ -478,3 +478,22 @@ def test_two_streams_are_not_for_one_sum() -> None:
     b = PRESETS["parallel"](ALONE).blocks[0]
     with pytest.raises(ValueError, match="dual_stream is defined for norm_placement post"):
         StackSpec(blocks=(b,), dual_stream=True)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_causal_stack_alone_has_the_constants_of_an_encoder_alone(preset: str) -> None:
+    """It has the same two sub-layers; DeepNet's table has one row for both."""
+    assert PRESETS[preset](STACKS["decoder alone"]) == PRESETS[preset](ALONE)
+
+
+def test_constants_of_a_causal_stack_alone() -> None:
+    """By hand: what would be wrong if cross-attention were counted where there is none."""
+    stack = Stack(depth=12, causal=True)
+    assert deepnorm_gains(stack) == pytest.approx((24**0.25, 96**-0.25))
+    assert PRESETS["keel"](stack).blocks[0].around_ff.skip.value == 24.0
+    fixup = PRESETS["t_fixup"](stack)
+    assert fixup.embedding_gain == pytest.approx(108**-0.25)
+    assert fixup.blocks[0].init.ff == pytest.approx(0.67 * 12**-0.25)
+    assert PRESETS["hybrid_norm"](stack).blocks[0].around_self.norm_sum == "layer_norm"
+    assert PRESETS["realformer"](stack).blocks[5].self_attention.score_divisor == 1.0
+    assert [b.around_ff.norm_sum for b in PRESETS["mix_ln"](stack).blocks].count("layer_norm") == 3

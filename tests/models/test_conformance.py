@@ -14,7 +14,7 @@ from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
-from lightning_app.models.heads import EncoderDecoder
+from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -300,3 +300,38 @@ def test_evaluation_is_deterministic(preset: str, build: Callable[..., nn.Module
     assert not torch.equal(model(*inputs), model(*inputs))
     model.eval()
     assert torch.equal(model(*inputs), model(*inputs))
+
+
+def causal(preset: str, **changes: Any) -> CausalLanguageModel:
+    return tiny.randomise(tiny.causal_model(preset, **changes)).eval()
+
+
+@every_preset
+def test_a_later_token_never_changes_an_earlier_prediction(preset: str) -> None:
+    model, tokens = causal(preset), tiny.words(3, 11)
+    logits = model(tokens)
+    for i in range(1, 11):
+        other = tokens.clone()
+        other[:, i:] = 5 + (other[:, i:] - 4) % 12  # another word at every later place
+        changed = model(other)
+        same(changed[:, :i], logits[:, :i])
+        assert bool(((changed[:, i] - logits[:, i]).abs().amax(-1) > 1e-6).all())
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope"])
+@every_preset
+def test_cached_decoding_of_one_stack_equals_full_decoding(preset: str, positions: str) -> None:
+    model, tokens = causal(preset, positions=positions, model_dim=12), tiny.words(3, 7)
+    full, state = model(tokens), model.start(3)
+    for i in range(7):
+        logits, state = model.step(tokens[:, i : i + 1], state)
+        same(logits, full[:, i])
+
+
+@every_preset
+def test_a_causal_stack_alone_has_the_parameters_of_an_encoder_alone(preset: str) -> None:
+    def shapes(model: nn.Module, stack: str) -> dict[str, torch.Size]:
+        return {name: p.shape for name, p in model.get_submodule(stack).named_parameters()}
+
+    model = tiny.causal_model(preset, decoder_depth=3)
+    assert shapes(model, "decoder") == shapes(tiny.masked_model(preset), "encoder")

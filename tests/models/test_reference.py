@@ -14,7 +14,14 @@ from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from tests import tiny
-from tests.reference import REFERENCE, Projection, Reference, predict_masked, translate
+from tests.reference import (
+    REFERENCE,
+    Projection,
+    Reference,
+    predict_masked,
+    predict_next,
+    translate,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -181,6 +188,16 @@ def test_masked_prediction_equals_reference(case: Case) -> None:
     expected = predict_masked(case.reference, parameters, sizes, tokens.numpy(), POSITIONS.numpy())
     logits = model(tokens, POSITIONS)
     torch.testing.assert_close(logits, torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
+
+
+@parametrize(PLAIN | ROOT_MEAN_SQUARE)
+def test_next_token_prediction_equals_reference(case: Case) -> None:
+    architecture = {**case.architecture, "kind": "decoder", "decoder_depth": 3}
+    model = tiny.randomise(tiny.causal_model(case.block, **case.architecture, decoder_depth=3))
+    tokens = tiny.words(3, 7)
+    sizes = tiny.reference_sizes(tiny.architecture(**architecture))
+    expected = predict_next(case.reference, tiny.numpy_parameters(model), sizes, tokens.numpy())
+    torch.testing.assert_close(model(tokens), torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
 def slope(loss: Callable[[Parameters], float], at: Parameters, along: Parameters) -> float:

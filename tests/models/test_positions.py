@@ -1,0 +1,172 @@
+"""Positions that no part of the package knows: a bias of each head's scores, as in ALiBi."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.masks import Mask, causal_mask, mask_of
+from lightning_app.blocks.placed import Placed
+from lightning_app.blocks.score_map import own_scores, softmax_map
+from lightning_app.errors import UserError
+from lightning_app.models.heads import CausalLanguageModel, build_model
+from lightning_app.models.positions import POSITIONS, Places, Positions
+from lightning_app.models.positions.base import Place, Registry
+from lightning_app.probes.taps import Taps
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+BLOCKS = {
+    "post_ln": BlockConfig(preset="post_ln"),
+    "realformer": BlockConfig(preset="realformer"),
+    "mean": BlockConfig(residual_attention="mean"),
+    "qk_sum": BlockConfig(residual_attention="qk_sum"),
+    "sas": BlockConfig(preset="sas"),
+    "parallel": BlockConfig(preset="parallel"),
+}
+
+
+class Slopes(Positions):
+    """``-2^(-8 h / H) |i - j|`` for head h = 1 .. H (Press et al. 2022, ALiBi, 2108.12409)."""
+
+    def placing(self) -> Place:
+        heads = torch.arange(1, self.num_heads + 1)
+        slopes = 2.0 ** (-8.0 * heads / self.num_heads)
+
+        def place(places: Places) -> Placed:
+            placed = Placed()
+            distance = (places.newest[:, None] - places.keys[:, None, :]).abs()
+            placed.bias = -slopes[:, None, None] * distance[:, None]
+            return placed
+
+        return place
+
+
+@pytest.fixture(autouse=True)
+def slopes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(POSITIONS, "_parts", {**POSITIONS, "slopes": Slopes})
+        yield
+
+
+def same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def causal_model(block: BlockConfig, positions: str = "slopes") -> CausalLanguageModel:
+    architecture = tiny.architecture(kind="decoder", positions=positions)
+    model = build_model(architecture, block, tiny.VOCABULARY, tiny.PAD)
+    assert isinstance(model, CausalLanguageModel)
+    return tiny.randomise(model).eval()
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
+def test_biased_scores_decode_from_a_cache_as_in_one_pass(block: BlockConfig) -> None:
+    model = causal_model(block)
+    tokens = tiny.words(3, 9)
+    full = model(tokens)
+    state = model.start(3)
+    for i in range(9):
+        logits, state = model.step(tokens[:, i : i + 1], state)
+        same(logits, full[:, i])
+    plain = causal_model(block, "sinusoidal")
+    plain.load_state_dict(model.state_dict())
+    assert (plain(tokens) - full).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
+def test_beams_that_share_a_cache_know_where_their_tokens_stand(block: BlockConfig) -> None:
+    """Two beams of one text, written into one cache in turns, reordered on the way."""
+    model = causal_model(block)
+    tokens = tiny.words(2, 9)
+    state = model.start(1, beams=2)
+    for i in range(9):
+        if i == 4:  # both go on from the second
+            state = state.reorder(torch.tensor([[1, 1]]))
+            tokens = torch.cat([tokens[[1, 1], :4], tokens[:, 4:]], dim=1)
+        logits, state = model.step(tokens[:, i][None], state)
+        same(logits, model(tokens[:, : i + 1])[:, -1])
+
+
+def test_an_encoder_sees_distances_to_both_sides_and_none_of_the_padding() -> None:
+    model = tiny.randomise(tiny.translator("sas", positions="slopes")).eval()
+    source, target = tiny.sentences()
+    logits = model(source, target)
+    for row, (n, m) in enumerate(zip(tiny.SOURCE_LENGTHS, tiny.TARGET_LENGTHS, strict=True)):
+        alone = model(source[row : row + 1, :n], target[row : row + 1, :m])
+        same(alone[0], logits[row, :m])
+    state = model.start(source)
+    for i in range(5):
+        step, state = model.step(target[:, i : i + 1], state)
+        real = target[:, i] != tiny.PAD
+        same(step[real], logits[real, i])
+
+
+@pytest.mark.parametrize("carry", ["none", "sum", "qk_sum"])
+def test_probes_see_the_map_that_attention_takes(carry: Any) -> None:
+    """Entropies of the first layer against a softmax over loops of cells."""
+    model = causal_model(BlockConfig(preset="post_ln", residual_attention=carry))
+    tokens = tiny.words(1, 5)
+    seen: list[tuple[Tensor, Tensor]] = []
+    attention = model.decoder.blocks[0].get_submodule("self_attention")
+    attention.register_forward_pre_hook(lambda module, args: seen.append((args[0], args[1])))
+    with Taps(model) as taps:
+        taps.expect({"decoder": torch.ones(1, 5, dtype=torch.bool)})
+        model(tokens)
+    query, key = (part[0].detach() for part in seen[0])
+    entropies = []
+    for h in range(tiny.NUM_HEADS):
+        slope = 2.0 ** (-8.0 * (h + 1) / tiny.NUM_HEADS)
+        for i in range(1, 5):
+            logits = torch.stack(
+                [
+                    query[h, i] @ key[h, j] / tiny.HEAD_DIM**0.5 - slope * (i - j)
+                    for j in range(i + 1)
+                ]
+            )
+            p = logits.softmax(dim=0)
+            entropies.append(float(-(p * p.log()).sum()))
+    (found,) = [
+        row.value
+        for row in taps.rows(0)
+        if (row.quantity, row.layer, row.head) == ("attention_entropy", 1, None)
+    ]
+    assert found == pytest.approx(sum(entropies) / len(entropies), rel=1e-9)
+
+
+@pytest.mark.parametrize("divisor", [1.0, 2.5])
+def test_the_oracle_of_the_map_is_a_softmax_over_the_keys_that_may_be_seen(divisor: float) -> None:
+    query, key = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    nothing = torch.tensor([[True, True, False, True], [False, False, False, False]])
+    for mask in (causal_mask(4, query.device), mask_of(nothing[:, None, None, :])):
+        weights = softmax_map(own_scores(query, key, mask), mask, divisor)
+        allowed = mask.allowed.expand_as(weights)
+        for place in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(4)):
+            b, h, i = place.tolist()
+            exps = [
+                float((query[b, h, i] @ key[b, h, j] / 5**0.5 / divisor).exp())
+                * float(allowed[b, h, i, j])
+                for j in range(4)
+            ]
+            total = sum(exps) or 1.0
+            expected = torch.tensor([each / total for each in exps])
+            same(weights[b, h, i], expected)
+
+
+def test_the_centre_of_a_biased_map_is_its_softmax_at_zero_scores() -> None:
+    bias = torch.randn(1, 3, 4, 4)
+    mask = Mask(4, bias.device, causal=True).with_score_bias(bias)
+    zero = torch.zeros(1, 3, 4, 2)
+    same(mask.centre, softmax_map(own_scores(zero, zero, mask), mask))
+
+
+def test_unknown_positions_name_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"model.architecture.positions: .*'rop'.*rope"):
+        tiny.architecture(positions="rop")
+    with pytest.raises(ValueError, match="registered already"):
+        POSITIONS.register("rope")(Slopes)
+    assert isinstance(POSITIONS, Registry)
