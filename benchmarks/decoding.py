@@ -26,16 +26,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning_app.data.translation import TranslationRows
 from torch import Tensor
 
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.masks import causal_mask, mask_of, padding_mask
 from lightning_app.data.cutting import global_batches
-from lightning_app.data.datamodule import TextDataModule
 from lightning_app.data.tokenizer import PAD
-from lightning_app.data.translation import TranslationRows
+from lightning_app.datamodule import TextDataModule
 from lightning_app.models import heads, search
-from lightning_app.objectives.translation import MARKS
+from lightning_app.tasks.translation import MARKS
 
 GOAL = 5.0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import yaml
+from lightning_app.data.translation import TranslationRows
 from torch import Tensor
 
 from lightning_app.bench import attention
@@ -35,7 +36,6 @@ from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack
 from lightning_app.data.cutting import global_batches
 from lightning_app.data.prepare import PreparedCorpus, prepare
-from lightning_app.data.translation import TranslationRows
 from lightning_app.preparation import shipped_data
 
 HERE = Path(__file__).parent

@@ -9,6 +9,7 @@ from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError
 from lightning_app.names import check_names, check_preset
 from lightning_app.sections import arguments, hints_of, model_config
+from lightning_app.task_facts import TASKS
 
 
 def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
@@ -62,12 +63,12 @@ def check(tree: dict[str, Any]) -> None:
         model.architecture.sizes()
     except ValueError as error:
         raise UserError(f"model: {error}") from error
-    wanted = {"translation": "encoder_decoder", "masked_lm": "encoder"}
     objective, kind = tree["model"]["objective"]["kind"], tree["model"]["architecture"]["kind"]
-    if wanted[objective] != kind:
+    task = TASKS[objective]
+    if task.architecture != kind:
         raise UserError(
             f"model.architecture.kind: '{kind}' cannot serve model.objective.kind '{objective}'; "
-            f"use '{wanted[objective]}'"
+            f"use '{task.architecture}'"
         )
     trainer = tree["trainer"]
     if trainer["val_check_interval"] == 0:
@@ -82,13 +83,12 @@ def check(tree: dict[str, Any]) -> None:
     model.schedule.check(trainer["max_steps"])
     architecture, data = tree["model"]["architecture"], tree["data"]
     if architecture["positions"] == "learned":
-        # A sentence has its two marks besides.
-        name = "window" if objective == "masked_lm" else "max_length"
-        needed = data[name] + (0 if objective == "masked_lm" else 2)
+        length = data[task.length]
+        needed = length + task.marks
         if architecture["max_positions"] < needed:
             raise UserError(
                 f"model.architecture.max_positions: {architecture['max_positions']} learned "
-                f"positions are too few for data.{name} {data[name]}; at least {needed}"
+                f"positions are too few for data.{task.length} {length}; at least {needed}"
             )
     corpus = DataConfig(**data_arguments)
     if tree["model"]["objective"]["evaluate_test"]:

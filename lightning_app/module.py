@@ -12,13 +12,13 @@ from torchmetrics import SumMetric
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Block
 from lightning_app.bounds import check_accumulation
-from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.profiling import needs_profiling, profile
-from lightning_app.objectives import build_objective
 from lightning_app.objectives.base import ObjectiveConfig, Sums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
 from lightning_app.steps import is_logged
+from lightning_app.tasks.base import build_task
 
 
 def mix(*numbers: int) -> int:
@@ -62,7 +62,7 @@ class TransformerModule(pl.LightningModule):
     Args:
         block: The wiring: a preset and single axes on top of it.
         architecture: The sizes.
-        objective: Translation or masked language modelling, and how it is evaluated.
+        objective: The task, such as translation, and how it is evaluated.
         optimizer: The optimizer.
         schedule: The learning-rate schedule.
         compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
@@ -96,7 +96,7 @@ class TransformerModule(pl.LightningModule):
         self.schedule = schedule
         self.optimizer = optimizer
         self.compilation = compile
-        self.objective = build_objective(objective)
+        self.objective = build_task(objective)
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
@@ -119,7 +119,7 @@ class TransformerModule(pl.LightningModule):
     def build(self, vocab_size: int) -> None:
         """Build the model for `vocab_size` tokens, with its initial values."""
         self.vocab_size = vocab_size
-        self.model = build_model(self.architecture, self.block, vocab_size, self.objective.pad)
+        self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)

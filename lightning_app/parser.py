@@ -12,11 +12,11 @@ from typing import Any, NoReturn, get_type_hints
 
 import lightning.pytorch as pl
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_app.bounds import check_seed
-from lightning_app.data.datamodule import TextDataModule
+from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
 from lightning_app.importing import no_foreign_imports
 from lightning_app.module import TransformerModule
@@ -43,6 +43,9 @@ NEEDLESS = (
     # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.
     "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
 )
+
+# The help of a field is the text below it in its dataclass.
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class ConfigParser(LightningArgumentParser):

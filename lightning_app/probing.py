@@ -34,9 +34,10 @@ from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
 from lightning_app.parser import config_parser, data_module, dump, transformer_module
 from lightning_app.probes.figures import left_out, write_figures
-from lightning_app.probes.probe import Batch, probe
+from lightning_app.probes.probe import probe
 from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness
 from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
+from lightning_app.tasks.base import to_device
 
 FOLDER = Path("experiments") / "probe"
 
@@ -63,7 +64,7 @@ class Subject(NamedTuple):
 
     name: str
     module: TransformerModule
-    batches: list[Batch]
+    batches: list[Any]
     step: int
     second_moments: list[Tensor] | None
 
@@ -216,10 +217,6 @@ def device_of(tree: dict[str, Any]) -> torch.device:
     """Return the first GPU where the Trainer would take one."""
     wanted = tree["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
     return torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    return type(batch)(*(part.to(device) for part in batch))
 
 
 def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[Tensor] | None:

@@ -12,8 +12,9 @@ from lightning_app.data.tokenizer import EOS, PAD, Tokenizer, sha256
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
-from lightning_app.objectives.translation import MARKS
 from lightning_app.saved import read_checkpoint
+from lightning_app.task_facts import task_facts
+from lightning_app.tasks.translation import MARKS, Translation
 
 CHUNK = 512  # lines read before the first is written
 TOKENS = 4096  # source tokens translated at once, padding counted
@@ -35,7 +36,7 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
     if beam is not None and beam < 1:
         raise UserError(f"translate: --beam {beam}: at least 1, which is greedy search")
     # Lightning is imported here, so that the mistakes above do not wait for it.
-    from lightning_app.data.datamodule import TextDataModule
+    from lightning_app.datamodule import TextDataModule
     from lightning_app.module import TransformerModule
 
     try:
@@ -46,13 +47,15 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
         raise UserError(f"translate: {vocabulary}: damaged, or not the tokenizer of {path.name}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module = TransformerModule.load_from_checkpoint(path, map_location=device, weights_only=True)
-    model = module.model
-    if not isinstance(model, EncoderDecoder):
-        raise UserError(f"translate: {run} holds a masked language model, not a translation model")
+    task, model = module.objective, module.model
+    if not isinstance(task, Translation):
+        title = task_facts(task.config.kind).title
+        raise UserError(f"translate: {run} holds a model for {title}, not for translation")
+    assert isinstance(model, EncoderDecoder)
     if beam is not None and beam > module.vocab_size:
         raise UserError(f"translate: --beam {beam}: at most the vocabulary, {module.vocab_size}")
     model.eval()
-    how = module.objective.config.search(beam)
+    how = task.config.search(beam)
     tokenizer = Tokenizer(vocabulary)
     lines = read_lines(source)
     while chunk := list(islice(lines, CHUNK)):

@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_app.blocks.axes import BlockConfig
-from lightning_app.data.datamodule import TextDataModule
+from lightning_app.datamodule import TextDataModule
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.module import TransformerModule
 from lightning_app.objectives.base import ObjectiveConfig

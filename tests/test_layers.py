@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
 MODEL = {"blocks", "models", "objectives", "optim"}
-RUN = {*MODEL, "data", "probes", "callbacks", "module"}
+RUN = {*MODEL, "data", "tasks", "datamodule", "probes", "callbacks", "module"}
 IDENTITY = {"identity", "experiment"}
 FOLDERS = {"grid_folder", "records", "run_folder", "run_state", "tables"}
 ORIGIN = {"provenance", "hardware", "mixtures"}
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
     "registry": set(),
+    "task_facts": {"registry"},
     "records": set(),
     "tables": {"records"},
     "run_folder": set(),
@@ -37,30 +38,32 @@ ALLOWED: dict[str, set[str]] = {
     "bounds": set(),
     "blocks": set(),
     "models": {"blocks", "registry"},
-    "data": {"files"},
-    "objectives": {"blocks", "models", "data"},
+    "data": {"files", "task_facts"},
+    "objectives": {"blocks", "models", "task_facts"},
+    "tasks": {"blocks", "models", "objectives", "data", "task_facts"},
+    "datamodule": {"data", "tasks"},
     "optim": {"blocks", "models", "registry"},
     "steps": set(),
     "archive": set(),
     "saved": {"archive"},
-    "module": {*MODEL, "bounds", "data", "saved", "steps"},
-    "probes": {*MODEL, "data", "files", "analysis"},
+    "module": {*MODEL, "bounds", "tasks", "saved", "steps"},
+    "probes": {*MODEL, "tasks", "files", "analysis"},
     "theory": {*MODEL, "probes", "files", "analysis"},
-    "callbacks": {*MODEL, "data", "steps", "probes", "files", "catalogue", "hardware"},
+    "callbacks": {*MODEL, "tasks", "steps", "probes", "files", "catalogue", "hardware"},
     "trainer_arguments": set(),
     "names": {"blocks", "sections", "trainer_arguments"},
     "sections": {*MODEL, "data"},
     "completion": {"names", "parser", "sections", "trainer_arguments"},
     "parser": {*RUN, "bounds", "importing", "names", "sections", "trainer_arguments"},
-    "config": {"bounds", "completion", "data", "names", "parser", "sections"},
+    "config": {"bounds", "completion", "data", "names", "parser", "sections", "task_facts"},
     "precheck": {"names", "trainer_arguments"},
     "catalogue": {"blocks", "models", "files"},
-    "translate": {*MODEL, "data", "module", "run_folder", "saved"},
+    "translate": {*RUN, "run_folder", "saved", "task_facts"},
     "shipped": set(),
     "identity": {"files", "run_folder"},
     "experiment": {"data", "identity", "sections"},
     "preparation": {"data", "config", "sections", "shipped"},
-    "analysis": {"files", "identity", "mixtures", *FOLDERS},
+    "analysis": {"task_facts", "files", "identity", "mixtures", *FOLDERS},
     "ablation": {
         *RUN,
         *IDENTITY,
@@ -76,10 +79,11 @@ ALLOWED: dict[str, set[str]] = {
         "sections",
         "saved",
         "shipped",
+        "task_facts",
         "analysis",
     },
     "probing": {*RUN, *IDENTITY, "config", "parser", "files", "run_folder", "ablation"},
-    "bench": {*MODEL, "data", "probes", "files", "analysis", "ablation"},
+    "bench": {*MODEL, "data", "tasks", "task_facts", "probes", "files", "analysis", "ablation"},
     "cli": {*COMMANDS, "arguments", "names", "precheck", "analysis", "ablation"},
     "__main__": {"cli"},
 }
@@ -147,7 +151,7 @@ def test_foreign_imports_are_the_right_ones(path: Path) -> None:
     assert "pytorch_lightning" not in {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("part", ["blocks", "models", "objectives"])
+@pytest.mark.parametrize("part", ["blocks", "models", "objectives", "tasks"])
 def test_plain_parts_do_not_know_lightning(part: str) -> None:
     files = [path for path in FILES if part_of(module_name(path)) == part]
     assert files

@@ -16,9 +16,9 @@ from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.data.batching import TranslationBatch
 from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule
+from lightning_app.tasks.translation import TranslationBatch
 from tests.runs import data, module, trainer
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_app.ablation.trial import Run
 from lightning_app.cli import main, overrides_of
 from lightning_app.config import resolve
-from lightning_app.data.datamodule import TextDataModule
+from lightning_app.datamodule import TextDataModule
 from lightning_app.experiment import cell_id
 from lightning_app.module import TransformerModule
 from lightning_app.probes.probe import probe

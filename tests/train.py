@@ -16,12 +16,11 @@ from unittest import mock
 import lightning.pytorch as pl
 import torch
 
-import lightning_app.objectives.masked_lm
-import lightning_app.objectives.translation
 from lightning_app.blocks.kernels import Form, attention_form
 from lightning_app.module import TransformerModule
 from lightning_app.objectives.base import Sums
 from lightning_app.steps import loss_of
+from lightning_app.tasks import masked_lm, translation
 from tests import tiny
 from tests.runs import data, module, trainer
 
@@ -107,7 +106,7 @@ def forms(folder: Path, cache: str, task: str, carry: str) -> dict[str, Any]:
     for form in ("fast", "plain", "compiled"):
         oracle = form == "plain"
         attention: Form = "plain" if oracle else "reversible"
-        objectives = (lightning_app.objectives.masked_lm, lightning_app.objectives.translation)
+        objectives = (masked_lm, translation)
         with ExitStack() as held:
             held.enter_context(attention_form(attention))
             for objective in objectives if oracle else ():

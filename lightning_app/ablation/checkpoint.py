@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.archive import seal
-from lightning_app.data.datamodule import TextDataModule
+from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.files import free_name
 from lightning_app.identity.relevant import leaves

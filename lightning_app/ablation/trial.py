@@ -55,8 +55,8 @@ from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.callbacks.unprofiled import Unprofiled
 from lightning_app.config import check
 from lightning_app.data.corpus import corpus_of
-from lightning_app.data.datamodule import TextDataModule
 from lightning_app.data.sources import require_test
+from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.files import write_whole, writing_in

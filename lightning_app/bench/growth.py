@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from lightning_app.analysis.figures.files import save
 from lightning_app.analysis.figures.style import styled
 from lightning_app.bench.compare import Comparison, Contender, How, compare
-from lightning_app.bench.learners import Setting, preset_work
+from lightning_app.bench.learners import Setting, masked, preset_work
 from lightning_app.bench.tables import MEGA
 from lightning_app.blocks.kernels import Form
 from lightning_app.probes.figures import legend, looks, panel_grid
@@ -43,7 +43,7 @@ def growth(setting: Setting, values: Mapping[Axis, Sequence[int]], how: How) -> 
 
     The number of tokens stays, so that a longer row means fewer rows; ff grows with the width.
     """
-    base = replace(setting, kind="encoder", step=False, label_smoothing=0.0)
+    base = replace(masked(setting), step=False)
     for axis, places in values.items():
         for value in places:
             mine = replace(base, **{axis: value})

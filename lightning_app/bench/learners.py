@@ -1,25 +1,23 @@
 """Our models on fixed batches, as pieces of work that can be timed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lightning_app.bench.measure import Work
 from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels import Form, attention_form
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
-from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
-from lightning_app.models.heads import ArchitectureConfig, build_model
-from lightning_app.objectives import build_objective
+from lightning_app.models.embedding import Positions
+from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.task_facts import TASKS
+from lightning_app.tasks.base import Task, build_task, to_device
 
 Precision = Literal["32", "bf16"]
-PADDED = 1 / 14
-"""The shortest sentence of a batch is shorter by this share, so that 3.6 % of it is padding."""
-PREDICTED = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class Setting:
     where there is a target.
     """
 
-    kind: Literal["encoder_decoder", "encoder"] = "encoder_decoder"
+    task: str = "translation"
     depth: int = 6
     width: int = 512
     ff_dim: int = 1024
@@ -39,6 +37,8 @@ class Setting:
     length: int = 128
     tokens: int = 4096
     label_smoothing: float = 0.1
+    positions: Positions = "sinusoidal"
+    activation: Activation = "relu"
     device: str = "cpu"
     precision: Precision = "32"
     step: bool = True
@@ -51,17 +51,24 @@ class Setting:
     def architecture(self) -> ArchitectureConfig:
         """Return the sizes of our model, without dropout: peers drop entries elsewhere."""
         return ArchitectureConfig(
-            kind=self.kind,
+            kind=TASKS[self.task].architecture,  # pyright: ignore[reportArgumentType]
             encoder_depth=self.depth,
             decoder_depth=self.depth,
             model_dim=self.width,
             ff_dim=self.ff_dim,
             num_heads=self.heads,
             dropout=0.0,
-            positions="learned" if self.kind == "encoder" else "sinusoidal",
-            activation="gelu" if self.kind == "encoder" else "relu",
+            positions=self.positions,
+            activation=self.activation,
             max_positions=max(self.length, 128),
         )
+
+
+def masked(setting: Setting) -> Setting:
+    """Return the setting of masked language modelling with BERT's positions and activation."""
+    return replace(
+        setting, task="masked_lm", label_smoothing=0.0, positions="learned", activation="gelu"
+    )
 
 
 class Learner(NamedTuple):
@@ -71,54 +78,22 @@ class Learner(NamedTuple):
     loss: Callable[[], Tensor]
 
 
-def translation_batch(setting: Setting) -> TranslationBatch:
-    """Return sentences of random pieces whose lengths differ as in a batch of like lengths."""
-    longest, rows = setting.length, setting.rows
-    shortest = max(2, round(longest * (1 - PADDED)))
-    lengths = torch.linspace(longest, shortest, rows).round().long()[:, None]
-    place = torch.arange(longest + 1)
-    source, target = (
-        torch.randint(SPECIALS, setting.vocabulary, (rows, longest + extra)) for extra in (0, 1)
-    )
-    target[:, 0] = BOS
-    # The target has one place more: its last token is predicted and never read.
-    for text, end in ((source, lengths - 1), (target, lengths)):
-        here = place[: text.shape[1]]
-        text[here == end] = EOS
-        text[here > end] = PAD
-    batch = TranslationBatch(source, target, torch.arange(rows), lengths.sum().float())
-    return TranslationBatch(*(part.to(setting.device) for part in batch))
+def task_of(setting: Setting) -> Task:
+    """Return the task of a setting."""
+    return build_task(ObjectiveConfig(kind=setting.task, label_smoothing=setting.label_smoothing))
 
 
-def masked_batch(setting: Setting) -> MaskedBatch:
-    """Return full windows of random pieces, 15 % of their places masked and predicted."""
-    shape = (setting.rows, setting.length)
-    tokens = torch.randint(SPECIALS, setting.vocabulary, shape)
-    count = max(1, round(PREDICTED * tokens.numel()))
-    positions = torch.randperm(tokens.numel())[:count].sort().values
-    labels = tokens.flatten()[positions]
-    tokens.view(-1)[positions] = MASK
-    index, normalizer = torch.arange(setting.rows), torch.tensor(float(count))
-    batch = MaskedBatch(tokens, positions, labels, index, normalizer)
-    return MaskedBatch(*(part.to(setting.device) for part in batch))
+def batch_of(setting: Setting) -> Any:
+    """Return a random batch of the task; it depends on the seed of torch."""
+    batch = task_of(setting).random_batch(setting.rows, setting.length, setting.vocabulary)
+    return to_device(batch, torch.device(setting.device))
 
 
-def batch_of(setting: Setting) -> TranslationBatch | MaskedBatch:
-    """Return the batch that belongs to the kind of model; it depends on the seed of torch."""
-    return masked_batch(setting) if setting.kind == "encoder" else translation_batch(setting)
-
-
-def learner(setting: Setting, block: BlockConfig, batch: TranslationBatch | MaskedBatch) -> Learner:
+def learner(setting: Setting, block: BlockConfig, batch: Any) -> Learner:
     """Return our model with `block`, and the loss that it is trained with."""
-    architecture = setting.architecture()
-    model = build_model(architecture, block, setting.vocabulary, PAD).to(setting.device)
-    objective = build_objective(
-        ObjectiveConfig(
-            kind="masked_lm" if setting.kind == "encoder" else "translation",
-            label_smoothing=setting.label_smoothing,
-        )
-    )
-    return Learner(model, lambda: objective.sums(model, batch).loss / batch.normalizer)
+    task = task_of(setting)
+    model = task.build_model(setting.architecture(), block, setting.vocabulary).to(setting.device)
+    return Learner(model, lambda: task.sums(model, batch).loss / batch.normalizer)
 
 
 def work(learner: Learner, setting: Setting) -> Work:

@@ -18,19 +18,19 @@ from lightning_app.bench.compare import Missing
 from lightning_app.bench.learners import (
     Learner,
     Setting,
+    batch_of,
     learner,
-    masked_batch,
-    translation_batch,
     work,
 )
 from lightning_app.bench.measure import Work
 from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.masks import full_mask
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel
 from lightning_app.models.transformer import BlockStack
+from lightning_app.tasks.masked_lm import MaskedBatch
+from lightning_app.tasks.translation import TranslationBatch
 
 
 def needed(module: str, package: str) -> ModuleType:
@@ -175,7 +175,7 @@ def x_encoder(ours: BlockStack, setting: Setting) -> nn.Module:
         heads=setting.heads,
         attn_dim_head=setting.width // setting.heads,
         ff_mult=setting.ff_dim / setting.width,
-        ff_custom_activation=nn.GELU() if setting.kind == "encoder" else nn.ReLU(),
+        ff_custom_activation={"gelu": nn.GELU, "relu": nn.ReLU}[setting.activation](),
         pre_norm=False,
         residual_attn=True,
     )
@@ -318,7 +318,7 @@ def same_loss(ours: Learner, theirs: Learner) -> None:
 def translation_peer(setting: Setting, peer: type[TorchTranslator] | type[XTranslator]) -> Work:
     """Return the work of a peer that holds the values of our `post_ln`."""
     torch.manual_seed(1)
-    batch = translation_batch(setting)
+    batch = batch_of(setting)
     ours = learner(setting, BlockConfig(preset="post_ln"), batch)
     assert isinstance(ours.model, EncoderDecoder)
     theirs = translation_learner(peer(ours.model, setting), batch, setting)
@@ -329,7 +329,7 @@ def translation_peer(setting: Setting, peer: type[TorchTranslator] | type[XTrans
 def bert_peer(setting: Setting, *, predicted_only: bool) -> Work:
     """Return the work of BERT; with `predicted_only` its head sees what ours sees."""
     torch.manual_seed(1)
-    batch = masked_batch(setting)
+    batch = batch_of(setting)
     ours = learner(setting, BlockConfig(preset="post_ln"), batch)
     assert isinstance(ours.model, MaskedLanguageModel)
     with_embedding_norm(ours.model)
@@ -345,7 +345,7 @@ def residual_encoder(setting: Setting, *, ours: bool) -> Work:
     """
     torch.manual_seed(1)
     block = BlockConfig(preset="realformer")
-    model = learner(setting, block, masked_batch(setting)).model
+    model = learner(setting, block, batch_of(setting)).model
     assert isinstance(model, MaskedLanguageModel)
     encoder = model.encoder
     mask = full_mask(setting.length, torch.device(setting.device))

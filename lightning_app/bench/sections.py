@@ -6,7 +6,7 @@ from functools import partial
 
 from lightning_app.bench.attention import Maps, chain_forms, single_forms
 from lightning_app.bench.compare import Comparison, Contender, How, compare
-from lightning_app.bench.learners import Setting, preset_work
+from lightning_app.bench.learners import Setting, masked, preset_work
 from lightning_app.bench.peers import (
     TorchTranslator,
     XTranslator,
@@ -14,6 +14,7 @@ from lightning_app.bench.peers import (
     residual_encoder,
     translation_peer,
 )
+from lightning_app.blocks.axes import BlockConfig
 
 BASELINE = "pre_ln"
 WORK = {True: "training step", False: "forward and backward"}
@@ -21,9 +22,8 @@ WORK = {True: "training step", False: "forward and backward"}
 
 def said(setting: Setting) -> str:
     """Return the sizes of `setting` in words."""
-    depth = (
-        f"{setting.depth}+{setting.depth}" if setting.kind == "encoder_decoder" else setting.depth
-    )
+    stacks = setting.architecture().stacks(BlockConfig())
+    depth = "+".join([str(setting.depth)] * len(stacks))
     return (
         f"{depth} blocks of width {setting.width}, ff {setting.ff_dim}, {setting.heads} heads, "
         f"{setting.rows} x {setting.length} tokens"
@@ -54,10 +54,8 @@ def attention(maps: Maps, how: How) -> Iterator[Comparison]:
 
 def peers(setting: Setting, how: How) -> Iterator[Comparison]:
     """Compare our models with the same ones as others build them, each on our numbers."""
-    translation = replace(setting, kind="encoder_decoder")
-    masked = replace(setting, kind="encoder", label_smoothing=0.0)
     for step in (True, False):
-        mine = replace(translation, step=step)
+        mine = replace(setting, step=step)
         contenders = [
             Contender("ours, post_ln", partial(preset_work, mine, "post_ln")),
             Contender("torch.nn.Transformer", partial(translation_peer, mine, TorchTranslator)),
@@ -65,7 +63,7 @@ def peers(setting: Setting, how: How) -> Iterator[Comparison]:
         ]
         yield compare(f"Translation, {WORK[step]}: {said(mine)}", contenders, how)
     for step in (True, False):
-        mine = replace(masked, step=step)
+        mine = replace(masked(setting), step=step)
         body = partial(bert_peer, mine, predicted_only=True)
         contenders = [
             Contender("ours, post_ln", partial(preset_work, mine, "post_ln")),
@@ -73,7 +71,7 @@ def peers(setting: Setting, how: How) -> Iterator[Comparison]:
             Contender("the same, predicted places alone", body),
         ]
         yield compare(f"Masked tokens, {WORK[step]}: {said(mine)}", contenders, how)
-    mine = replace(masked, step=False)
+    mine = replace(masked(setting), step=False)
     contenders = [
         Contender("ours, realformer", partial(residual_encoder, mine, ours=True)),
         Contender("x-transformers, residual_attn", partial(residual_encoder, mine, ours=False)),

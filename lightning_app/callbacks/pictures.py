@@ -11,9 +11,9 @@ from torch import nn
 from lightning_app.callbacks.events import event_files, show
 from lightning_app.catalogue.draw_stack import draw
 from lightning_app.catalogue.raster import image
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
-from lightning_app.probes.maps import attention_maps, longest_sentence
+from lightning_app.probes.maps import attention_maps
 from lightning_app.probes.pictures import attention_image
+from lightning_app.tasks.base import Task
 
 BLOCK, ATTENTION = "block", "attention"
 LONG, LOOKED_AT = 12, 20
@@ -40,14 +40,16 @@ class Pictures(pl.Callback):
             show_attention(trainer, pl_module, example(trainer, pl_module))
 
 
-def example(trainer: pl.Trainer, module: pl.LightningModule) -> TranslationBatch | MaskedBatch:
-    """Return a validation sentence, the same at any time: the longest of its batch.
+def example(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
+    """Return the longest row of a validation batch, the same at any time, as a batch.
 
     Of the first batch that holds `LONG` tokens in a row; else of the longest that was looked at.
     """
+    system: Any = module
+    task: Task = system.objective
 
-    def length(batch: TranslationBatch | MaskedBatch) -> int:
-        return batch[0].shape[1]
+    def length(batch: Any) -> int:
+        return task.texts(batch)[0].shape[1]
 
     with torch.random.fork_rng(devices=[]):
         loader = trainer.datamodule.val_dataloader()  # pyright: ignore[reportAttributeAccessIssue]
@@ -58,21 +60,18 @@ def example(trainer: pl.Trainer, module: pl.LightningModule) -> TranslationBatch
             if length(longest) >= LONG:
                 break
     assert longest is not None
-    batch = trainer.strategy.batch_to_device(longest)
-    return longest_sentence(batch, module.objective.pad)  # pyright: ignore[reportAttributeAccessIssue,reportArgumentType]
+    return task.longest(trainer.strategy.batch_to_device(longest))
 
 
-def show_attention(
-    trainer: pl.Trainer, module: pl.LightningModule, sentence: TranslationBatch | MaskedBatch
-) -> None:
-    """Put the attention maps of one sentence into the event files, at the present step."""
+def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: Any) -> None:
+    """Put the attention maps of one row into the event files, at the present step."""
     system: Any = module
+    task: Task = system.objective
     model = system.model
     assert isinstance(model, nn.Module)
-    maps = attention_maps(model, system.objective, sentence)
+    maps = attention_maps(model, task, sentence)
     tokenizer = trainer.datamodule.tokenizer  # pyright: ignore[reportAttributeAccessIssue]
-    texts = [sentence.tokens] if isinstance(sentence, MaskedBatch) else sentence[:2]
-    read = " → ".join(tokenizer.decode(text[0].tolist()) for text in texts)
+    read = " → ".join(tokenizer.decode(text[0].tolist()) for text in task.texts(sentence))
     step = trainer.global_step
     lines = [f"{system.block.preset}, step {step}: softmax maps, before any shaping", read]
     show(trainer, ATTENTION, attention_image(maps, lines), step)

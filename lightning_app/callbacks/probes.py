@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 
 from lightning_app.callbacks.events import event_files, tell
 from lightning_app.callbacks.pictures import example, show_attention
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.files import write_whole
 from lightning_app.probes.gains import change_ratios, layers_by_rank, learned_gains, stacks
 from lightning_app.probes.probe import probe, snapshot, update_ratios
@@ -111,8 +111,8 @@ class SignalProbe(pl.Callback):
     def __init__(self, steps: list[int] | None = None) -> None:
         self.steps = steps
         self._before: dict[str, Tensor] | None = None
-        self._batch: TranslationBatch | MaskedBatch | None = None
-        self._sentence: TranslationBatch | MaskedBatch | None = None
+        self._batch: Any = None
+        self._sentence: Any = None
         self._rows: list[Row] = []
 
     def fires(self, step: int) -> bool:
@@ -153,7 +153,7 @@ class SignalProbe(pl.Callback):
                 self._sentence = example(trainer, pl_module)
             show_attention(trainer, pl_module, self._sentence)
 
-    def _first_batch(self, trainer: pl.Trainer) -> TranslationBatch | MaskedBatch:
+    def _first_batch(self, trainer: pl.Trainer) -> Any:
         if self._batch is None:
             with torch.random.fork_rng(devices=[]):
                 loader = trainer.datamodule.val_dataloader()  # pyright: ignore[reportAttributeAccessIssue]

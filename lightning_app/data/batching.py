@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,50 +21,46 @@ AHEAD = 2
 """Batches that are made and pinned while a GPU is at work."""
 
 
-class TranslationBatch(NamedTuple):
-    """One rank's share of a global batch of pairs.
+class Batch(Protocol):
+    """One rank's share of a global batch, a named tuple of tensors.
 
     Attributes:
-        source: (batch, source) int64, each row ended by EOS, padded with PAD.
-        target: (batch, target) int64, BOS ... EOS, padded with PAD.
         index: (batch,) int64, row of the split; -1 for a blank row, which predicts nothing.
         normalizer: () float32, predicted tokens of the whole global batch / number of ranks.
     """
 
-    source: torch.Tensor
-    target: torch.Tensor
-    index: torch.Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
-    normalizer: torch.Tensor
+    @property
+    def index(self) -> torch.Tensor: ...
 
+    @property
+    def normalizer(self) -> torch.Tensor: ...
 
-class MaskedBatch(NamedTuple):
-    """One rank's share of a global batch of windows.
-
-    Attributes:
-        tokens: (batch, window) int64, after masking.
-        positions: (predicted,) int64, flat indices into batch * window, ascending.
-        labels: (predicted,) int64, what stood there.
-        index: (batch,) int64, number of the window; -1 for a blank row, which predicts nothing.
-        normalizer: () float32, predicted tokens of the whole global batch / number of ranks.
-    """
-
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    labels: torch.Tensor
-    index: torch.Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
-    normalizer: torch.Tensor
-
-
-Batch = TranslationBatch | MaskedBatch
+    def __iter__(self) -> Iterator[torch.Tensor]: ...
 
 
 class Rows(Protocol):
-    """A split that makes this rank's share of a global batch from (epoch, rows)."""
+    """Makes batches for one rank."""
 
-    def __getitem__(self, item: Item, /) -> Batch: ...
+    def __getitem__(self, item: Item, /) -> Batch:
+        """Return this rank's share of the global batch (epoch, rows)."""
+        ...
 
 
-def gather(
+class SplitRows(Rows, Protocol):
+    """A split of a corpus as batches, for one rank."""
+
+    def __len__(self) -> int: ...
+
+    def sampler(self, tokens_per_batch: int) -> "EpochSampler":
+        """Return the global batches of each epoch, with that many tokens at most."""
+        ...
+
+    def targets(self) -> np.ndarray:
+        """Return every token that is predicted in one epoch."""
+        ...
+
+
+def padded(
     ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray, fill: int, bos: int | None = None
 ) -> torch.Tensor:
     """Return rows of flat ids as one padded matrix, (rows, longest) int64, after `bos` if given."""
@@ -116,7 +112,7 @@ def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Ite
     """
 
     def make(item: Item) -> Batch:
-        batch = rows[item]
+        batch: Any = rows[item]
         return batch._make(part.pin_memory() for part in batch)
 
     # A thread of its own would use the first GPU, whichever is ours.

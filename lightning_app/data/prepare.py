@@ -123,7 +123,7 @@ def find(config: DataConfig) -> PreparedCorpus | None:
 
 def _checksum(config: DataConfig, source: sources.Source) -> str:
     fields = asdict(config)
-    if config.task == "masked_lm":
+    if not config.pairs:
         fields |= {"source_language": None, "max_length": None}
     code = importlib.resources.files("lightning_app.data")
     made_of = {
@@ -161,7 +161,7 @@ def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
         split: {column: trained.encode_lines(lines) for column, lines in columns.items()}
         for split, columns in splits.items()
     }
-    if config.task == "translation":
+    if config.pairs:
         encoded["train"], too_long = _drop_long(encoded["train"], config.max_length)
         dropped["train"]["too_long"] = too_long
         _refuse_empty(encoded, config)
@@ -177,9 +177,9 @@ def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
             _save(folder / f"{split}.{column}.offsets.npy", offsets)
             content.update(ids.tobytes())
             content.update(offsets.tobytes())
-    if config.task == "translation":
+    if config.pairs:
         _write_text(folder, splits, corpus, config.target_language)
-    predicted = "target" if config.task == "translation" else "text"
+    predicted = "target" if config.pairs else "text"
     meta = {
         "schema": 1,
         "name": config.name,
@@ -187,7 +187,7 @@ def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
         "protocol": corpus.protocol,
         "tokenized": corpus.tokenized,
         "languages": [config.source_language, config.target_language]
-        if config.task == "translation"
+        if config.pairs
         else [config.target_language],
         "tokenizer": config.tokenizer,
         "vocab_size": trained.vocab_size,
@@ -212,7 +212,7 @@ def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
             )
             for budget in PADDING_BUDGETS
         }
-        if config.task == "translation"
+        if config.pairs
         else {},
     }
     text = json.dumps(meta, indent=2, ensure_ascii=False) + "\n"
@@ -226,7 +226,7 @@ def _drop_lines(
 
     Validation and test pairs are all kept, so that scores stay comparable.
     """
-    if config.task == "masked_lm":
+    if not config.pairs:
         kept = [line for line in columns["text"] if line]
         return {"text": kept}, {"empty": len(columns["text"]) - len(kept)}
     if split != "train":
@@ -299,7 +299,8 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
 def report(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     """Return what `ablate prepare` prints: pairs, drops, tokens, unknown rate, padding, place."""
     meta = corpus.meta
-    unit = "pairs" if meta["task"] == "translation" else "lines"
+    pairs = len(meta["languages"]) == 2
+    unit = "pairs" if pairs else "lines"
     rows = [
         ("corpus", meta["protocol"]),
         (
@@ -319,7 +320,7 @@ def report(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
     entropy = meta["unigram_entropy"]["valid"]
     rows.append(("entropy", f"{entropy:.3f} nats a validation token, unigram"))
-    if meta["task"] == "translation":
+    if pairs:
         share = corpus.padding_share(tokens_per_batch)
         rows.append(("padding", f"{share:.1%} of batches of {tokens_per_batch:,} tokens"))
     rows.append(("folder", str(corpus.folder)))

@@ -114,7 +114,7 @@ def locate(config: DataConfig) -> Source:
         names = _names(config, stem)
         columns[split] = {column: _find(root, *names[column]) for column in names}
         raw = f"{stem}.raw.{config.target_language}"
-        if config.task == "translation" and split != "train" and _exists(root, raw):
+        if config.pairs and split != "train" and _exists(root, raw):
             references[split] = _find(root, raw)
     notes = root / download.NOTES
     return Source(columns=columns, references=references, notes=notes if notes.is_file() else None)
@@ -205,7 +205,7 @@ def _named_root(config: DataConfig) -> Path | None:
 def _names(config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
     """Return the names that the file of each column of a split may have."""
     target = f"{stem}.{config.target_language}"
-    if config.task == "translation":
+    if config.pairs:
         return {"source": (f"{stem}.{config.source_language}",), "target": (target,)}
     if config.name == "wikitext2":
         return {"text": (f"wiki.{stem}.tokens",)}
@@ -285,7 +285,7 @@ def read(source: Source, config: DataConfig) -> Corpus:
         references=references,
         protocol=protocol(source, lines, counts),
         tokenized=config.name != "text",
-        max_ratio=1.5 if config.name == "iwslt14" and config.task == "translation" else None,
+        max_ratio=1.5 if config.name == "iwslt14" and config.pairs else None,
     )
 
 
@@ -310,7 +310,7 @@ def _read_synthetic(config: DataConfig) -> Corpus:
     pairs = synthetic.splits()
     sides = {"de": 0, "en": 1}
     wanted = {"text": config.target_language}
-    if config.task == "translation":
+    if config.pairs:
         wanted = {"source": config.source_language, "target": config.target_language}
     lines = {
         split: {c: [pair[sides[language]] for pair in of] for c, language in wanted.items()}

@@ -1,23 +1,22 @@
-"""What a task owes the module: a loss, sums to evaluate by, and perhaps decoding."""
+"""What a task is trained for, and the sums of a batch that say how good a model is at it."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_app.models.search import SearchConfig
+from lightning_app.task_facts import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """What is trained for and how it is evaluated."""
 
-    kind: Literal["translation", "masked_lm"] = "translation"
-    """translation needs an encoder_decoder, masked_lm an encoder."""
+    kind: str = "translation"
+    """The task: translation needs an encoder_decoder, masked_lm an encoder."""
     label_smoothing: float = 0.1
     """Share of the target's probability spread evenly over the vocabulary, in the loss alone."""
     beam: int = 5
@@ -30,6 +29,7 @@ class ObjectiveConfig:
     """Evaluate the test split when `fit` ends: test/nll, and for translation both BLEUs."""
 
     def __post_init__(self) -> None:
+        _ = TASKS[self.kind]
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing {self.label_smoothing}: at least 0 and under 1")
         if self.validation_bleu < 0:
@@ -53,48 +53,6 @@ class Sums(NamedTuple):
     nll: Tensor
     correct: Tensor | None
     tokens: Tensor
-
-
-class Objective(ABC):
-    """One task. Its leaves say which model and which batch they take.
-
-    `hypotheses` holds the translations of the test split once it has been decoded, `targets` what
-    ``test/bleu`` compares them with, `bleu_signature` and `sacrebleu_signature` how the two scores
-    were made; all stay empty where nothing is decoded.
-    """
-
-    pad: int
-
-    def __init__(self, config: ObjectiveConfig) -> None:
-        self.config = config
-        self.hypotheses: Sequence[str] = ()
-        self.targets: Sequence[str] = ()
-        self.bleu_signature: str | None = None
-        self.sacrebleu_signature: str | None = None
-
-    @abstractmethod
-    def logits(self, model: Any, batch: Any) -> Tensor:
-        """Return the logits of every predicted token, whole, for whoever looks at them."""
-
-    @abstractmethod
-    def sums(self, model: Any, batch: Any) -> Sums:
-        """Return the sums over the predicted tokens of `batch`, differentiable once."""
-
-    @abstractmethod
-    def start_decoding(self) -> None:
-        """Forget what an earlier evaluation decoded."""
-
-    @abstractmethod
-    def decode(self, model: Any, batch: Any, stage: str) -> None:
-        """Decode what `stage`, val or test, asks for, and keep it."""
-
-    @abstractmethod
-    def scores(self, stage: str, datamodule: Any) -> dict[str, float]:
-        """Return the scores of what was decoded, the same on every rank."""
-
-    @abstractmethod
-    def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, str]]:
-        """Return (row of the split, text) of each row of `batch`."""
 
 
 def token_sums(

@@ -8,38 +8,14 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.score_map import softmax_map
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.models.transformer import stacks
-from lightning_app.objectives.base import Objective
 from lightning_app.probes.probe import untouched
 from lightning_app.probes.taps import scores
-
-
-def longest_sentence(
-    batch: TranslationBatch | MaskedBatch, pad: int
-) -> TranslationBatch | MaskedBatch:
-    """Return the longest row of a batch, the first of those, as a batch without padding."""
-    if isinstance(batch, MaskedBatch):
-        return batch._replace(
-            tokens=batch.tokens[:1],
-            positions=batch.positions.new_zeros(1),
-            labels=batch.labels[:1],
-            index=batch.index[:1],
-        )
-    lengths = [(text != pad).sum(dim=1) for text in (batch.source, batch.target)]
-    row = int((lengths[0] + lengths[1]).argmax())
-    source, target = (int(each[row]) for each in lengths)
-    return batch._replace(
-        source=batch.source[row : row + 1, :source],
-        target=batch.target[row : row + 1, :target],
-        index=batch.index[row : row + 1],
-    )
+from lightning_app.tasks.base import Task
 
 
 @torch.no_grad()
-def attention_maps(
-    model: nn.Module, objective: Objective, sentence: TranslationBatch | MaskedBatch
-) -> dict[str, Tensor]:
+def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Tensor]:
     """Return the softmax maps of a batch of one row: (layer, head, query, key), float32 on the CPU.
 
     Named ``encoder``, ``decoder`` and ``cross``. In evaluation mode, before shaping; NaN where a
@@ -57,7 +33,7 @@ def attention_maps(
                 handles.append(attention.register_forward_hook(hook))
     try:
         with untouched(model):
-            objective.logits(model, sentence)
+            task.logits(model, sentence)
     finally:
         for handle in handles:
             handle.remove()

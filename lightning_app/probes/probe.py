@@ -2,75 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
 from lightning_app.models.transformer import stacks
-from lightning_app.objectives.base import Objective, token_sums
 from lightning_app.probes import measures
 from lightning_app.probes.gains import change_ratios, learned_gains
 from lightning_app.probes.table import MODEL, Place, Row, Tally, ordered
-from lightning_app.probes.taps import Real, Taps
-
-Batch = TranslationBatch | MaskedBatch
+from lightning_app.probes.taps import Taps
+from lightning_app.tasks.base import Predictions, Task
 
 POSITIONS = 4
 """Target positions of a batch whose gradients are looked at one by one."""
-
-
-class Predictions(NamedTuple):
-    """Logits and labels of the tokens of a batch that count."""
-
-    logits: Float[Tensor, "token vocabulary"]
-    labels: Int[Tensor, " token"]
-
-    def loss(self, objective: Objective) -> Tensor:
-        """Return the mean training loss, in nats a token."""
-        ones = self.logits.new_ones(len(self.labels))
-        smoothing = objective.config.label_smoothing
-        return token_sums(self.logits, self.labels, ones, smoothing).loss / len(self.labels)
-
-
-def predict(objective: Objective, model: nn.Module, batch: Batch) -> Predictions:
-    """Run the model on `batch` and return what it predicts at every token that counts."""
-    logits = objective.logits(model, batch)
-    if isinstance(batch, MaskedBatch):
-        return Predictions(logits, batch.labels)
-    labels = batch.target[:, 1:]
-    counted = labels != objective.pad
-    return Predictions(logits[counted], labels[counted])
-
-
-def predict_one(objective: Objective, model: nn.Module, batch: Batch, token: int) -> Predictions:
-    """Return what `predict` gives at one token, from the one sentence that it depends on."""
-    if isinstance(batch, MaskedBatch):
-        row, place = divmod(int(batch.positions[token]), batch.tokens.shape[1])
-        alone = batch._replace(
-            tokens=batch.tokens[row : row + 1],
-            positions=batch.positions.new_tensor([place]),
-            labels=batch.labels[token : token + 1],
-        )
-        return predict(objective, model, alone)
-    counted = batch.target[:, 1:] != objective.pad
-    row, place = counted.nonzero()[token].tolist()
-    alone = batch._replace(
-        source=batch.source[row : row + 1], target=batch.target[row : row + 1, : place + 2]
-    )
-    logits = objective.logits(model, alone)[0, -1:]
-    return Predictions(logits, batch.target[row, place + 1 : place + 2])
-
-
-def real_tokens(objective: Objective, batch: Batch) -> Real:
-    """Return which tokens count: no padding; in a decoder those that predict a token."""
-    if isinstance(batch, MaskedBatch):
-        return {"encoder": (batch.index >= 0)[:, None].expand_as(batch.tokens)}
-    rows = (batch.index >= 0)[:, None]
-    pad = objective.pad
-    return {"encoder": rows & (batch.source != pad), "decoder": rows & (batch.target[:, 1:] != pad)}
 
 
 @contextmanager
@@ -92,8 +37,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 def probe(
     model: nn.Module,
-    objective: Objective,
-    batches: Iterable[Batch],
+    task: Task,
+    batches: Iterable[Any],
     step: int = 0,
     positions: int = POSITIONS,
 ) -> list[Row]:
@@ -123,17 +68,23 @@ def probe(
     with untouched(model), torch.enable_grad():
         for batch in batches:
             with taps:
-                taps.expect(real_tokens(objective, batch))
-                predictions = predict(objective, model, batch)
-            loss = predictions.loss(objective)
+                taps.expect(task.real_tokens(batch))
+                predictions = task.predictions(model, batch)
+            loss = task.mean_loss(predictions)
             gradients.add(loss)
             outputs.add(predictions, loss)
             for token in spread(len(predictions.labels), positions):
-                gradients.add_one(predict_one(objective, model, batch, token).loss(objective))
+                gradients.add_one(task.mean_loss(prediction(task, model, batch, token)))
     gradients.close()
     outputs.close()
     add_gains(model, taps.tally)
     return taps.rows(step)
+
+
+def prediction(task: Task, model: nn.Module, batch: Any, token: int) -> Predictions:
+    """Return one prediction of `batch`, from the one row on which it depends."""
+    logits, labels = task.predictions(model, task.alone(batch, token))
+    return Predictions(logits[-1:], labels[-1:])
 
 
 class Outputs:

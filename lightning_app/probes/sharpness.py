@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_app.blocks.kernels import attention_form
-from lightning_app.objectives.base import Objective
-from lightning_app.probes.probe import Batch, predict, untouched
+from lightning_app.probes.probe import untouched
+from lightning_app.tasks.base import Task
 
 TOLERANCE = 1e-2  # of the residual, relative to the eigenvalue
 ITERATIONS = 200
@@ -30,8 +30,8 @@ class Sharpness(NamedTuple):
 
 def preconditioned_sharpness(
     model: nn.Module,
-    objective: Objective,
-    batch: Batch,
+    task: Task,
+    batch: Any,
     eps: float,
     second_moments: Sequence[Tensor] | None = None,
 ) -> Sharpness:
@@ -52,7 +52,7 @@ def preconditioned_sharpness(
         sdpa_kernel(SDPBackend.MATH),
         attention_form("plain"),
     ):
-        loss = predict(objective, model, batch).loss(objective)
+        loss = task.mean_loss(task.predictions(model, batch))
         found = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
         used = [i for i, g in enumerate(found) if g is not None and g.requires_grad]
         gradients, parameters = [found[i] for i in used], [parameters[i] for i in used]

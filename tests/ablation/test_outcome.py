@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning_app.ablation.trial import Run
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
-from lightning_app.objectives import build_objective
 from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.tasks.base import build_task
 
 
 def run(folder: Path, cache: str, **optimizer: Any) -> Run:
@@ -87,7 +87,7 @@ def test_only_predictions_are_printed(
     """Neither the progress bar nor what a callback prints."""
     ended = run(tmp_path / "run", cache)
     ended.trainer.callbacks += [TQDMProgressBar(), Chatter()]  # pyright: ignore[reportAttributeAccessIssue,reportOperatorIssue]
-    ended.model.objective = build_objective(ObjectiveConfig(beam=1))
+    ended.model.objective = build_task(ObjectiveConfig(beam=1))
     ended.trainer.limit_predict_batches = 2  # pyright: ignore[reportAttributeAccessIssue]
     capfd.readouterr()
     ended.predict(ended.model, ended.datamodule)

@@ -7,10 +7,10 @@ import torch
 
 from lightning_app.bench.learners import (
     Setting,
+    batch_of,
     learner,
-    masked_batch,
+    masked,
     preset_work,
-    translation_batch,
     work,
 )
 from lightning_app.blocks.axes import BlockConfig
@@ -20,7 +20,7 @@ TINY = Setting(depth=1, width=16, ff_dim=24, heads=2, vocabulary=50, length=28, 
 
 
 def test_a_translation_batch_is_as_the_data_module_makes_them() -> None:
-    batch = translation_batch(TINY)
+    batch = batch_of(TINY)
     assert batch.source.shape == (3, 28)
     assert batch.target.shape == (3, 29)
     assert (batch.target[:, 0] == BOS).all()
@@ -34,7 +34,7 @@ def test_a_translation_batch_is_as_the_data_module_makes_them() -> None:
 
 
 def test_a_masked_batch_predicts_what_it_hides() -> None:
-    batch = masked_batch(replace(TINY, kind="encoder"))
+    batch = batch_of(masked(TINY))
     places = batch.tokens.flatten()
     assert (places[batch.positions] == MASK).all()
     assert int((places == MASK).sum()) == len(batch.positions) == round(0.15 * 84)
@@ -42,10 +42,10 @@ def test_a_masked_batch_predicts_what_it_hides() -> None:
     assert batch.normalizer == len(batch.labels)
 
 
-@pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
-def test_a_step_trains_and_passes_alone_do_not(kind) -> None:
-    setting = replace(TINY, kind=kind, label_smoothing=0.0)
-    batch = masked_batch(setting) if kind == "encoder" else translation_batch(setting)
+@pytest.mark.parametrize("setting", [TINY, masked(TINY)])
+def test_a_step_trains_and_passes_alone_do_not(setting: Setting) -> None:
+    setting = replace(setting, label_smoothing=0.0)
+    batch = batch_of(setting)
     ours = learner(setting, BlockConfig(preset="pre_ln"), batch)
     start = float(ours.loss().detach())
     assert start == pytest.approx(float(torch.tensor(50.0).log()), rel=0.5)
@@ -70,7 +70,7 @@ def test_a_form_is_forced_while_the_work_runs(monkeypatch: pytest.MonkeyPatch) -
         return seen[-1]
 
     monkeypatch.setattr(kernels, "choose", watched)
-    setting = replace(TINY, kind="encoder", step=False)
+    setting = replace(masked(TINY), step=False)
     preset_work(setting, "realformer").run()
     assert {choice.reason for choice in seen} != {"asked for"}
     seen.clear()

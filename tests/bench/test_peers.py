@@ -1,12 +1,10 @@
 """Peers compute what our models compute, on random values; the rest of a comparison is speed."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from lightning_app.bench.compare import Contender, How, Missing, compare
-from lightning_app.bench.learners import Setting, learner, masked_batch, translation_batch
+from lightning_app.bench.learners import Setting, batch_of, learner, masked
 from lightning_app.bench.measure import Work
 from lightning_app.bench.peers import (
     TorchTranslator,
@@ -25,7 +23,7 @@ from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel
 from tests.tiny import randomise
 
 TINY = Setting(depth=2, width=20, ff_dim=28, heads=2, vocabulary=31, length=28, tokens=84)
-MASKED = replace(TINY, kind="encoder", label_smoothing=0.0)
+MASKED = masked(TINY)
 
 
 def without_biases(model: torch.nn.Module) -> None:
@@ -40,7 +38,7 @@ def without_biases(model: torch.nn.Module) -> None:
 def test_a_translator_is_our_post_ln(peer) -> None:
     if peer is XTranslator:
         pytest.importorskip("x_transformers")
-    batch = translation_batch(TINY)
+    batch = batch_of(TINY)
     ours = learner(TINY, BlockConfig(preset="post_ln"), batch)
     assert isinstance(ours.model, EncoderDecoder)
     randomise(ours.model)
@@ -58,7 +56,7 @@ def test_a_translator_is_our_post_ln(peer) -> None:
 @pytest.mark.parametrize("predicted_only", [False, True])
 def test_bert_is_our_post_ln_under_a_norm_of_the_embedding(predicted_only: bool) -> None:
     pytest.importorskip("transformers")
-    batch = masked_batch(MASKED)
+    batch = batch_of(MASKED)
     ours = learner(MASKED, BlockConfig(preset="post_ln"), batch)
     assert isinstance(ours.model, MaskedLanguageModel)
     with_embedding_norm(randomise(ours.model))
@@ -70,7 +68,7 @@ def test_bert_is_our_post_ln_under_a_norm_of_the_embedding(predicted_only: bool)
 @pytest.mark.usefixtures("float64")
 def test_residual_attention_of_x_transformers_is_our_realformer() -> None:
     pytest.importorskip("x_transformers")
-    ours = learner(MASKED, BlockConfig(preset="realformer"), masked_batch(MASKED)).model
+    ours = learner(MASKED, BlockConfig(preset="realformer"), batch_of(MASKED)).model
     assert isinstance(ours, MaskedLanguageModel)
     without_biases(randomise(ours))
     theirs = x_encoder(ours.encoder, MASKED)
@@ -81,7 +79,7 @@ def test_residual_attention_of_x_transformers_is_our_realformer() -> None:
 
 
 def test_another_model_is_told_from_the_same() -> None:
-    batch = translation_batch(TINY)
+    batch = batch_of(TINY)
     ours = learner(TINY, BlockConfig(preset="post_ln"), batch)
     other = learner(TINY, BlockConfig(preset="sas"), batch)
     same_loss(ours, ours)

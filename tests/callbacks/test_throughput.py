@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.data.batching import TranslationBatch
+from lightning_app.tasks.translation import TranslationBatch
 from tests.runs import data, module, trainer
 
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.data import batching
-from lightning_app.data.batching import EpochSampler, ResumableLoader, TranslationBatch, gather
+from lightning_app.data.batching import EpochSampler, ResumableLoader, padded
 from lightning_app.data.cutting import equal_batches
+from lightning_app.tasks.translation import TranslationBatch
 
 
 @given(st.lists(st.lists(st.integers(5, 99), min_size=1), min_size=1), st.data())
@@ -16,7 +17,7 @@ def test_gather_equals_a_loop(rows: list[list[int]], data: st.DataObject):
     wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
     bos = data.draw(st.sampled_from([None, 2]))
     lead = [] if bos is None else [bos]
-    out = gather(ids, offsets, np.array(wanted), fill=0, bos=bos)
+    out = padded(ids, offsets, np.array(wanted), fill=0, bos=bos)
     width = max(len(rows[w]) for w in wanted) + len(lead)
     expected = [[*lead, *rows[w]] for w in wanted]
     assert out.tolist() == [row + [0] * (width - len(row)) for row in expected]

@@ -1,11 +1,10 @@
-import inspect
-from dataclasses import fields
+from dataclasses import asdict
 
 import pytest
 
 from lightning_app.data.config import DataConfig
-from lightning_app.data.datamodule import TextDataModule
 from lightning_app.errors import UserError
+from lightning_app.parser import config_parser
 
 
 @pytest.mark.parametrize(
@@ -29,13 +28,14 @@ def test_meaningless_values_are_refused(wrong: dict, message: str):
         DataConfig(**wrong)
 
 
-def test_datamodule_has_the_same_fields_and_defaults():
-    signature = inspect.signature(TextDataModule).parameters
-    assert list(signature) == [field.name for field in fields(DataConfig)]
-    assert DataConfig(**{name: p.default for name, p in signature.items()}) == DataConfig()
+def test_the_parser_offers_every_field_with_its_default():
+    wanted = asdict(DataConfig())
+    del wanted["task"], wanted["seed"]  # they are set from other fields
+    assert config_parser().get_defaults().data.as_dict() == wanted
 
 
-def test_every_argument_is_documented():
-    doc = inspect.getdoc(TextDataModule) or ""
-    for field in fields(DataConfig):
-        assert f"{field.name}: " in doc
+def test_every_field_is_documented_in_the_help():
+    text = " ".join(config_parser().format_help().split())
+    for field in ("tokens_per_batch", "mask_probability", "source_language", "num_workers"):
+        _, _, after = text.partition(f" --data.{field} {field.upper()} ")
+        assert len(after.partition("(type:")[0]) > 20

@@ -8,10 +8,10 @@ import pytest
 
 from lightning_app.data import download
 from lightning_app.data.config import DataConfig
-from lightning_app.data.datamodule import TextDataModule
 from lightning_app.data.digests import LIST, find_damage
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.sources import corpus_digest, locate
+from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from tests.bits import flip
 
@@ -112,7 +112,11 @@ def test_a_run_verifies_its_data_once(
 
     monkeypatch.setattr("lightning_app.data.prepare.find_damage", note)
     data = TextDataModule(
-        "text", str(tmp_path / "corpus"), str(tmp_path / "cache"), tokenizer="word", vocab_size=None
+        name="text",
+        root=str(tmp_path / "corpus"),
+        cache=str(tmp_path / "cache"),
+        tokenizer="word",
+        vocab_size=None,
     )
     data.prepare_data()
     for stage in ("fit", "validate", "test"):

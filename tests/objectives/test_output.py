@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
-from lightning_app.objectives import build_objective
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.objectives.output import output_sums
+from lightning_app.tasks.base import build_task
+from lightning_app.tasks.masked_lm import MaskedBatch
+from lightning_app.tasks.translation import TranslationBatch
 from tests import tiny
 
 
@@ -390,7 +391,7 @@ def batch_of(task: str) -> TranslationBatch | MaskedBatch:
 def test_a_task_sums_over_its_predicted_tokens(float64: None, task: Any) -> None:
     """The gradients of every parameter, those of the tied table from both its ends."""
     model = tiny.translator("pre_ln") if task == "translation" else tiny.masked_model("pre_ln")
-    objective = build_objective(ObjectiveConfig(kind=task, label_smoothing=0.2))
+    objective = build_task(ObjectiveConfig(kind=task, label_smoothing=0.2))
     tiny.randomise(model)
     batch = batch_of(task)
     labels = batch.labels if isinstance(batch, MaskedBatch) else batch.target[:, 1:].flatten()

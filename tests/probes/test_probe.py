@@ -15,20 +15,21 @@ from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
-from lightning_app.data.batching import MaskedBatch, TranslationBatch
-from lightning_app.objectives import build_objective
-from lightning_app.objectives.base import Objective, ObjectiveConfig
+from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.probes.gains import learned_gains
-from lightning_app.probes.probe import Batch, probe, snapshot, spread, untouched, update_ratios
+from lightning_app.probes.probe import probe, snapshot, spread, untouched, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row
+from lightning_app.tasks.base import Task, build_task
+from lightning_app.tasks.masked_lm import MaskedBatch
+from lightning_app.tasks.translation import TranslationBatch
 from tests import warm
 from tests.tiny import PAD, masked_model, randomise, sentences, translator, words
 
 SMOOTHING = 0.1
 
 
-def objective(kind: str = "translation") -> Objective:
-    return build_objective(ObjectiveConfig(kind=kind, label_smoothing=SMOOTHING))  # pyright: ignore[reportArgumentType]
+def objective(kind: str = "translation") -> Task:
+    return build_task(ObjectiveConfig(kind=kind, label_smoothing=SMOOTHING))
 
 
 def pairs() -> TranslationBatch:
@@ -42,13 +43,13 @@ def windows() -> MaskedBatch:
     return MaskedBatch(tokens, positions, words(4), torch.arange(3), torch.tensor(4.0))
 
 
-def subject(kind: str, block: str | BlockConfig, **sizes: Any) -> tuple[nn.Module, list[Batch]]:
+def subject(kind: str, block: str | BlockConfig, **sizes: Any) -> tuple[nn.Module, list[Any]]:
     if kind == "translation":
         return randomise(translator(block, **sizes)), [pairs(), pairs()]
     return randomise(masked_model(block, **sizes)), [windows(), windows()]
 
 
-def losses(model: nn.Module, batch: Batch) -> Tensor:
+def losses(model: nn.Module, batch: Any) -> Tensor:
     """The smoothed loss of each predicted token, by torch's own cross-entropy."""
     if isinstance(batch, MaskedBatch):
         logits, labels = model(batch.tokens, batch.positions), batch.labels

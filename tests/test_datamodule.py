@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_app.data.datamodule import TextDataModule
 from lightning_app.data.tokenizer import unigram_entropy
+from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(

@@ -4,7 +4,7 @@ import torch
 
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
-from lightning_app.data.translation import TranslationRows, translation_sampler
+from lightning_app.tasks.translation import TranslationRows
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def corpus(write_pairs, text_config) -> PreparedCorpus:
 
 
 def test_batch_is_the_text(corpus: PreparedCorpus):
-    batch = TranslationRows(corpus, "train", 0, 1)[0, np.array([0, 1])]
+    batch = TranslationRows(corpus, "train")[0, np.array([0, 1])]
     encode = corpus.tokenizer.encode
     long, short = encode("der hund sieht die katze ."), encode("die katze schläft .")
     assert batch.source.tolist() == [[*long, EOS], [*short, EOS, PAD, PAD]]
@@ -28,8 +28,8 @@ def test_batch_is_the_text(corpus: PreparedCorpus):
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world: int):
     rows = np.array([4, 0, 8, 5])
-    whole = TranslationRows(corpus, "train", 0, 1)[0, rows]
-    shares = [TranslationRows(corpus, "train", rank, world)[0, rows] for rank in range(world)]
+    whole = TranslationRows(corpus, "train")[0, rows]
+    shares = [TranslationRows(corpus, "train", None, rank, world)[0, rows] for rank in range(world)]
     for of in shares:
         assert of.normalizer == pytest.approx(float(whole.normalizer) / world)
     predicted = sum(int((of.target[:, 1:] != PAD).sum()) for of in shares)
@@ -39,17 +39,17 @@ def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world:
 
 
 def test_blank_row(corpus: PreparedCorpus):
-    batch = TranslationRows(corpus, "train", 1, 2)[0, np.array([3])]
+    batch = TranslationRows(corpus, "train", None, 1, 2)[0, np.array([3])]
     assert batch.source.tolist() == [[EOS]]
     assert batch.target.tolist() == [[PAD, PAD]]
     assert batch.index.tolist() == [-1]
 
 
 def test_sampler_counts_the_longer_side_with_eos(corpus: PreparedCorpus):
-    for _, rows in translation_sampler(corpus, "train", 14, seed=1):
+    for _, rows in TranslationRows(corpus, "train", seed=1).sampler(14):
         longest = max(corpus.lengths("train", c)[rows].max() for c in ("source", "target"))
         assert len(rows) * longest <= 14
-    without = translation_sampler(corpus, "valid", 14, seed=None)
+    without = TranslationRows(corpus, "valid").sampler(14)
     without.set_epoch(0)
     first = [rows.tolist() for _, rows in without]
     without.set_epoch(1)

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_app.data.batching import MaskedBatch
-from lightning_app.data.masked_lm import MaskedRows, masked_sampler
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
 from lightning_app.errors import UserError
+from lightning_app.tasks.masked_lm import MaskedBatch, MaskedRows
 
 WINDOW = 20
 PREDICTED = 3  # 15 % of 20
@@ -130,7 +129,12 @@ def test_blank_row_predicts_nothing(corpus: PreparedCorpus):
 
 def test_labels_are_those_of_the_first_pass(corpus: PreparedCorpus):
     rows = make(corpus, "valid", seed=None)
-    assert rows.labels().tolist() == everything(rows).labels.tolist()
+    assert rows.targets().tolist() == everything(rows).labels.tolist()
+
+
+def test_where_masks_change_every_token_but_eos_is_a_target(corpus: PreparedCorpus):
+    ids = np.asarray(corpus.ids("train", "text"))
+    assert make(corpus).targets().tolist() == ids[ids != EOS].tolist()
 
 
 def test_too_short_a_split_is_refused(corpus: PreparedCorpus):
@@ -149,7 +153,7 @@ def test_window_of_end_of_sentence_only(tmp_path: Path, text_config):
 
 def test_batches_have_as_many_windows_as_the_budget_allows(corpus: PreparedCorpus):
     rows = make(corpus)
-    sizes = [len(of) for _, of in masked_sampler(rows, 95, WINDOW, seed=1)]
+    sizes = [len(of) for _, of in rows.sampler(95)]
     assert sizes[:-1] == [4] * (len(sizes) - 1)
     assert sum(sizes) == len(rows)
-    assert {len(of) for _, of in masked_sampler(rows, 1, WINDOW, seed=1)} == {1}
+    assert {len(of) for _, of in rows.sampler(1)} == {1}

@@ -1,0 +1,144 @@
+"""The LightningDataModule of every corpus and every task."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from lightning_app.data import moses
+from lightning_app.data.batching import Batch, ResumableLoader, SplitRows
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.tokenizer import Tokenizer, unigram_entropy
+from lightning_app.errors import UserError
+from lightning_app.tasks.base import task_class, to_device
+
+
+class TextDataModule(pl.LightningDataModule):
+    """Text in, integer batches out.
+
+    After `setup`: `vocab_size`, `tokenizer`, `unigram_entropy` (nats per predicted validation
+    token, the loss of a model that knows their frequencies alone), and `description`, which belongs
+    to every result.
+
+    Args:
+        fields: Those of `DataConfig`.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__()
+        self.config = DataConfig(**fields)
+        self.tokenizer: Tokenizer
+        self.vocab_size: int
+        self.unigram_entropy: float
+        self.description: dict[str, Any]
+
+    @cached_property
+    def corpus(self) -> PreparedCorpus:
+        """The corpus, prepared and verified once, when it is wanted first."""
+        return prepare(self.config)
+
+    def prepare_data(self) -> None:
+        """Read, tokenise and cache the corpus, unless that is done; verify it."""
+        _ = self.corpus
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the cached corpus; after `prepare_data` nothing is made here."""
+        meta = self.corpus.meta
+        self.tokenizer = self.corpus.tokenizer
+        self.vocab_size = meta["vocab_size"]
+        rows = {split: self._rows(split) for split in meta["sizes"]}
+        self.unigram_entropy = unigram_entropy(rows["valid"].targets())
+        packing = task_class(self.config.task).describe(rows)
+        self.description = {
+            "name": meta["name"],
+            "protocol": meta["protocol"] + packing,
+            "sizes": meta["sizes"],
+            "vocab_size": meta["vocab_size"],
+            "tokenizer_sha256": meta["tokenizer_sha256"],
+            "checksum": meta["checksum"],
+            "digest": self.corpus.digest,
+        }
+
+    def training_entropy(self) -> float:
+        """Count the training targets: `unigram_entropy` of these."""
+        return unigram_entropy(self._rows("train").targets())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint remembers of its data."""
+        tokenizer = self.corpus.meta["tokenizer_sha256"]
+        return {"digest": self.corpus.digest, "tokenizer_sha256": tokenizer}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuse to go on with other data than those of the checkpoint.
+
+        Raises:
+            UserError: naming both digests.
+        """
+        there, here = state_dict["digest"], self.corpus.digest
+        if there != here:
+            raise UserError(
+                f"is of other data: their digest is {there[:16]}, that of data.name "
+                f"'{self.config.name}' is now {here[:16]}"
+            )
+
+    def references(self, split: str) -> list[str]:
+        """Return plain target lines of a split, cased where the corpus publishes them so."""
+        return self.corpus.lines(split, "reference")
+
+    def targets(self, split: str) -> list[str]:
+        """Return the target lines of a split as the corpus has them, tokenised if `tokenized`."""
+        return self.corpus.lines(split, "target")
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether the corpus separates words and punctuation by spaces."""
+        return self.corpus.meta["tokenized"]
+
+    def detokenize(self, text: str) -> str:
+        """Return target text of this corpus as plain text; `references` are in that form."""
+        if not self.tokenized:
+            return text
+        return moses.detokenize(text, self.config.target_language)
+
+    def train_dataloader(self) -> ResumableLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> ResumableLoader:
+        return self._loader("valid")
+
+    def test_dataloader(self) -> ResumableLoader:
+        return self._loader("test")
+
+    def predict_dataloader(self) -> ResumableLoader:
+        return self._loader("test")
+
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Move a batch; from pinned memory the copy to a GPU goes on while the host works."""
+        return to_device(batch, device, non_blocking=device.type == "cuda")
+
+    def _rows(self, split: str) -> SplitRows:
+        """Return a split as batches for this rank; training alone follows the seed of the run."""
+        seed = self.config.seed if split == "train" else None
+        rows = task_class(self.config.task).rows
+        return rows(self.corpus, split, self.config, seed, *self._ranks())
+
+    def _loader(self, split: str) -> ResumableLoader:
+        if split not in self.corpus.meta["sizes"]:
+            raise UserError(f"data.splits.{split}: the corpus has no {split} split")
+        rows = self._rows(split)
+        sampler = rows.sampler(self.config.tokens_per_batch)
+        return ResumableLoader(rows, sampler, self.config.num_workers, self._gpu())
+
+    def _gpu(self) -> torch.device | None:
+        device = None if self.trainer is None else self.trainer.strategy.root_device
+        return device if device is not None and device.type == "cuda" else None
+
+    def _ranks(self) -> tuple[int, int]:
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size

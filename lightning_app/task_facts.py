@@ -1,0 +1,80 @@
+"""What can be known of a task without torch. `lightning_app.tasks` holds the rest of it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lightning_app.registry import Registry
+
+
+class Score(NamedTuple):
+    """A metric of quality beside the loss: its name in the results, its title, its unit."""
+
+    metric: str
+    title: str
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What configs, plans and reports ask of a task.
+
+    Attributes:
+        title: The name of the task in running text.
+        architecture: The `model.architecture.kind` that it trains.
+        pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
+            lines of one language.
+        length: The field of `data` that bounds the tokens of a text.
+        marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
+        scores: The metrics of quality that a report shows, the first one preferred.
+        method: A sentence for the text of the method, with fields of the config in braces.
+        module: Where the class of the task is; empty for ``lightning_app.tasks.<name>``.
+    """
+
+    title: str
+    architecture: str
+    pairs: bool = False
+    length: str = "window"
+    marks: int = 0
+    scores: tuple[Score, ...] = ()
+    method: str = ""
+    module: str = ""
+
+
+TASKS: Registry[TaskFacts] = Registry("model.objective.kind")
+"""The tasks by name, the values of `model.objective.kind`."""
+
+TASKS.add(
+    "translation",
+    TaskFacts(
+        title="translation",
+        architecture="encoder_decoder",
+        pairs=True,
+        length="max_length",
+        marks=2,
+        scores=(
+            Score("test/bleu", "Test BLEU", "BLEU (0 to 100)"),
+            Score("val/bleu", "Validation BLEU", "BLEU (0 to 100)"),
+            Score("test/sacrebleu", "Test sacreBLEU", "BLEU (0 to 100)"),
+        ),
+    ),
+)
+TASKS.add(
+    "masked_lm",
+    TaskFacts(
+        title="masked language modelling",
+        architecture="encoder",
+        scores=(Score("val/accuracy", "Validation accuracy", "accuracy of masked tokens"),),
+        method="Text is packed into windows of {data.window} tokens, of which a share of "
+        "{data.mask_probability} is predicted.",
+    ),
+)
+
+
+def task_facts(name: object) -> TaskFacts:
+    """Return the facts of a task, also of one whose module is not imported here.
+
+    A report of its runs then shows its name and its losses.
+    """
+    if isinstance(name, str) and name in TASKS:
+        return TASKS[name]
+    return TaskFacts(title=str(name).replace("_", " "), architecture="")

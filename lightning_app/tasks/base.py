@@ -1,0 +1,182 @@
+"""What a task provides: rows of batches, a model, a loss, scores, and views for the probes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lightning_app.blocks.axes import BlockConfig
+from lightning_app.data.batching import SplitRows
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import PreparedCorpus
+from lightning_app.data.tokenizer import PAD
+from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.objectives.base import ObjectiveConfig, Sums, token_sums
+from lightning_app.task_facts import TASKS, TaskFacts
+
+
+class Predictions(NamedTuple):
+    """Logits and labels of the tokens of a batch that count, in the order of the batch."""
+
+    logits: Float[Tensor, "token vocabulary"]
+    labels: Int[Tensor, " token"]
+
+
+class Task(ABC):
+    """One task. `logits`, `sums` and the rest take the model that `build_model` returns.
+
+    Attributes:
+        pad: The token that fills short rows.
+        hypotheses: The texts that were decoded from the test split; empty where nothing is.
+        targets: What ``test/bleu`` compares the hypotheses with.
+        bleu_signature: How ``test/bleu`` was computed.
+        sacrebleu_signature: How ``test/sacrebleu`` was computed.
+    """
+
+    pad = PAD
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        self.config = config
+        self.hypotheses: Sequence[str] = ()
+        self.targets: Sequence[str] = ()
+        self.bleu_signature: str | None = None
+        self.sacrebleu_signature: str | None = None
+
+    # Data
+
+    @classmethod
+    @abstractmethod
+    def rows(
+        cls,
+        corpus: PreparedCorpus,
+        split: str,
+        data: DataConfig,
+        seed: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> SplitRows:
+        """Return the rows of a split as batches; `seed` None: the same in every epoch and run."""
+
+    @classmethod
+    def describe(cls, rows: Mapping[str, Any]) -> str:
+        """Return what the rows of all splits add to the description of the corpus."""
+        return ""
+
+    # Model
+
+    @classmethod
+    def build_model(
+        cls, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
+    ) -> nn.Module:
+        """Return the model with its initial values."""
+        return build_model(architecture, block, vocab_size, cls.pad)
+
+    # Training and evaluation
+
+    @abstractmethod
+    def logits(self, model: Any, batch: Any) -> Tensor:
+        """Return the logits of every predicted token, whole, for whoever looks at them."""
+
+    @abstractmethod
+    def sums(self, model: Any, batch: Any) -> Sums:
+        """Return the sums over the predicted tokens of `batch`, differentiable once."""
+
+    def start_decoding(self) -> None:  # noqa: B027
+        """Forget what an earlier evaluation decoded."""
+
+    def decode(self, model: Any, batch: Any, stage: str) -> None:  # noqa: B027
+        """Decode what `stage`, val or test, asks for, and keep it."""
+
+    def scores(self, stage: str, datamodule: Any) -> dict[str, float]:
+        """Return the scores of what was decoded, the same on every rank."""
+        return {}
+
+    @abstractmethod
+    def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, str]]:
+        """Return (row of the split, text) of each row of `batch`."""
+
+    # What probes, pictures and benchmarks ask of a batch
+
+    @abstractmethod
+    def predictions(self, model: Any, batch: Any) -> Predictions:
+        """Return what the model predicts at every token of `batch` that counts."""
+
+    @abstractmethod
+    def alone(self, batch: Any, token: int) -> Any:
+        """Return the one row on which the prediction of `token` depends, as a batch.
+
+        `token` counts the predictions of `batch`; the last prediction of the result is that one.
+        """
+
+    @abstractmethod
+    def real_tokens(self, batch: Any) -> dict[str, Bool[Tensor, "row token"]]:
+        """Return which tokens count in each stack: no padding and no blank row.
+
+        In a stack that predicts these are the tokens that predict one.
+        """
+
+    @abstractmethod
+    def longest(self, batch: Any) -> Any:
+        """Return the longest row of a batch, the first of those, as a batch without padding."""
+
+    @abstractmethod
+    def texts(self, batch: Any) -> Sequence[Int[Tensor, "row token"]]:
+        """Return the tokens that a model reads, one tensor a stack; the first has the length."""
+
+    @abstractmethod
+    def random_batch(self, rows: int, length: int, vocabulary: int) -> Any:
+        """Return a batch of random tokens with `length` predicting places a row, for timing."""
+
+    def mean_loss(self, found: Predictions) -> Tensor:
+        """Return the mean training loss of `found`, in nats a token, differentiable at will."""
+        ones = found.logits.new_ones(len(found.labels))
+        sums = token_sums(found.logits, found.labels, ones, self.config.label_smoothing)
+        return sums.loss / len(found.labels)
+
+
+_CLASSES: dict[str, type[Task]] = {}
+Given = TypeVar("Given", bound=type[Task])
+
+
+def task(name: str, facts: TaskFacts | None = None) -> Callable[[Given], Given]:
+    """Return the decorator that makes a class the task `name`.
+
+    Args:
+        name: The value of `model.objective.kind`.
+        facts: What is known of a task from outside the package; those of the package are in
+            `TASKS` already, which is read before the class is imported.
+    """
+
+    def add(cls: Given) -> Given:
+        if facts is not None:
+            TASKS.add(name, facts)
+        _CLASSES[name] = cls
+        return cls
+
+    return add
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the class of a task.
+
+    Raises:
+        UserError: there is no task of that name.
+    """
+    facts = TASKS[name]
+    if name not in _CLASSES:
+        import_module(facts.module or f"lightning_app.tasks.{name}")
+    return _CLASSES[name]
+
+
+def build_task(config: ObjectiveConfig) -> Task:
+    """Return the task that `config` names."""
+    return task_class(config.kind)(config)
+
+
+def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+    """Return a batch, a named tuple of tensors, on `device`."""
+    return batch._make(part.to(device, non_blocking=non_blocking) for part in batch)

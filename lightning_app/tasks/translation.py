@@ -1,0 +1,265 @@
+"""Translation: pairs of sentences, cross-entropy in training, search and BLEU in evaluation."""
+
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import sacrebleu
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from lightning_app.data.batching import EpochSampler, Item, padded
+from lightning_app.data.config import DataConfig
+from lightning_app.data.cutting import global_batches, share
+from lightning_app.data.prepare import PreparedCorpus
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
+from lightning_app.models.heads import EncoderDecoder
+from lightning_app.models.search import Marks, SearchConfig, search
+from lightning_app.objectives.base import ObjectiveConfig, Sums
+from lightning_app.objectives.output import output_sums
+from lightning_app.tasks.base import Predictions, Task, task
+
+GREEDY = SearchConfig(beam=1)
+MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
+SHORTER = 1 / 14
+"""The shortest row of a random batch is shorter by this share, so that 3.6 % of it is padding."""
+
+
+class TranslationBatch(NamedTuple):
+    """One rank's share of a global batch of pairs.
+
+    Attributes:
+        source: (batch, source) int64, each row ended by EOS, padded with PAD.
+        target: (batch, target) int64, BOS ... EOS, padded with PAD.
+        index: (batch,) int64, row of the split; -1 for a blank row, which predicts nothing.
+        normalizer: () float32, predicted tokens of the whole global batch / number of ranks.
+    """
+
+    source: Tensor
+    target: Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    normalizer: Tensor
+
+
+@final
+class TranslationRows:
+    """A split of pairs: (epoch, rows of a global batch) -> this rank's `TranslationBatch`.
+
+    Args:
+        corpus: A prepared corpus of pairs.
+        split: train, valid or test.
+        seed: Of the order of batches; None for the order of length.
+        rank: Of this process.
+        world_size: Number of processes.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        split: str,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._source = corpus.ids(split, "source"), np.array(corpus.offsets(split, "source"))
+        self._target = corpus.ids(split, "target"), np.array(corpus.offsets(split, "target"))
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+
+    def __len__(self) -> int:
+        return len(self._source[1]) - 1
+
+    def targets(self) -> np.ndarray:
+        """Return every token that is predicted in one epoch."""
+        return self._target[0]
+
+    def sampler(self, tokens_per_batch: int) -> EpochSampler:
+        """Return the batches of an epoch; the tokens of the longer side count, with padding."""
+        source, target = np.diff(self._source[1]), np.diff(self._target[1])
+        seed = self._seed
+
+        def batches(epoch: int) -> list[np.ndarray]:
+            shuffle = None if seed is None else (seed, epoch)
+            return global_batches(source, target, tokens_per_batch, shuffle)
+
+        return EpochSampler(batches)
+
+    def __getitem__(self, item: Item) -> TranslationBatch:
+        _, rows = item
+        offsets = self._target[1]
+        # BOS is not predicted, every id after it is
+        predicted = int((offsets[rows + 1] - offsets[rows]).sum())
+        normalizer = torch.tensor(predicted / self._world_size, dtype=torch.float32)
+        mine = share(rows, self._rank, self._world_size)
+        if len(mine) == 0:
+            return TranslationBatch(
+                source=torch.full((1, 1), EOS),
+                target=torch.full((1, 2), PAD),
+                index=torch.full((1,), -1),
+                normalizer=normalizer,
+            )
+        return TranslationBatch(
+            source=padded(*self._source, mine, fill=PAD),
+            target=padded(*self._target, mine, fill=PAD, bos=BOS),
+            index=torch.from_numpy(mine.astype(np.int64)),
+            normalizer=normalizer,
+        )
+
+
+def gather(hypotheses: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Join the hypotheses of all ranks by the row they translate, each row once."""
+    if not torch.distributed.is_initialized():
+        return hypotheses
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, hypotheses)
+    return {row: tokens for part in parts for row, tokens in part.items()}
+
+
+@task("translation")
+@final
+class Translation(Task):
+    """Cross-entropy with label smoothing; greedy or beam search; BLEU over the whole split."""
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        super().__init__(config)
+        self._hypotheses: dict[int, list[int]] = {}
+
+    @classmethod
+    def rows(
+        cls,
+        corpus: PreparedCorpus,
+        split: str,
+        data: DataConfig,
+        seed: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> TranslationRows:
+        """Return a split of pairs."""
+        return TranslationRows(corpus, split, seed, rank, world_size)
+
+    def logits(self, model: EncoderDecoder, batch: TranslationBatch) -> Tensor:
+        """Return the logits of target tokens 1.., ``(batch, target - 1, vocabulary)``."""
+        return model(batch.source, batch.target[:, :-1])
+
+    def sums(self, model: EncoderDecoder, batch: TranslationBatch) -> Sums:
+        """Return the sums over the target tokens of `batch`, the begin mark left out."""
+        labels = batch.target[:, 1:].flatten()
+        counted = (labels != PAD).to(torch.get_default_dtype())
+        states = model.states(batch.source, batch.target[:, :-1]).flatten(0, 1)
+        table = model.embedding.tokens.weight
+        return output_sums(states, table, labels, counted, self.config.label_smoothing)
+
+    def start_decoding(self) -> None:
+        """Forget the hypotheses of the evaluation before."""
+        self._hypotheses = {}
+
+    def decode(self, model: EncoderDecoder, batch: TranslationBatch, stage: str) -> None:
+        """Translate what `stage` asks for: all of the test, the first sentences of a validation."""
+        if stage == "val":
+            found = self._translate(model, batch, GREEDY, limit=self.config.validation_bleu)
+        else:
+            found = self._translate(model, batch, self.config.search())
+        self._hypotheses |= found
+
+    def _translate(
+        self,
+        model: EncoderDecoder,
+        batch: TranslationBatch,
+        how: SearchConfig,
+        limit: int | None = None,
+    ) -> dict[int, list[int]]:
+        wanted = batch.index >= 0  # blank rows have none
+        if limit is not None:
+            wanted &= batch.index < limit
+        if not wanted.any():
+            return {}
+        found = search(model, batch.source[wanted], MARKS, how)
+        rows = batch.index[wanted].tolist()
+        return {row: hypothesis.tokens for row, hypothesis in zip(rows, found, strict=True)}
+
+    def scores(self, stage: str, datamodule: Any) -> dict[str, float]:
+        """Return BLEU of the hypotheses decoded, on the 0-100 scale, the same on every rank.
+
+        ``bleu``: tokenised and lower-cased, as the papers report it. ``sacrebleu`` (test alone):
+        detokenised (Post 2018, 1804.08771); its signature is kept.
+        """
+        hypotheses = gather(self._hypotheses)
+        if not hypotheses:
+            return {}
+        split = "valid" if stage == "val" else stage
+        rows = sorted(hypotheses)
+        texts = [datamodule.tokenizer.decode(hypotheses[row]) for row in rows]
+        targets = datamodule.targets(split)
+        how = "none" if datamodule.tokenized else "13a"
+        bleu = sacrebleu.BLEU(tokenize=how, lowercase=True)
+        targets = [targets[row] for row in rows]
+        scores = {f"{stage}/bleu": bleu.corpus_score(texts, [targets]).score}
+        if stage == "test":
+            # A corpus whose text is lower-cased cannot earn the case of its references.
+            metric = sacrebleu.BLEU(lowercase=not any(line != line.lower() for line in targets))
+            references = datamodule.references(split)
+            plain = [datamodule.detokenize(text) for text in texts]
+            raw = [references[row] for row in rows]
+            scores["test/sacrebleu"] = metric.corpus_score(plain, [raw]).score
+            self.sacrebleu_signature = str(metric.get_signature())
+            self.bleu_signature = str(bleu.get_signature())
+            self.hypotheses, self.targets = texts, targets
+        return scores
+
+    def predict(
+        self, model: EncoderDecoder, batch: TranslationBatch, datamodule: Any
+    ) -> list[tuple[int, str]]:
+        """Return (row, translation) of every sentence of `batch`."""
+        found = self._translate(model, batch, self.config.search())
+        return [(row, datamodule.tokenizer.decode(tokens)) for row, tokens in found.items()]
+
+    def predictions(self, model: EncoderDecoder, batch: TranslationBatch) -> Predictions:
+        """Return logits and labels of all target tokens, the begin mark left out."""
+        labels = batch.target[:, 1:]
+        counted = labels != PAD
+        return Predictions(self.logits(model, batch)[counted], labels[counted])
+
+    def alone(self, batch: TranslationBatch, token: int) -> TranslationBatch:
+        """Return the pair of the predicted `token`, its target cut behind that token."""
+        row, place = (batch.target[:, 1:] != PAD).nonzero()[token].tolist()
+        return batch._replace(
+            source=batch.source[row : row + 1], target=batch.target[row : row + 1, : place + 2]
+        )
+
+    def real_tokens(self, batch: TranslationBatch) -> dict[str, Bool[Tensor, "row token"]]:
+        """Return the tokens of the source, and the places of the target that predict one."""
+        rows = (batch.index >= 0)[:, None]
+        target = batch.target[:, 1:]
+        return {"encoder": rows & (batch.source != PAD), "decoder": rows & (target != PAD)}
+
+    def longest(self, batch: TranslationBatch) -> TranslationBatch:
+        """Return the pair with the most tokens, both sides counted."""
+        lengths = [(text != PAD).sum(dim=1) for text in (batch.source, batch.target)]
+        row = int((lengths[0] + lengths[1]).argmax())
+        source, target = (int(each[row]) for each in lengths)
+        return batch._replace(
+            source=batch.source[row : row + 1, :source],
+            target=batch.target[row : row + 1, :target],
+            index=batch.index[row : row + 1],
+        )
+
+    def texts(self, batch: TranslationBatch) -> tuple[Int[Tensor, "row token"], ...]:
+        """Return source and target."""
+        return batch.source, batch.target
+
+    def random_batch(self, rows: int, length: int, vocabulary: int) -> TranslationBatch:
+        """Return pairs of random tokens whose lengths differ as in a batch of similar lengths."""
+        shortest = max(2, round(length * (1 - SHORTER)))
+        lengths = torch.linspace(length, shortest, rows).round().long()[:, None]
+        place = torch.arange(length + 1)
+        source, target = (
+            torch.randint(SPECIALS, vocabulary, (rows, length + extra)) for extra in (0, 1)
+        )
+        target[:, 0] = BOS
+        # The target has one place more: its last token is predicted and never read.
+        for text, end in ((source, lengths - 1), (target, lengths)):
+            here = place[: text.shape[1]]
+            text[here == end] = EOS
+            text[here > end] = PAD
+        return TranslationBatch(source, target, torch.arange(rows), lengths.sum().float())
