@@ -1,5 +1,6 @@
 """What can be known of a task without torch. `lightning_app.tasks` holds the rest of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,11 +41,26 @@ class TaskFacts:
     module: str = ""
 
 
+DEFAULT_TASK = "translation"
+
+STACKS: Mapping[str, tuple[str, ...]] = {
+    "encoder_decoder": ("encoder", "decoder"),
+    "encoder": ("encoder",),
+    "decoder": ("decoder",),
+}
+"""The stacks of each `model.architecture.kind`."""
+
+GENERAL = (
+    *("val/nll", "val/perplexity", "val/accuracy", "test/nll", "test/perplexity", "test/accuracy"),
+    "train/tokens_per_second",
+)
+"""The metrics that every task reports."""
+
 TASKS: Registry[TaskFacts] = Registry("model.objective.kind")
 """The tasks by name, the values of `model.objective.kind`."""
 
 TASKS.add(
-    "translation",
+    DEFAULT_TASK,
     TaskFacts(
         title="translation",
         architecture="encoder_decoder",

@@ -15,16 +15,12 @@ from lightning_app.ablation.imports import check_imports
 from lightning_app.bounds import check_numbers, check_seed, check_size
 from lightning_app.errors import UserError, nearest
 from lightning_app.shipped import shipped_folder
+from lightning_app.task_facts import GENERAL, TASKS
 
 SEED = "seed_everything"
 WARMUP = "model.schedule.warmup_steps"
 BLOCK = "model.block."
 PRESET = "model.block.preset"
-
-METRICS = (
-    *("val/nll", "val/perplexity", "val/accuracy", "val/bleu"),
-    *("test/nll", "test/bleu", "test/sacrebleu", "train/tokens_per_second"),
-)
 
 PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
@@ -335,8 +331,9 @@ def _metric(path: Path, metric: Any) -> tuple[str, str]:
         return "val/nll", "min"
     metric = _fields(path, "metric", metric, ("name", "mode"))
     name, mode = metric.get("name", "val/nll"), metric.get("mode", "min")
-    if name not in METRICS:
-        hint = nearest(str(name), METRICS)
+    known = [*GENERAL, *(score.metric for task in TASKS.values() for score in task.scores)]
+    if name not in known:
+        hint = nearest(str(name), known)
         raise UserError(f"{path}: metric.name: no metric {name!r}{hint}")
     if mode not in ("min", "max"):
         raise UserError(f"{path}: metric.mode: expected 'min' or 'max', found {mode!r}")

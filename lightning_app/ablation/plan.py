@@ -21,6 +21,7 @@ from lightning_app.errors import UserError, nearest
 from lightning_app.files import write_whole
 from lightning_app.identity.ids import Identity
 from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_record
+from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS
 
 Tree = Mapping[str, Any]
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
@@ -313,13 +314,14 @@ def _check_baseline(grid: Grid, cells: list[Cell]) -> None:
 
 def _check_metric(grid: Grid, configs: list[dict[str, Any]]) -> None:
     """Every cell reports the metric by which the grid is judged."""
-    split, _, score = grid.metric.partition("/")
+    split = grid.metric.partition("/")[0]
+    owners = [n for n, task in TASKS.items() if grid.metric in [s.metric for s in task.scores]]
     for config in configs:
         objective = config["model"].get("objective", {})
-        translates = objective.get("kind") != "masked_lm"
+        reports = grid.metric in GENERAL or objective.get("kind", DEFAULT_TASK) in owners
         conditions = {
             "evaluate_test: true": split != "test" or objective.get("evaluate_test", True),
-            "kind: translation": "bleu" not in score or translates,
+            f"kind: {' or '.join(owners)}": reports,
             "validation_bleu: 1 or more": grid.metric != "val/bleu"
             or objective.get("validation_bleu", 1) > 0,
         }

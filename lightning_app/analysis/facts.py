@@ -18,6 +18,7 @@ from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.strays import strays
 from lightning_app.analysis.together import differences, different, shared
 from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups, left_out, statements
+from lightning_app.task_facts import STACKS, task_facts
 
 
 def counts(grid: Grid) -> str:
@@ -292,7 +293,7 @@ def _data(grid: Grid) -> str:
 
 
 def _task(grid: Grid) -> str:
-    kind = str(grid.setting("model.objective.kind") or DASH).replace("_", " ")
+    kind = task_facts(grid.setting("model.objective.kind") or DASH).title
     smoothing = grid.setting("model.objective.label_smoothing")
     trained = f", trained with label smoothing {smoothing:g}" if smoothing else ""
     return f"{kind}{trained}; val/nll is in unsmoothed nats per target token"
@@ -306,9 +307,7 @@ def _model(grid: Grid) -> str:
     kind = grid.setting("model.architecture.kind")
     if kind is None:
         return DASH
-    depth = value("encoder_depth")
-    if kind == "encoder_decoder":
-        depth = f"{depth} + {value('decoder_depth')}"
+    depth = " + ".join(value(f"{name}_depth") for name in STACKS.get(kind, ("encoder",)))
     parts = [
         f"{kind.replace('_', '-')}, {depth} layers",
         f"width {value('model_dim')}, feed-forward {value('ff_dim')}, {value('num_heads')} heads",

@@ -14,7 +14,7 @@ from lightning_app.blocks.kernels import Form, attention_form
 from lightning_app.models.embedding import Positions
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import ObjectiveConfig
-from lightning_app.task_facts import TASKS
+from lightning_app.task_facts import DEFAULT_TASK, TASKS
 from lightning_app.tasks.base import Task, build_task, to_device
 
 Precision = Literal["32", "bf16"]
@@ -28,7 +28,7 @@ class Setting:
     where there is a target.
     """
 
-    task: str = "translation"
+    task: str = DEFAULT_TASK
     depth: int = 6
     width: int = 512
     ff_dim: int = 1024

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_app.errors import UserError
-from lightning_app.task_facts import TASKS
+from lightning_app.task_facts import DEFAULT_TASK, TASKS
 
 CorpusName = Literal["iwslt14", "wikitext2", "text", "synthetic"]
 TokenizerKind = Literal["bpe", "word"]
@@ -47,7 +47,7 @@ class DataConfig:
     cache: str | None = None
     """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
     cache."""
-    task: str = "translation"
+    task: str = DEFAULT_TASK
     """Set from model.objective.kind."""
     tokens_per_batch: int = 4096
     """Budget of the global batch of one step, whatever the number of devices: in tokens of the

@@ -8,14 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_app.models.search import SearchConfig
-from lightning_app.task_facts import TASKS
+from lightning_app.task_facts import DEFAULT_TASK, TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """What is trained for and how it is evaluated."""
 
-    kind: str = "translation"
+    kind: str = DEFAULT_TASK
     """The task: translation needs an encoder_decoder, masked_lm an encoder."""
     label_smoothing: float = 0.1
     """Share of the target's probability spread evenly over the vocabulary, in the loss alone."""

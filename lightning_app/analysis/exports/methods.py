@@ -1,6 +1,7 @@
 """A method section of the runs, from their configs and results; nothing that is not recorded."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ from lightning_app.analysis.facts import UNKNOWN, direction
 from lightning_app.analysis.runs import PRESET, RATE, SEED, WARMUP, Grid, label, outcomes
 from lightning_app.analysis.sensitivity import LEARNED
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
+from lightning_app.task_facts import STACKS, task_facts
 
 
 def methods(grid: Grid) -> str:
@@ -50,9 +52,11 @@ def _model(grid: Grid) -> str:
         return _values(grid, f"model.architecture.{key}")
 
     kinds = values_of(grid, "model.architecture.kind")
-    layers = f"{value('encoder_depth')} layers"
-    if "encoder_decoder" in kinds:
-        layers = f"{value('encoder_depth')} encoder and {value('decoder_depth')} decoder layers"
+    stacks = dict.fromkeys(name for kind in kinds for name in STACKS.get(kind, ("encoder",)))
+    depths = [value(f"{name}_depth") for name in stacks]
+    if len(depths) > 1:
+        depths = [f"{depth} {name}" for depth, name in zip(depths, stacks, strict=True)]
+    layers = f"{' and '.join(depths)} layers"
     activation = "".join(
         _cite(f"activation/{each}") for each in values_of(grid, "model.architecture.activation")
     )
@@ -87,11 +91,9 @@ def _data(grid: Grid) -> str:
     if "bpe" in tokenizers:
         cites += _cite("library/sentencepiece")
     text = f"The data are {known}, tokenised by {_values(grid, 'data.tokenizer')}{cites}."
-    if "masked_lm" in values_of(grid, "model.objective.kind"):
-        text += (
-            f" Text is packed into windows of {_values(grid, 'data.window')} tokens, of which a "
-            f"share of {_values(grid, 'data.mask_probability')} is predicted."
-        )
+    for kind in values_of(grid, "model.objective.kind"):
+        if method := task_facts(kind).method:
+            text += " " + re.sub(r"\{([\w.]+)\}", lambda field: _values(grid, field[1]), method)
     return text
 
 
@@ -102,7 +104,7 @@ def _training(grid: Grid) -> str:
     if any(smoothing):
         shown = _listed(map(label, smoothing))
         smoothed = f", with label smoothing {shown}{_cite('method/label_smoothing')}"
-    objective = _listed(f"{_NAMES.get(kind, kind)}{_cite(f'objective/{kind}')}" for kind in kinds)
+    objective = _listed(f"{task_facts(kind).title}{_cite(f'objective/{kind}')}" for kind in kinds)
     kinds = values_of(grid, "model.optimizer.kind")
     optimizer = _listed(f"{_NAMES.get(kind, kind)}{_cite(f'optimizer/{kind}')}" for kind in kinds)
     used = [
@@ -263,7 +265,6 @@ _NAMES = {
     "bpe": "byte-pair encoding",
     "word": "words",
     "encoder_decoder": "encoder-decoder",
-    "masked_lm": "masked language modelling",
     "inverse_sqrt": "inverse square root",
     "paper": "coupled",
 }

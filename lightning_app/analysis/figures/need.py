@@ -17,16 +17,10 @@ from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.style import INK, MUTED, REFERENCE
 from lightning_app.analysis.runs import Cell
 from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, t_interval
+from lightning_app.task_facts import Score, task_facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-QUALITY = {
-    "test/bleu": ("Test BLEU", "BLEU (0 to 100)"),
-    "val/bleu": ("Validation BLEU", "BLEU (0 to 100)"),
-    "val/accuracy": ("Validation accuracy", "accuracy of masked tokens"),
-}
-"""What is drawn beside the loss, the first that the runs have: name and label of the axis."""
 
 Value = Callable[[Cell], float]
 
@@ -48,11 +42,11 @@ def final_loss(part: Part) -> list[Sketch]:
 
 
 def final_quality(part: Part) -> list[Sketch]:
-    """The same of BLEU, or of the accuracy of masked tokens."""
-    metric = _quality(part)
-    if metric is None:
+    """The same of the score of the task, such as BLEU."""
+    score = _quality(part)
+    if score is None:
         return []
-    name, label = QUALITY[metric]
+    metric, name, label = score
     text = (
         f"Crosses are runs that stalled or were non-finite, at the value they ended with. "
         f"{name} is {metric} in results.csv."
@@ -67,12 +61,11 @@ def final_quality(part: Part) -> list[Sketch]:
     )
 
 
-def _quality(part: Part) -> str | None:
-    """The metric to draw. Of a translation the accuracy is no measure of quality."""
-    masked = part.grid.setting("model.objective.kind") == "masked_lm"
-    for metric in QUALITY if masked else list(QUALITY)[:2]:
-        if any(math.isfinite(_number(cell.metrics.get(metric))) for cell in part.cells):
-            return metric
+def _quality(part: Part) -> Score | None:
+    """The metric to draw: the first score of the task that a run has."""
+    for score in task_facts(part.grid.setting("model.objective.kind")).scores:
+        if any(math.isfinite(_number(cell.metrics.get(score.metric))) for cell in part.cells):
+            return score
     return None
 
 

@@ -15,11 +15,12 @@ from lightning_app.analysis.metric import titled
 from lightning_app.analysis.runs import LOSS, Cell, Grid, label
 from lightning_app.analysis.tensorboard.summaries import tensor
 from lightning_app.records import OUTCOMES
+from lightning_app.task_facts import task_facts
 
 DELTA = "delta"
 """Nats per token that a cell loses against its reference run (`references`)."""
-ALWAYS = (LOSS, "val/perplexity", "val/accuracy")
-TESTED = ("test/nll", "test/bleu", "test/sacrebleu")
+REPORTED = ("val/accuracy",)
+"""Scores that every run reports, whatever its config asks for."""
 UNTOLD = ("test/perplexity", "test/accuracy")
 """Metrics that the table goes without: a run has at most forty tags."""
 _END = {"failed": "FAILURE", "damaged": "UNKNOWN"}  # by state
@@ -28,10 +29,11 @@ FIELDS = {"BOOL": "bool_value", "FLOAT64": "number_value", "STRING": "string_val
 
 def metric_tags(grid: Grid) -> list[str]:
     """Metric columns: what the task always reports, then whatever else a finished run holds."""
-    expected = list(ALWAYS)
-    if grid.setting("model.objective.kind") == "translation":
-        tested = grid.setting("model.objective.evaluate_test")
-        expected = [LOSS, "val/perplexity", *(TESTED if tested else ())]
+    tested = grid.setting("model.objective.evaluate_test")
+    scores = [score.metric for score in task_facts(grid.setting("model.objective.kind")).scores]
+    expected = [LOSS, "val/perplexity", *(["test/nll"] if tested else [])]
+    expected += [tag for tag in scores if tested and tag.startswith("test/")]
+    expected += [tag for tag in scores if tag in REPORTED]
     found = {tag for cell in grid.finished for tag in cell.metrics if tag[:4] in ("val/", "test")}
     told = [*expected, *sorted(found - {*expected, *UNTOLD})]
     return list(dict.fromkeys([grid.metric, *told]))  # what the grid is judged by comes first
