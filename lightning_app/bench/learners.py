@@ -11,7 +11,6 @@ from lightning_app.bench.measure import Work
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels import Form, attention_form
-from lightning_app.models.embedding import Positions
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.task_facts import DEFAULT_TASK, TASKS
@@ -37,7 +36,7 @@ class Setting:
     length: int = 128
     tokens: int = 4096
     label_smoothing: float = 0.1
-    positions: Positions = "sinusoidal"
+    positions: str = "sinusoidal"
     activation: Activation = "relu"
     device: str = "cpu"
     precision: Precision = "32"

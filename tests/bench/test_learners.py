@@ -65,8 +65,8 @@ def test_a_form_is_forced_while_the_work_runs(monkeypatch: pytest.MonkeyPatch) -
     seen = []
     choose = kernels.choose
 
-    def watched(*args):
-        seen.append(choose(*args))
+    def watched(*args, **kwargs):
+        seen.append(choose(*args, **kwargs))
         return seen[-1]
 
     monkeypatch.setattr(kernels, "choose", watched)
