@@ -7,8 +7,14 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/ablate run demo
 
-test: check
-	$(BIN)/pytest -n auto
+# The types are checked beside the tests; either may fail the whole.
+test: .venv/installed-test
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	@$(BIN)/pyright > .venv/types.log 2>&1 & types=$$!; \
+	$(BIN)/pytest -n auto; tests=$$?; \
+	wait $$types; failed=$$?; cat .venv/types.log; \
+	exit $$((tests ? tests : failed))
 
 check: .venv/installed-test
 	$(BIN)/ruff format --check

@@ -3,8 +3,15 @@
 import os
 from collections.abc import Iterator
 
+import jaxtyping
 import pytest
 import torch
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: many tests wait for supervisors and servers."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,6 +23,16 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(1)
+
+
+@pytest.fixture(autouse=True)
+def shapes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check shapes at every call, which takes most of the time of a test that makes thousands."""
+    jaxtyping.config.update(
+        "jaxtyping_disable", request.node.get_closest_marker("unchecked_shapes") is not None
+    )
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.bits import flip
 from tests.small import write_config, write_corpus
 
 pytestmark = [
+    pytest.mark.xdist_group("damage"),  # the trained cell is made once
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),  # in a copy of the run it has
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),  # to evaluate only
 ]

@@ -23,6 +23,8 @@ from lightning_app.analysis.runs import read_grid as read_folder
 from lightning_app.errors import UserError
 from tests.postgres import serve
 
+pytestmark = pytest.mark.xdist_group("doctor")  # what they share is made once
+
 CELLS = 4
 
 

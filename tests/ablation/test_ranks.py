@@ -17,6 +17,8 @@ from optuna.storages import RDBStorage
 
 from tests.postgres import serve
 
+pytestmark = pytest.mark.xdist_group("ranks")  # what they share is made once
+
 STEPS = 60
 SECONDS = 240.0  # a loaded machine may take long
 

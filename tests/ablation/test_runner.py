@@ -32,10 +32,8 @@ def test_a_grid_runs_seeds_slowest_and_a_finished_grid_runs_nothing(world: World
     world.assert_finished()
     assert [("seed1" in line[1]) for line in world.lines("start")] == [True] * 4 + [False] * 4
     before = world.ledger.read_text()
-    start = time.monotonic()
     again = world.run()
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    assert time.monotonic() - start < 5.0
     assert world.ledger.read_text() == before
 
 

@@ -23,6 +23,8 @@ from lightning_app.ablation.queue.storages import close_storage, open_storage, s
 from lightning_app.errors import UserError
 from tests.postgres import ROOT, Command, Server, proxy, serve
 
+pytestmark = pytest.mark.xdist_group("server")  # what they share is made once
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:

@@ -19,6 +19,8 @@ from lightning_app.ablation.queue.storages import (
 )
 from tests.postgres import Server, serve
 
+pytestmark = pytest.mark.xdist_group("several")  # what they share is made once
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -28,6 +28,8 @@ from lightning_app.ablation.queue.storages import (
 from lightning_app.errors import UserError
 from tests.postgres import ROOT, Server, proxy, serve
 
+pytestmark = pytest.mark.xdist_group("storages")  # what they share is made once
+
 NOWHERE: dict[str, str] = {}
 SECRET = "correct-horse"
 URL = "postgresql://ablate@db:5433/ablate"

@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from lightning_app.analysis.report import write_report
 from tests.analysis.conftest import FakeGrid, typical
 
+pytestmark = pytest.mark.xdist_group("browser")  # what they share is made once
+
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"

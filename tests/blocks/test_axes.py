@@ -20,6 +20,8 @@ from lightning_app.models.initialization import initialize
 from lightning_app.models.transformer import BlockStack
 from tests import tiny
 
+pytestmark = pytest.mark.xdist_group("axes")  # what they share is made once
+
 GAINS = {
     "1": Gain(),
     "0": Gain(value=0.0),

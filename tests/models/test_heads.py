@@ -126,6 +126,7 @@ every_carry = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 @every_carry
+@pytest.mark.unchecked_shapes
 @torch.no_grad()
 def test_beams_that_share_a_cache_go_on_from_their_own_prefixes(
     float64: None, preset: str, carry: Any, positions: Any

@@ -35,6 +35,8 @@ from lightning_app.theory.statements import (
     to_csv,
 )
 
+pytestmark = pytest.mark.xdist_group("theory")  # what they share is made once
+
 both = pytest.mark.parametrize("preset", [POST, PRE])
 TINY = Setting(dim=64, tokens=5, draws=3, depths=(2, 4), classes=7)
 
