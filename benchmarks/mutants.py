@@ -165,16 +165,16 @@ MUTANTS = (
     mutant(
         "two streams end without the first",
         PRESETS,
-        "return stream.x + final_norm(stream.total)",
-        "return final_norm(stream.total)",
+        "return stream.x + self.final_norm(stream.total)",
+        "return self.final_norm(stream.total)",
     ),
     mutant(
         "decoder's cross-attention has a gain of its own",
         PRESETS + " " + at("models/test_counting.py"),
         "            self.around_cross.branch = self.around_self.branch\n",
         "",
-        "self.around_cross.branch = self.around_self.branch",
-        "pass",
+        "for residual in (self.around_cross, self.around_ff):",
+        "for residual in (self.around_ff,):",
     ),
     mutant(
         "exploding streams are let through",
@@ -221,8 +221,8 @@ MUTANTS = (
     mutant(
         "t_fixup encoder scale",
         at("blocks/test_presets.py", "models/test_initialization.py"),
-        "0.67 * depth**-0.25",
-        "0.67 * depth**-0.5",
+        "0.67 * stack.depth**-0.25",
+        "0.67 * stack.depth**-0.5",
     ),
     mutant(
         "peri_ln without its input norm",

@@ -1,6 +1,5 @@
 """One block of a stack: its frozen specification, and the module that it describes."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
@@ -96,33 +95,6 @@ class BlockSpec:
         if self.layout == "parallel":
             return replace(self.around_ff, norm_input="none")
         return self.around_ff
-
-    def growth(self, stack_part: Literal["around_self", "around_ff"]) -> float:
-        """Return the variance that a branch adds to the stream at the start, over the stream's.
-
-        ``(branch / skip)^2`` times the squared gains of the branch's two matrices, unless a norm of
-        the branch bounds it, and the ``ln skip^2`` by which a skip over 1 amplifies the stream
-        itself; 0 where a norm of any sum of the block, or a missing skip, bounds the stream.
-        """
-        residual = self.around_self if stack_part == "around_self" else self.around_ff
-        # Both branches of a parallel block join the skip of the feed-forward.
-        skip = self.around_ff.skip if self.layout == "parallel" else residual.skip
-        sums = {self.around_self.norm_sum, self.around_cross.norm_sum, self.around_ff.norm_sum}
-        if sums != {"none"} or skip.value == 0.0:
-            return 0.0
-        # B2T's last sum takes the block's input twice.
-        twice = self.bottom_to_top and stack_part == "around_ff"
-        kept = abs(skip.value) + (1.0 if twice else 0.0)
-        amplified = max(0.0, math.log(kept**2))
-        if not residual.unnormalized:
-            return amplified
-        if stack_part == "around_self":
-            attention = self.self_attention
-            gains = self.init.value if attention.value == "full" else 1.0
-            gains *= self.init.output if attention.output == "full" else 1.0
-        else:
-            gains = self.init.ff**2
-        return (residual.branch.value * gains / kept) ** 2 + amplified
 
     def _check_shared_gain(self) -> None:
         branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}

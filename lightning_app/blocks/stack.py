@@ -5,6 +5,7 @@ from typing import Literal
 
 from lightning_app.blocks.attention import AttentionSpec, CarryKind
 from lightning_app.blocks.block import BlockSpec
+from lightning_app.blocks.growth import check_growth
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import ResidualSpec
 
@@ -62,19 +63,7 @@ class StackSpec:
     embedding_gain: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse streams that explode: added variance or amplification over e along a stack.
-
-        SkipInit's 1 / sqrt(depth), ReZero's 0 and T-Fixup's small matrices pass, as do blocks
-        without a skip, and any skip where a norm stands on the sum.
-        """
-        for part in ("around_self", "around_ff"):
-            if sum(block.growth(part) for block in self.blocks) > 1.0 + 1e-9:
-                raise ValueError(
-                    "the stream explodes at initialisation: norm_placement none with an ordinary "
-                    "attention_skip or ff_skip, or a skip well over 1 without a norm of the sum "
-                    "(norm_placement post); use skipless attention, attention_branch and ff_branch "
-                    "that start at 1 / sqrt(depth) or less, or preset t_fixup"
-                )
+        check_growth(self.blocks)
         if self.dual_stream and self.blocks[0].around_self.norm_sum == "none":
             raise ValueError(
                 "preset dual_stream is defined for norm_placement post: with another its second "

@@ -13,7 +13,8 @@ from lightning_app.blocks import attention, block, norm, presets, residual, stac
 from lightning_app.blocks.attention import AttentionSpec, ShapingSpec
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import InitSpec
-from lightning_app.blocks.presets import ABSENT, PRESETS, deepnorm_gains
+from lightning_app.blocks.presets import ABSENT, PRESETS
+from lightning_app.blocks.presets.post_norm import deepnorm_gains
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec, around, carry_scores
 from tests import tiny

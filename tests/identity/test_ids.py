@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lightning_app.blocks import presets
+from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.config import resolve
 from lightning_app.experiment import cell_id, identity_of, stacks_of
 from lightning_app.identity import relevant as relevance
@@ -103,7 +104,7 @@ def test_another_definition_of_a_preset_is_another_experiment(
 ) -> None:
     same = presets.PRESETS["pre_ln"]
 
-    def redefined(stack: presets.Stack) -> presets.StackSpec:
+    def redefined(stack: Stack) -> StackSpec:
         return replace(same(stack), embedding_gain=2.0)
 
     written = config()

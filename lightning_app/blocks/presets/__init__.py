@@ -1,0 +1,29 @@
+"""The named variants: one pure function each, from a stack to its specification.
+
+A new mixture of old parts is one function in the file of its family, or in a new file that is
+imported here; the order of the imports is that of every list of presets. Letters: x the stream, f a
+sub-layer, N a norm, SA self-attention, CA cross-attention, FF the feed-forward, A the attention
+map, C its centre, L the depth of the stack, l or n the layer from 1.
+"""
+
+from lightning_app.blocks.presets.registry import ABSENT, PRESETS, Preset, preset
+
+from lightning_app.blocks.presets import norm_places  # isort: skip
+from lightning_app.blocks.presets import post_norm  # isort: skip
+from lightning_app.blocks.presets import small_start  # isort: skip
+from lightning_app.blocks.presets import mixed_norms  # isort: skip
+from lightning_app.blocks.presets import attention  # isort: skip
+from lightning_app.blocks.presets import simplified  # isort: skip
+
+__all__ = [
+    "ABSENT",
+    "PRESETS",
+    "Preset",
+    "attention",
+    "mixed_norms",
+    "norm_places",
+    "post_norm",
+    "preset",
+    "simplified",
+    "small_start",
+]

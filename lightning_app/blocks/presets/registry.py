@@ -1,0 +1,64 @@
+"""What a preset is, and the decorator that registers one, also from outside the package."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.stack import Stack, StackSpec
+
+ABSENT = Gain(value=0.0)
+POST = ResidualSpec(norm_sum="layer_norm")
+PRE = ResidualSpec(norm_input="layer_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named variant with what `ablate blocks` says of it."""
+
+    name: str
+    equation: str
+    paper: str
+    fixes: str
+    build: Callable[[Stack], StackSpec]
+    differs: str = ""
+    """What the authors' code trains and this does not."""
+    matched_by: str = ""
+    """The axes of the block, as a config has them, that train it here too."""
+
+    def __call__(self, stack: Stack) -> StackSpec:
+        return self.build(stack)
+
+    @property
+    def difference(self) -> str:
+        """What the authors' code does otherwise, and how to have it here; empty where nothing."""
+        if not self.differs:
+            return ""
+        axes = f"model.block: {{{self.matched_by}}}"
+        return f"the authors' code also trains {self.differs}; here with {axes}"
+
+
+_presets: dict[str, Preset] = {}
+PRESETS: Mapping[str, Preset] = _presets
+
+
+def preset(
+    *, equation: str, paper: str, fixes: str, differs: str = "", matched_by: str = ""
+) -> Callable[[Callable[[Stack], StackSpec]], Preset]:
+    """Register a function as a preset under its own name."""
+
+    def register(build: Callable[[Stack], StackSpec]) -> Preset:
+        name = getattr(build, "__name__")  # noqa: B009 - a Callable need not have a name
+        if name in _presets:
+            raise ValueError(f"model.block.preset: '{name}' is registered already")
+        _presets[name] = Preset(
+            name=name,
+            equation=equation,
+            paper=paper,
+            fixes=fixes,
+            build=build,
+            differs=differs,
+            matched_by=matched_by,
+        )
+        return _presets[name]
+
+    return register
