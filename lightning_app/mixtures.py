@@ -139,10 +139,12 @@ def left_out(of: Mapping[str, Sequence[str]]) -> str:
     if not of:
         return ""
     total = sum(map(len, of.values()))
-    cells = "1 finished cell was" if total == 1 else f"{total} finished cells were"
+    cells, them = (
+        ("1 finished cell was", "it") if total == 1 else (f"{total} finished cells were", "them")
+    )
     return (
         f"{cells} trained on other data than the rest ({counted(of)}; such as {some(of)}) and "
-        "left out of every score, table and figure; --rerun-stale repeats them."
+        f"left out of every score, table and figure; --rerun-stale repeats {them}."
     )
 
 

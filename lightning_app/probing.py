@@ -33,7 +33,7 @@ from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
 from lightning_app.parser import config_parser, data_module, dump, transformer_module
-from lightning_app.probes.figures import left_out, write_figures
+from lightning_app.probes.figures import undrawn_curves, write_probe_figures
 from lightning_app.probes.probe import probe
 from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness
 from lightning_app.probes.table import HEADER, MODEL, Probed, Row, cells
@@ -108,11 +108,11 @@ def probe_command(
             show(console, found, subject)
     console.print(LEGEND, markup=False, soft_wrap=True)
     write_whole(folder / "probes.csv", csv_of(probed))
-    drawings = write_figures(probed, folder / "figures")
+    drawings = write_probe_figures(probed, folder / "figures")
     console.print(f"numbers: {folder / 'probes.csv'}", markup=False)
     for path in drawings:
         console.print(f"figure: {path}", markup=False)
-    for line in left_out(probed):
+    for line in undrawn_curves(probed):
         console.print(line, markup=False, soft_wrap=True)
     return 0
 

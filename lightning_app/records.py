@@ -1,4 +1,4 @@
-"""What a run leaves at its end, read strictly. Whoever reads a result agrees on what is sound."""
+"""The records that a run writes at its end: their schema and their only reader, which is strict."""
 
 import json
 import math
@@ -65,14 +65,14 @@ def read_pruned(path: Path, identity: str) -> dict[str, Any] | None:
 
 def _read(path: Path, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
     try:
-        tree = read_record(path)
+        tree = read_json(path)
     except FileNotFoundError:
         return None
     check(tree)
     return tree
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object without NaN, infinities and numbers that no column holds.
 
     Raises `Unsound`, and `FileNotFoundError` where there is nothing.

@@ -1,18 +1,76 @@
-"""Tables of numbers by step, such as `metrics.csv`: their rows, and whether they are whole."""
+"""The files beside a run's result: tables of numbers by step, texts; their reader, their checks."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from lightning_app.records import Unsound
+from lightning_app.records import Unsound, read_json
+from lightning_app.run_folder import (
+    BLOCK,
+    ENVIRONMENT,
+    HYPOTHESES,
+    METRICS,
+    PROBES,
+    REFERENCES,
+)
 
 PROBED = ("step", "quantity", "stack", "layer", "head", "value")
+_LONGEST_LINE = 1 << 20  # bytes
 _LAST_STEP = 2**53  # the last whole number that is a float
 
 
-def rows_of(path: Path) -> Iterator[list[str]]:
-    """The rows of a sound table, the names of its columns first."""
-    return _rows(path.read_bytes())
+Curve = dict[int, float]  # by optimizer step
+
+
+def read_curves(path: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+    """Every `wanted` column of a sound `metrics.csv`, by name; of a value logged twice, the last.
+
+    Steps are optimizer steps, from 1, and ascend.
+    """
+    names, *rows = _rows(path.read_bytes())
+    columns = [(place, name) for place, name in enumerate(names) if wanted(name)]
+    found: dict[str, Curve] = {name: {} for _, name in columns}
+    at = names.index("step")
+    for row in rows:
+        for place, name in columns:
+            if row[place]:
+                found[name][int(float(row[at]))] = float(row[place])
+    return {name: dict(sorted(curve.items())) for name, curve in found.items()}
+
+
+class Place(NamedTuple):
+    """What a probed number describes. Layers count from 1; 0 is the input of the first layer.
+
+    `layer` is None for a quantity of a stack or of the model, `head` None for all heads.
+    """
+
+    quantity: str
+    stack: str
+    layer: int | None = None
+    head: int | None = None
+
+
+def probed_values(path: Path) -> Iterator[tuple[int, Place, float]]:
+    """The rows of a sound `probes.csv`: step, place and value."""
+    names, *rows = _rows(path.read_bytes())
+    at, name, *others, value = map(names.index, PROBED)
+    for row in rows:
+        stack, layer, head = (row[other] for other in others)
+        place = Place(row[name], stack, _whole(layer), _whole(head))
+        yield int(row[at]), place, float(row[value])
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text else None
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of the columns of a table, of which only the first line is read."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        return file.readline(_LONGEST_LINE).decode(errors="replace").rstrip().split(",")
 
 
 def torn_table(data: bytes) -> int | None:
@@ -89,3 +147,21 @@ def bytes_of(path: Path) -> bytes:
 
 def _rows(data: bytes) -> Iterator[list[str]]:
     return csv.reader(data.decode().splitlines(), strict=True)
+
+
+def _check_block(tree: Mapping[str, Any]) -> None:
+    for side, stack in tree.items():
+        blocks = stack.get("blocks", []) if isinstance(stack, dict) else None
+        if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
+            raise Unsound(f"damaged: {side} is no stack of blocks")
+
+
+CHECKS: Mapping[str, Callable[[Path], object]] = {
+    METRICS: lambda path: check_table(bytes_of(path)),
+    PROBES: lambda path: check_probes(bytes_of(path)),
+    HYPOTHESES: lambda path: check_text(bytes_of(path)),
+    REFERENCES: lambda path: check_text(bytes_of(path)),
+    BLOCK: lambda path: _check_block(read_json(path)),
+    ENVIRONMENT: read_json,
+}
+"""The check of each file that a report reads beside the result. Each raises `Unsound`."""

@@ -14,7 +14,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 MODEL = {"blocks", "models", "objectives", "optim"}
 RUN = {*MODEL, "data", "tasks", "datamodule", "probes", "callbacks", "module"}
 IDENTITY = {"identity", "experiment"}
-FOLDERS = {"grid_folder", "records", "run_folder", "run_state", "tables"}
+FOLDERS = {"grid_axes", "grid_folder", "records", "run_folder", "run_state", "tables"}
 ORIGIN = {"provenance", "hardware", "mixtures"}
 COMMANDS = {"theory", "catalogue", "preparation", "translate", "probing", "bench"}
 # What each part may import besides itself; all but the blocks may import `errors`.
@@ -25,7 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "registry": set(),
     "task_facts": {"registry"},
     "records": set(),
-    "tables": {"records"},
+    "tables": {"records", "run_folder"},
+    "grid_axes": set(),
     "run_folder": set(),
     "run_state": {"records", "run_folder"},
     "grid_folder": {"run_folder"},
@@ -47,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "archive": set(),
     "saved": {"archive"},
     "module": {*MODEL, "bounds", "tasks", "saved", "steps"},
-    "probes": {*MODEL, "tasks", "files", "analysis"},
+    "probes": {*MODEL, "tasks", "files", "tables", "analysis"},
     "theory": {*MODEL, "probes", "files", "analysis"},
     "callbacks": {*MODEL, "tasks", "steps", "probes", "files", "catalogue", "hardware"},
     "trainer_arguments": set(),

@@ -10,8 +10,8 @@ from lightning_app.records import (
     Newer,
     Unsound,
     outcome,
+    read_json,
     read_pruned,
-    read_record,
     read_result,
     read_yaml,
 )
@@ -114,7 +114,7 @@ def test_a_pruned_run_is_checked_too(path: Path) -> None:
 def test_what_is_no_record(path: Path, data: bytes, said: str) -> None:
     path.write_bytes(data)
     with pytest.raises(Unsound, match=said):
-        read_record(path)
+        read_json(path)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_is_no_config(path: Path, data: bytes, said: str) -> None:
         read_yaml(path)
 
 
-@pytest.mark.parametrize("read", [read_record, read_yaml])
+@pytest.mark.parametrize("read", [read_json, read_yaml])
 def test_a_folder_in_the_place_of_a_file(path: Path, read) -> None:
     with pytest.raises(FileNotFoundError):
         read(path)
@@ -148,7 +148,7 @@ def test_a_file_without_the_right_to_read_it(path: Path) -> None:
     path.write_text("{}")
     path.chmod(0)
     with pytest.raises(Unsound, match=r"^cannot be read: Permission denied$"):
-        read_record(path)
+        read_json(path)
 
 
 @pytest.mark.parametrize(

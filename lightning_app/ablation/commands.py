@@ -22,7 +22,7 @@ from lightning_app.ablation.supervision.runner import run_grid
 from lightning_app.errors import UserError
 
 if TYPE_CHECKING:
-    from lightning_app.analysis.runs import Grid as Folder
+    from lightning_app.analysis.grid_results import GridResults
 
 __all__ = ["plan_command", "report_command", "run_command", "status_command"]
 
@@ -60,7 +60,7 @@ def run_command(
 
 def _run(spec: Grid, directory: Path, options: Options | None, tree: dict[str, Any]) -> int:
     """Run, report, fill the document, and return the exit code."""
-    from lightning_app.analysis.runs import read_grid as read_folder
+    from lightning_app.analysis.grid_results import read_results as read_folder
     from lightning_app.analysis.tensorboard import write_index
 
     try:
@@ -128,8 +128,8 @@ def report_command(
     Of several grids one report, in a folder of its own. With a `port` the page is served together
     with TensorBoard until a signal comes; 0 is any free one. Raises `UserError`.
     """
+    from lightning_app.analysis.grid_results import read_results as read_folder
     from lightning_app.analysis.report import write
-    from lightning_app.analysis.runs import read_grid as read_folder
     from lightning_app.analysis.serve import claim, serve
     from lightning_app.analysis.tensorboard import write_index
     from lightning_app.analysis.together import different, together
@@ -163,15 +163,15 @@ def _check_apart(out: Path) -> None:
             )
 
 
-def _show(grid: "Folder") -> dict[str, Any]:
+def _show(grid: "GridResults") -> dict[str, Any]:
     """Print the headline of a report, and return it for the document."""
     from lightning_app.analysis.findings import findings
+    from lightning_app.analysis.grid_results import damaged_files
     from lightning_app.analysis.metric import metrics_document
-    from lightning_app.analysis.runs import damaged_files
-    from lightning_app.analysis.sensitivity import scores
-    from lightning_app.analysis.terminal import headline, mixtures, show_report
+    from lightning_app.analysis.sensitivity import sensitivity_scores
+    from lightning_app.analysis.terminal import headline_document, mixtures, show_report
 
-    found = scores(grid)
+    found = sensitivity_scores(grid)
     show_report(plain_console(), grid, found)
     damaged = damaged_files(grid)
     for line in damaged:
@@ -179,7 +179,7 @@ def _show(grid: "Folder") -> dict[str, Any]:
     return {
         "damaged": damaged,
         "findings": findings(grid, found),
-        "headline": headline(found),
+        "headline": headline_document(found),
         "metrics": metrics_document(grid),
         "mixtures": mixtures(grid),
         "left_out": dict(grid.strangers),

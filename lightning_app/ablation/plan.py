@@ -20,7 +20,7 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.files import write_whole
 from lightning_app.identity.ids import Identity
-from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_record
+from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_json
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS
 
 Tree = Mapping[str, Any]
@@ -166,7 +166,7 @@ def load_plan(directory: Path) -> Plan | None:
     """
     path = directory / "plan.json"
     try:
-        tree = read_record(path)
+        tree = read_json(path)
         check_schema(tree, PLAN_SCHEMA)
         del tree["schema"]
         cells = tuple(Cell(**cell) for cell in tree.pop("cells"))

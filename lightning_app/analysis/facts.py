@@ -1,27 +1,22 @@
 """What was run and what that leaves open, in words."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from lightning_app.analysis.numbers import DASH
-from lightning_app.analysis.runs import (
-    LOSS,
+from lightning_app.analysis.grid_results import (
     OTHER_DATA,
-    Cell,
-    Grid,
-    damaged_files,
-    label,
+    CellResult,
+    GridResults,
     outcomes,
 )
-from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
-from lightning_app.analysis.strays import strays
-from lightning_app.analysis.together import differences, different, shared
-from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups, left_out, statements
+from lightning_app.analysis.numbers import DASH
+from lightning_app.analysis.together import different, shared
+from lightning_app.grid_axes import label
+from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups
 from lightning_app.task_facts import STACKS, task_facts
 
 
-def counts(grid: Grid) -> str:
+def state_counts(grid: GridResults) -> str:
     """How many cells there are in each state; of several grids, each cell counts once."""
     cells = different(grid)
     states = [cell.state for cell in cells]
@@ -42,7 +37,7 @@ def counts(grid: Grid) -> str:
     return f"{finished} of {len(states)} planned cells finished: {counted}.{once}"
 
 
-def facts(grid: Grid) -> dict[str, str]:
+def facts(grid: GridResults) -> dict[str, str]:
     """Everything that a reader needs to run it again, by name; of several grids, what each has."""
     if grid.parts:
         return _facts_of_each(grid)
@@ -69,140 +64,15 @@ def facts(grid: Grid) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def limits(grid: Grid) -> list[str]:
-    """What the runs cannot tell, from what they were."""
-    if grid.parts:
-        return _limits_of_all(grid)
-    items = [text for text in (left_out(grid.strangers), strays(grid)) if text]
-    items += statements(_records(grid)).values()
-    items += [
-        f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "
-        "leave it later, so “stalls” and Δ hold for this budget, not for training to the end.",
-    ]
-    rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
-    if len(rates) == 1:
-        items.append(
-            f"One learning rate, {rates[0]:g}. The rate at which warm-up begins to matter depends "
-            "on the variant and on the data; another rate can change the order."
-        )
-    elif rates:
-        items.append(
-            f"Learning rates from {rates[0]:g} to {rates[-1]:g}; outside of them nothing is known."
-        )
-    items.append(
-        f"What was trained on: {_corpus(grid)}; {_range(grid, 'parameters')} parameters. Intervals "
-        "are over seeds only: they do not cover other corpora, languages, depths or widths."
-    )
-    seeds = len({cell.seed for cell in grid.finished})
-    if seeds < 2:
-        items.append(
-            "One seed: differences between variants may be chance; there are no intervals over "
-            "seeds."
-        )
-    else:
-        few = " With so few, an interval is wide or lucky." if seeds < FEW_SEEDS else ""
-        families = len({(cell.group, cell.lr) for cell in grid.cells})
-        across = f", which does not reach across the {families} of them" if families > 1 else ""
-        items.append(
-            f"{seeds} seeds. Intervals are Student's t at {LEVEL:.0%}, not corrected for several "
-            "comparisons; p values are, over the variants of one rate and one value of the other "
-            f"axes (Holm){across}.{few}"
-        )
-        items.append(
-            "What the intervals are worth, in simulated grids (benchmarks/coverage.py): those of "
-            "Δ, relative Δ and the interaction hold the truth in 93 to 97 %, with skewed or "
-            "heavy-tailed noise too; those of the mean loss of one arm in 92 to 93 % where noise "
-            "is strongly skewed; those of stalls in 95 % on average over the true share, in 83 to "
-            "100 % at a single one. Of variants that are the same, p values call any different in "
-            "at most 5.2 % of tables; in up to 6 % where noise is skewed and unequal, or half of "
-            "the runs stall."
-        )
-        items.append(
-            "An interval is of seeds that end alike. Where some seeds of an arm stalled and others "
-            "did not there is none (it would hold in 41 to 95 %), and from fewer than "
-            f"{FEW_SEEDS} seeds no p value where arms differ in stalls: of 23 variants that all "
-            "stall as often as not, 3 seeds would call one different in 22 % of grids."
-        )
-    items += [*_early(grid), *_damaged(grid), *_not_asked(grid)]
-    kind, coupling = _coupling(grid)
-    if kind == "inverse_sqrt" and coupling == "paper":
-        items.append(
-            "The schedule is coupled: no warm-up is also almost no learning rate after the first "
-            "steps. In short runs this alone makes a variant look sensitive, Pre-LN most of all. "
-            "Do not read Δ as the effect of warm-up; use coupling: decoupled for that."
-        )
-    elif kind == "inverse_sqrt":
-        reference = grid.setting("model.schedule.reference_steps")
-        items.append(
-            "Warm-up and decay are decoupled: all arms share the decay of reference "
-            f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
-            "comparable with papers that couple the two (Xiong et al. 2020)."
-        )
-    pruned = sum(cell.state == "pruned" for cell in grid.cells)
-    if grid.pruner is not None:
-        items.append(
-            f"Pruner: {grid.pruner}. {pruned} of {len(grid.cells)} cells were ended early because "
-            "they did badly. They are left out, so means over the others flatter the variants that "
-            "lost most; no sensitivity is reported."
-        )
-    apart = sum(cell.state == OTHER_DATA for cell in grid.cells)
-    missing = len(grid.cells) - len(grid.finished) - pruned - apart
-    if missing:
-        items.append(
-            f"{missing} of {len(grid.cells)} cells have no result. Seeds are compared in pairs, so "
-            "a missing cell takes its partner out of the score as well."
-        )
-    return items
-
-
-def _facts_of_each(grid: Grid) -> dict[str, str]:
-    told = {part.name: facts(part) for part in grid.parts}
+def _facts_of_each(grid: GridResults) -> dict[str, str]:
+    own_facts = {part.name: facts(part) for part in grid.parts}
     found = {}
-    for name in dict.fromkeys(name for each in told.values() for name in each):
-        values = {each: known.get(name, DASH) for each, known in told.items()}
+    for name in dict.fromkeys(name for each in own_facts.values() for name in each):
+        values = {each: known.get(name, DASH) for each, known in own_facts.items()}
         alike = len(set(values.values())) == 1
         each = (f"{part}: {value}" for part, value in values.items())
         found[name] = next(iter(values.values())) if alike else " | ".join(each)
     return found
-
-
-def _limits_of_all(grid: Grid) -> list[str]:
-    """What holds between the grids, then what all say alike, then what one says."""
-    differ = [
-        f"{key} ({' / '.join(map(label, values))})" for key, values in differences(grid).items()
-    ]
-    found = [
-        "Each grid is compared with its own baseline and its own reference warm-up; no test "
-        "compares one grid with another. Where they read differently, it may be chance, or any of "
-        f"the settings that differ: {'; '.join(differ) or 'none but what their axes say'}.",
-    ]
-    if common := shared(grid):
-        found.append(
-            f"{common} cells are in more than one grid: the same runs, shown in each, so that the "
-            "grids agree there by construction."
-        )
-    told = {part.name: limits(part) for part in grid.parts}
-    alike = [item for item in told[grid.parts[0].name] if all(item in t for t in told.values())]
-    each = [
-        f"{name}: {item}" for name, items in told.items() for item in items if item not in alike
-    ]
-    return [*found, *alike, *each]
-
-
-def _not_asked(grid: Grid) -> list[str]:
-    """What no score can say, for want of an arm."""
-    reference = grid.reference_warmup
-    baselines = {cell.baseline for cell in grid.cells}
-    items = []
-    if 0 not in grid.warmups:
-        items.append("No arm without warm-up: who needs it cannot be said, and Δ is undefined.")
-    elif not reference or reference not in grid.warmups:
-        items.append("No arm with a reference warm-up to compare with: Δ is undefined.")
-    if not baselines & set(grid.variants):
-        items.append(
-            "No arm of a baseline: no variant can be said to need warm-up more than another."
-        )
-    return items
 
 
 def direction(mode: str) -> str:
@@ -210,63 +80,24 @@ def direction(mode: str) -> str:
     return "lower is better" if mode == "min" else "higher is better"
 
 
-def _metric(grid: Grid) -> str:
+def _metric(grid: GridResults) -> str:
     return f"{grid.metric}, {direction(grid.mode)}; what the study of the queue optimises"
 
 
-def _early(grid: Grid) -> list[str]:
-    """Runs that have not yet learned, and runs without the metric of the grid."""
-    items = []
-    early = [cell for cell in grid.finished if cell.outcome == "not_yet_learned"]
-    if early:
-        capped = [cell for cell in early if cell.capped]
-        items.append(
-            f"Not yet learned: {len(early)} of {len(grid.finished)} runs. Their loss was falling "
-            "when the budget ended and lay above the bar of a stall; they did not fail. One cap "
-            f"holds for all variants, so the loss of {len(capped)} of them counts as the unigram "
-            f"entropy in every score, though it ended higher: {_named(capped) or 'none'}. A longer "
-            "budget is needed to compare them."
-        )
-    lacking = [cell for cell in grid.finished if cell.metrics.get(grid.metric) is None]
-    if lacking and grid.metric != LOSS:
-        items.append(
-            f"{len(lacking)} of {len(grid.finished)} finished runs have no finite {grid.metric}, "
-            "the metric of the grid; its means leave them out, which flatters their variants: "
-            f"{_named(lacking)}."
-        )
-    return items
-
-
-def _named(cells: Sequence[Cell]) -> str:
-    """How many cells there are of each variant and warm-up."""
-    found = Counter(f"{cell.variant} at warm-up {cell.warmup or 0:,}" for cell in cells)
-    return ", ".join(f"{count} of {where}" for where, count in found.items())
-
-
-def _damaged(grid: Grid) -> list[str]:
-    lines = damaged_files(grid)
-    if not lines:
-        return []
-    return [
-        f"{len(lines)} files are damaged, and what they held is missing here: {'; '.join(lines)}. "
-        "`ablate doctor` says what can be mended."
-    ]
-
-
-def _warmups(grid: Grid) -> str:
+def _warmups(grid: GridResults) -> str:
     listed = ", ".join(f"{warmup:,}" for warmup in grid.warmups) + " updates"
     if grid.reference_warmup is None:
         return f"{listed}; no reference named"
     return f"{listed}; reference {grid.reference_warmup:,}, fixed in the grid file"
 
 
-def _other_axes(grid: Grid) -> str:
+def _other_axes(grid: GridResults) -> str:
     groups = dict.fromkeys(cell.group for cell in grid.cells)
     return "" if list(groups) == ["all"] else "; ".join(groups)
 
 
-def _budget(grid: Grid) -> str:
-    steps, tokens = _range(grid, "steps"), _range(grid, "tokens")
+def _budget(grid: GridResults) -> str:
+    steps, tokens = range_of(grid, "steps"), range_of(grid, "tokens")
     if not steps:
         planned = grid.setting("trainer.max_steps")
         return f"{planned:,} steps planned" if planned else DASH
@@ -276,14 +107,14 @@ def _budget(grid: Grid) -> str:
     return f"{steps} optimizer steps, {tokens} tokens{middle}"
 
 
-def _data(grid: Grid) -> str:
+def _data(grid: GridResults) -> str:
     found = {}
     for cell in grid.finished:
         data = cell.data
         sizes = data.get("sizes") or {}
-        counts = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
+        listed = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
         vocabulary = data.get("vocab_size")
-        text = f"{_corpus_name(grid, cell)}: {data.get('protocol') or UNKNOWN}; {counts or UNKNOWN}"
+        text = f"{_corpus_name(grid, cell)}: {data.get('protocol') or UNKNOWN}; {listed or UNKNOWN}"
         found[f"{text}; vocabulary {vocabulary:,}" if vocabulary else text] = None
     entropies = sorted({round(cell.entropy, 3) for cell in grid.finished})
     unigram = " to ".join(f"{value:.3f}" for value in dict.fromkeys(entropies[:1] + entropies[-1:]))
@@ -292,14 +123,15 @@ def _data(grid: Grid) -> str:
     return f"{' | '.join(found)}; unigram entropy of the validation targets {unigram} nats"
 
 
-def _task(grid: Grid) -> str:
+def _task(grid: GridResults) -> str:
     kind = task_facts(grid.setting("model.objective.kind") or DASH).title
     smoothing = grid.setting("model.objective.label_smoothing")
     trained = f", trained with label smoothing {smoothing:g}" if smoothing else ""
-    return f"{kind}{trained}; val/nll is in unsmoothed nats per target token"
+    others = "".join(f"; {each}" for each in _other_settings(grid, "model.objective"))
+    return f"{kind}{trained}; val/nll is in unsmoothed nats per target token{others}"
 
 
-def _model(grid: Grid) -> str:
+def _model(grid: GridResults) -> str:
     def value(key: str) -> str:
         found = grid.setting(f"model.architecture.{key}")
         return "several" if found is None else label(found)
@@ -313,11 +145,41 @@ def _model(grid: Grid) -> str:
         f"width {value('model_dim')}, feed-forward {value('ff_dim')}, {value('num_heads')} heads",
         f"dropout {value('dropout')}",
     ]
-    parameters = _range(grid, "parameters")
+    parts += _other_settings(grid, "model.architecture")
+    parameters = range_of(grid, "parameters")
     return "; ".join([*parts, f"{parameters} parameters"] if parameters else parts)
 
 
-def _optimizer(grid: Grid) -> str:
+_SAID = {
+    "model.architecture": (
+        *("kind", "encoder_depth", "decoder_depth", "model_dim", "ff_dim", "num_heads", "dropout"),
+    ),
+    "model.objective": ("kind", "label_smoothing"),
+    "model.schedule": ("kind", "warmup_steps", "coupling", "reference_steps"),
+}
+_USUAL = {
+    "activation": "relu",
+    "activation_slope": 0.01,
+    "positions": "sinusoidal",
+    "max_positions": 1024,
+    "beam": 1,
+    "length_penalty": 1.0,
+}
+
+
+def _other_settings(grid: GridResults, section: str) -> list[str]:
+    """Name and value of each setting that no sentence mentions, unless it is as usual or off."""
+    known = grid.setting(section)
+    settings = known.items() if isinstance(known, Mapping) else ()
+    return [
+        f"{name} {label(value)}"
+        for name, value in settings
+        if name not in _SAID[section] and f"{section}.{name}" not in grid.axes
+        if value != _USUAL.get(name) and value not in (None, False, 0, "none")
+    ]
+
+
+def _optimizer(grid: GridResults) -> str:
     given = grid.setting("model.optimizer") or {}
     shown = [f"{key} {label(v)}" for key, v in given.items() if key not in ("kind", "lr") and v]
     clip = grid.setting("trainer.gradient_clip_val")
@@ -325,42 +187,42 @@ def _optimizer(grid: Grid) -> str:
     return "; ".join([str(given.get("kind", DASH)), *shown])
 
 
-def _schedule(grid: Grid) -> str:
-    kind, coupling = _coupling(grid)
+def _schedule(grid: GridResults) -> str:
+    kind, coupling = coupling_of(grid)
     if not kind:
         return DASH
     text = str(kind).replace("_", " ")
     if kind == "inverse_sqrt" and coupling == "paper":
-        return f"{text}, coupled as in Xiong et al. 2020: lr · min(t / T_w, √(T_w / t))"
-    if kind == "inverse_sqrt":
+        text += ", coupled as in Xiong et al. 2020: lr · min(t / T_w, √(T_w / t))"
+    elif kind == "inverse_sqrt":
         reference = grid.setting("model.schedule.reference_steps")
-        return (
-            f"{text}, decoupled: lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}"
-        )
-    return f"{text} after a linear warm-up"
+        text += f", decoupled: lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}"
+    else:
+        text += " after a linear warm-up"
+    return "; ".join([text, *_other_settings(grid, "model.schedule")])
 
 
-def _coupling(grid: Grid) -> tuple[Any, Any]:
+def coupling_of(grid: GridResults) -> tuple[Any, Any]:
     return grid.setting("model.schedule.kind"), grid.setting("model.schedule.coupling")
 
 
-def _records(grid: Grid) -> dict[str, Any]:
+def records_of(grid: GridResults) -> dict[str, Any]:
     return {cell.name: cell.record for cell in grid.finished}
 
 
-def _code(grid: Grid) -> str:
-    found = groups(_records(grid))["code"]
+def _code(grid: GridResults) -> str:
+    found = groups(records_of(grid))["code"]
     return counted(found) if len(found) > 1 else next(iter(found), "")
 
 
-def _superseded(grid: Grid) -> str:
+def _superseded(grid: GridResults) -> str:
     """How many runs have been done again since, and count nowhere."""
     folder = grid.folder / SUPERSEDED
     count = len(list(folder.iterdir())) if folder.is_dir() else 0
     return f"{count} earlier runs, kept in {SUPERSEDED}/; they count nowhere" if count else ""
 
 
-def _versions(grid: Grid) -> str:
+def _versions(grid: GridResults) -> str:
     found = {}
     for cell in grid.finished:
         versions = cell.record.get("versions") or {}
@@ -369,17 +231,17 @@ def _versions(grid: Grid) -> str:
     return " | ".join(text for text in found if text)
 
 
-def budget_of(grid: Grid) -> str:
-    return f"{_range(grid, 'steps')} steps"
+def budget_of(grid: GridResults) -> str:
+    return f"{range_of(grid, 'steps')} steps"
 
 
-def in_short(grid: Grid) -> str:
+def in_short(grid: GridResults) -> str:
     """Data and budget, short, for a caption."""
-    steps, tokens = _range(grid, "steps"), _range(grid, "tokens")
-    return f"Data: {_corpus(grid)}. {steps} steps, {tokens} tokens a run."
+    steps, tokens = range_of(grid, "steps"), range_of(grid, "tokens")
+    return f"Data: {trained_on(grid)}. {steps} steps, {tokens} tokens a run."
 
 
-def _corpus(grid: Grid) -> str:
+def trained_on(grid: GridResults) -> str:
     found = {}
     for cell in grid.finished:
         data = cell.data
@@ -388,15 +250,15 @@ def _corpus(grid: Grid) -> str:
     return " and ".join(found) or str(grid.setting("data.name") or "not known")
 
 
-def _corpus_name(grid: Grid, cell: Cell) -> str:
+def _corpus_name(grid: GridResults, cell: CellResult) -> str:
     return str(cell.data.get("name") or grid.setting("data.name") or UNKNOWN)
 
 
-def _distinct(grid: Grid, key: str) -> list[str]:
+def _distinct(grid: GridResults, key: str) -> list[str]:
     return list(dict.fromkeys(str(cell.record.get(key) or UNKNOWN) for cell in grid.finished))
 
 
-def _range(grid: Grid, key: str) -> str:
+def range_of(grid: GridResults, key: str) -> str:
     recorded = [cell.record.get(key) for cell in grid.finished]
     values = [int(value) for value in recorded if value is not None]
     if not values:

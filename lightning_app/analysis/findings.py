@@ -4,13 +4,20 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lightning_app.analysis.facts import budget_of
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.numbers import DASH
-from lightning_app.analysis.runs import Grid
-from lightning_app.analysis.sensitivity import NEVER, NOT_YET, Score
+from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET
+from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL
 
 MORE, LESS, SAME = "needs it more", "needs it less", "no difference shown"
 BASELINE = "the baseline"
+_NAMES = {
+    "delta": "Δ",
+    "relative_delta": "relative Δ",
+    "detectable": "detectable difference",
+    "bleu": "ΔBLEU",
+}
 VERDICTS = {
     MORE: "warm-up matters more for",
     LESS: "warm-up matters less for",
@@ -31,7 +38,7 @@ def reading(own: Mapping[str, Score]) -> str:
             return word
     if math.isnan(score.estimate):
         return DASH
-    if versus.note == "is the baseline":
+    if versus.note == IS_BASELINE:
         return BASELINE
     if math.isnan(versus.p_holm):
         return DASH
@@ -40,7 +47,7 @@ def reading(own: Mapping[str, Score]) -> str:
     return MORE if versus.estimate > 0 else LESS
 
 
-def findings(grid: Grid, scores: Sequence[Score]) -> list[str]:
+def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
     """The headline in a sentence for each group and rate; none without a baseline."""
     found = []
     for part in grid.parts:  # each has a budget and a baseline of its own
@@ -53,15 +60,15 @@ def findings(grid: Grid, scores: Sequence[Score]) -> list[str]:
         for variant, own in variants.items():
             if "interaction" in own:
                 read.setdefault(reading(own), []).append(variant)
-        told = [
+        verdicts = [
             f"{verdict} {', '.join(read[kind])}"
             for kind, verdict in VERDICTS.items()
             if kind in read
         ]
-        if told:
+        if verdicts:
             rate = f", at {where}" if where else ""
             budget = f"Within {budget_of(grid)}{rate}, compared with {grid.baseline}"
-            found.append(f"{budget}: {'; '.join(told)}.")
+            found.append(f"{budget}: {'; '.join(verdicts)}.")
     return found
 
 
@@ -74,3 +81,15 @@ def by_slice(scores: Sequence[Score]) -> dict[str, dict[str, dict[str, Score]]]:
         where = ", ".join(part for part in (rate, score.group) if part and part != "all")
         slices.setdefault(where, {}).setdefault(score.variant, {})[score.score] = score
     return slices
+
+
+def score_notes(scores: Sequence[Score]) -> list[str]:
+    """Why scores are undefined or have no interval; one line for equal notes of one variant."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for where, variants in by_slice(scores).items():
+        for variant, own in variants.items():
+            who = f"{variant}, {where}" if where else variant
+            for name, score in own.items():
+                if score.note and score.note != IS_BASELINE:
+                    found.setdefault((who, score.note), []).append(_NAMES.get(name, name))
+    return [f"{who} ({', '.join(names)}): {note}" for (who, note), names in found.items()]

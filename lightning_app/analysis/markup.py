@@ -27,10 +27,10 @@ def element(name: str, /, *children: Child, **attributes: str | None) -> Markup:
     )
     if name in VOID:
         return Markup(f"<{name}{given}>")
-    return Markup(f"<{name}{given}>{join(children)}</{name}>")
+    return Markup(f"<{name}{given}>{join_markup(children)}</{name}>")
 
 
-def join(children: Iterable[Child]) -> Markup:
+def join_markup(children: Iterable[Child]) -> Markup:
     """The children one after the other, strings escaped."""
     return Markup("".join(_text(child) for child in children))
 
@@ -38,4 +38,4 @@ def join(children: Iterable[Child]) -> Markup:
 def _text(child: Child) -> str:
     if isinstance(child, Markup):
         return child
-    return html.escape(child, quote=False) if isinstance(child, str) else join(child)
+    return html.escape(child, quote=False) if isinstance(child, str) else join_markup(child)

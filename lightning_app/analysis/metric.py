@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_app.analysis.facts import direction
-from lightning_app.analysis.runs import Cell, Grid
-from lightning_app.analysis.statistics import ended_alike, mean, t_interval
+from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.statistics import mean, seeds_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class MetricMean:
     lacking: int
 
 
-def by_metric(grid: Grid) -> list[MetricMean]:
+def by_metric(grid: GridResults) -> list[MetricMean]:
     """Every arm with finished runs, the best mean first, those without a value last."""
-    arms: dict[tuple[Any, ...], list[Cell]] = {}
+    arms: dict[tuple[Any, ...], list[CellResult]] = {}
     for cell in grid.finished:
         arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
     found = [
@@ -42,12 +42,12 @@ def by_metric(grid: Grid) -> list[MetricMean]:
     return sorted(found, key=lambda arm: (math.isnan(arm.mean), sign * arm.mean if arm.runs else 0))
 
 
-def titled(grid: Grid) -> str:
+def titled(grid: GridResults) -> str:
     """The metric and which way is better: `val/bleu, higher is better`."""
     return f"{grid.metric}, {direction(grid.mode)}"
 
 
-def slices(grid: Grid, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
+def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
     """The arms by rate and group in words, and by variant; the best keep their place."""
     several = len({(arm.group, arm.lr) for arm in arms}) > 1
     found: dict[str, dict[str, list[MetricMean]]] = {}
@@ -58,7 +58,7 @@ def slices(grid: Grid, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[M
     return found
 
 
-def metrics_document(grid: Grid) -> list[dict[str, Any]]:
+def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
     """The same for scripts, for each grid that this one joins, or for it alone."""
     return [
         {
@@ -71,12 +71,10 @@ def metrics_document(grid: Grid) -> list[dict[str, Any]]:
     ]
 
 
-def _over_seeds(grid: Grid, cells: Sequence[Cell]) -> dict[str, Any]:
+def _over_seeds(grid: GridResults, cells: Sequence[CellResult]) -> dict[str, Any]:
     known = [cell for cell in cells if cell.metrics.get(grid.metric) is not None]
     values = [float(cell.metrics[grid.metric] or 0.0) for cell in known]
-    low, high = math.nan, math.nan
-    if values and ended_alike([cell.state == "diverged" for cell in known]):
-        low, high, _ = t_interval(values)
+    low, high, _ = seeds_interval(values, [cell.failed for cell in known])
     return {
         "mean": mean(values) if values else math.nan,
         "low": low,

@@ -32,7 +32,7 @@ def p_value(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def share(failed: int, count: int) -> str:
+def share_of(failed: int, count: int) -> str:
     """`2 / 5`."""
     return f"{failed} / {count}"
 

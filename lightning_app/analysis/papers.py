@@ -12,7 +12,7 @@ from lightning_app.records import (
     check_schema,
     is_count,
     is_text,
-    read_record,
+    read_json,
     read_yaml,
 )
 
@@ -75,7 +75,7 @@ def read_grid_file(path: Path) -> dict[str, Any]:
 def read_mapping(path: Path) -> dict[str, Any]:
     """A JSON or YAML file that holds a mapping. Raises `UserError` naming the file otherwise."""
     try:
-        return read_record(path) if path.suffix == ".json" else read_yaml(path)
+        return read_json(path) if path.suffix == ".json" else read_yaml(path)
     except Unsound as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.exports.bibliography import bibliography
 from lightning_app.analysis.facts import facts, in_short
-from lightning_app.analysis.numbers import DASH, share
-from lightning_app.analysis.runs import Cell, Grid, failures
-from lightning_app.analysis.statistics import ended_alike, mean, t_interval
+from lightning_app.analysis.grid_results import CellResult, GridResults, failures
+from lightning_app.analysis.numbers import DASH, share_of
+from lightning_app.analysis.statistics import mean, seeds_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,14 +20,14 @@ DIVERGED = "diverged"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class NearestArm:
     """The finished runs that are nearest to a figure; `apart` says how far off they are."""
 
-    cells: Sequence[Cell] = ()
+    cells: Sequence[CellResult] = ()
     apart: tuple[str, ...] = ()
 
 
-def comparison(grid: Grid) -> "pd.DataFrame":
+def comparison(grid: GridResults) -> "pd.DataFrame":
     """One row for each published figure and each value of the other axes; empty where none is.
 
     `warmup` and `lr` are theirs. `ours` is the mean over seeds of the same metric, in the arm of
@@ -49,17 +49,19 @@ def comparison(grid: Grid) -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def our_settings(grid: Grid) -> list[str]:
+def our_settings(grid: GridResults) -> list[str]:
     """What ours were trained on and how: one text, or one for each grid that is joined."""
     texts = []
     for part in grid.parts or (grid,):
-        told, name = facts(part), f"{part.name}: " if grid.parts else ""
-        wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in told]
-        texts.append(name + " ".join([in_short(part), *(f"{key}: {told[key]}." for key in wanted)]))
+        known, name = facts(part), f"{part.name}: " if grid.parts else ""
+        wanted = [key for key in ("Model", "Schedule", "Optimizer") if key in known]
+        texts.append(
+            name + " ".join([in_short(part), *(f"{key}: {known[key]}." for key in wanted)])
+        )
     return texts
 
 
-def _row(grid: Grid, figure: Mapping[str, Any], group: str) -> dict[str, Any]:
+def _row(grid: GridResults, figure: Mapping[str, Any], group: str) -> dict[str, Any]:
     entry = bibliography().get(figure["paper"])
     arm = _nearest(grid, figure, group)
     found, said = _ours(arm.cells, figure)
@@ -78,21 +80,23 @@ def _row(grid: Grid, figure: Mapping[str, Any], group: str) -> dict[str, Any]:
     } | found
 
 
-def _nearest(grid: Grid, figure: Mapping[str, Any], group: str) -> Arm:
+def _nearest(grid: GridResults, figure: Mapping[str, Any], group: str) -> NearestArm:
     name = figure["variant"]
     cells = [cell for cell in grid.finished if cell.variant == name and cell.group == group]
     if not cells:
-        return Arm(apart=(f"No finished run of {name} here.",))
+        return NearestArm(apart=(f"No finished run of {name} here.",))
     warmup, said = _warmup(grid, cells, figure.get("warmup"))
     cells = [cell for cell in cells if cell.warmup == warmup]
     if not cells:
-        return Arm(apart=(said,))
+        return NearestArm(apart=(said,))
     lr, also = _rate(cells, figure.get("lr"))
     apart = tuple(text for text in (said, also) if text)
-    return Arm(cells=[cell for cell in cells if cell.lr == lr], apart=apart)
+    return NearestArm(cells=[cell for cell in cells if cell.lr == lr], apart=apart)
 
 
-def _warmup(grid: Grid, cells: Sequence[Cell], theirs: int | None) -> tuple[int | None, str]:
+def _warmup(
+    grid: GridResults, cells: Sequence[CellResult], theirs: int | None
+) -> tuple[int | None, str]:
     """Which warm-up of ours to take, and what to say of it."""
     known = {cell.warmup for cell in cells if cell.warmup is not None}
     if theirs is None:
@@ -106,7 +110,7 @@ def _warmup(grid: Grid, cells: Sequence[Cell], theirs: int | None) -> tuple[int 
     return ours, "" if ours == theirs else f"Warm-up {ours:,} instead of {theirs:,}."
 
 
-def _rate(cells: Sequence[Cell], theirs: float | None) -> tuple[float | None, str]:
+def _rate(cells: Sequence[CellResult], theirs: float | None) -> tuple[float | None, str]:
     """Which learning rate of ours to take, and what to say of it."""
     known = sorted({cell.lr for cell in cells if cell.lr})
     if not known:
@@ -120,17 +124,19 @@ def _rate(cells: Sequence[Cell], theirs: float | None) -> tuple[float | None, st
     return ours, "" if same else f"Learning rate {ours:g} instead of {theirs:g}."
 
 
-def _loss(cells: Sequence[Cell]) -> float:
+def _loss(cells: Sequence[CellResult]) -> float:
     losses = [cell.loss for cell in cells if math.isfinite(cell.loss)]
     return mean(losses) if losses else math.inf
 
 
-def _ours(cells: Sequence[Cell], figure: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _ours(
+    cells: Sequence[CellResult], figure: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """What our runs have beside a figure, and what to say of it."""
     nothing = {"ours": DASH, "low": math.nan, "high": math.nan, "seeds": 0}
     if not cells:
         return nothing, []
-    failed = share(sum(cell.state == "diverged" for cell in cells), len(cells))
+    failed = share_of(sum(cell.state == "diverged" for cell in cells), len(cells))
     how = failures(cells) or "stalled"
     if figure["value"] == DIVERGED:
         return nothing | {"ours": f"{failed} {how}", "seeds": len(cells)}, []
@@ -139,11 +145,9 @@ def _ours(cells: Sequence[Cell], figure: Mapping[str, Any]) -> tuple[dict[str, A
     if not known:
         return nothing, [f"Our runs have no finite {metric}."]
     values = [float(cell.metrics[metric] or 0.0) for cell in known]
-    alike = [cell.state == "diverged" for cell in known]
-    low, high, _ = t_interval(values)
-    if not ended_alike(alike):
-        low = high = math.nan
-    said = [f"{failed} of ours {how}."] if any(alike) else []
+    stopped = [cell.failed for cell in known]
+    low, high, _ = seeds_interval(values, stopped)
+    said = [f"{failed} of ours {how}."] if any(stopped) else []
     if early := sum(cell.outcome == "not_yet_learned" for cell in known):
         said.append(f"{early} of ours not yet learned.")
     if len(known) < len(cells):

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_app.analysis.runs import Cell, Grid
-from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
     bleu_difference,
     ended_alike,
     mean,
-    t_interval,
+    seeds_interval,
 )
 
 BLEU = "test/bleu"
@@ -24,7 +24,7 @@ TRIALS = 1_000  # of one test: the smallest p value is 1 / 1,001
 MOST_TESTS = 24  # of one report: each reads two test sets and takes a second or two
 
 
-def bleu_scores(grid: Grid) -> list[Score]:
+def bleu_scores(grid: GridResults) -> list[Score]:
     """`bleu`: `mean_s [BLEU(ref, s) - BLEU(0, s)]`, what warm-up gives, on the 0-100 scale.
 
     A row for each group, rate and variant with seeds that have a test BLEU at both warm-ups. The
@@ -37,7 +37,7 @@ def bleu_scores(grid: Grid) -> list[Score]:
     reference = grid.reference_warmup
     if not reference or grid.pruner is not None:
         return []
-    arms: dict[tuple[str, float, str], dict[tuple[int, int], Cell]] = {}
+    arms: dict[tuple[str, float, str], dict[tuple[int, int], CellResult]] = {}
     for cell in grid.finished:
         if cell.metrics.get(BLEU) is not None:
             arm = arms.setdefault((cell.group, cell.lr or 0.0, cell.variant), {})
@@ -55,12 +55,12 @@ def bleu_scores(grid: Grid) -> list[Score]:
 
 
 def _over_seeds(
-    pairs: Sequence[tuple[Cell, Cell]], tested: Sequence[float | None]
+    pairs: Sequence[tuple[CellResult, CellResult]], tested: Sequence[float | None]
 ) -> dict[str, Any]:
     changes = [_bleu(with_it) - _bleu(without) for with_it, without in pairs]
-    failed = [[cell.state == "diverged" for cell in arm] for arm in zip(*pairs, strict=True)]
+    failed = [[cell.failed for cell in arm] for arm in zip(*pairs, strict=True)]
     mixed = not all(ended_alike(arm) for arm in failed)
-    low, high, p = t_interval(changes)
+    low, high, p = seeds_interval(changes, *failed)
     notes = ["stalls are mixed, so no interval over seeds"] if mixed else []
     shown = [
         f"{cells[0].seed}: {value:.3f}"
@@ -69,14 +69,13 @@ def _over_seeds(
     ]
     if shown:
         notes.append(f"p over sentences, by seed {', '.join(shown)}")
-    nothing = float("nan")
     seeds = [cells[0].seed or 0 for cells in pairs]
     few = len(pairs) < FEW_SEEDS or mixed
     return {
         "estimate": mean(changes),
-        "low": nothing if mixed else low,
-        "high": nothing if mixed else high,
-        "p": nothing if mixed else p,
+        "low": low,
+        "high": high,
+        "p": p,
         "seeds": len(pairs),
         "cells": 2 * len(pairs),
         "diverged": sum(map(sum, failed)),
@@ -85,13 +84,13 @@ def _over_seeds(
     }
 
 
-def _bleu(cell: Cell) -> float:
+def _bleu(cell: CellResult) -> float:
     value = cell.metrics[BLEU]
     assert value is not None
     return value
 
 
-def _over_sentences(first: Cell, second: Cell) -> float | None:
+def _over_sentences(first: CellResult, second: CellResult) -> float | None:
     """The p value of the paired test, None where the two did not keep what it needs."""
     signatures = [_signature(cell) for cell in (first, second)]
     if signatures[0] != signatures[1] or "tok" not in signatures[0]:
@@ -107,7 +106,7 @@ def _over_sentences(first: Cell, second: Cell) -> float | None:
     return bleu_difference(ours, theirs, references, trials=TRIALS, **how).p
 
 
-def _signature(cell: Cell) -> dict[str, str]:
+def _signature(cell: CellResult) -> dict[str, str]:
     """`nrefs:1|case:lc|tok:none` as a mapping."""
     parts = str(cell.record.get("bleu_signature") or "").split("|")
     return dict(part.split(":", 1) for part in parts if ":" in part)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.figures.write import write_figures
+from lightning_app.analysis.grid_results import GridResults, read_results
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.document import page
 from lightning_app.analysis.published import comparison
 from lightning_app.analysis.quality import bleu_scores
-from lightning_app.analysis.runs import Grid, read_grid
-from lightning_app.analysis.sensitivity import scores
+from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.tensorboard import write_index
 from lightning_app.files import write_whole
 
@@ -21,16 +21,16 @@ def write_report(grid_dir: Path, out_dir: Path | None = None) -> Path:
     that is the grid folder, whose TensorBoard index is then brought up to date as well. Raises
     `UserError` for a folder that is no grid or cannot be written.
     """
-    grid = read_grid(grid_dir)
+    grid = read_results(grid_dir)
     path = write(grid, grid.folder if out_dir is None else Path(out_dir))
     if out_dir is None:
         write_index(grid.folder)
     return path
 
 
-def write(grid: Grid, out: Path) -> Path:
+def write(grid: GridResults, out: Path) -> Path:
     """Write the report of a grid, which may join several, into a folder."""
-    found = [*scores(grid), *bleu_scores(grid)]
+    found = [*sensitivity_scores(grid), *bleu_scores(grid)]
     results = write_exports(grid, found, out)
     drawings = write_figures(grid, out / "figures")
     contents = Contents(

@@ -131,7 +131,7 @@ class Site:
 
 
 def _listing(folder: Path) -> str:
-    """A page with links to what a folder holds, but for what is hidden."""
+    """A page with links to the files of a folder, without hidden ones."""
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     links = [
         element("li", element("a", name, href=quote(name)))

@@ -52,6 +52,16 @@ def t_intervals(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
     return centre - half, centre + half, p
 
 
+def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[float, float, float]:
+    """`t_interval` of one value per seed; NaN unless the runs of each arm ended alike.
+
+    `failed` says for each arm whether its runs failed (`ended_alike`).
+    """
+    if values and all(ended_alike(arm) for arm in failed):
+        return t_interval(values)
+    return math.nan, math.nan, math.nan
+
+
 def t_quantile(count: int, comparisons: int = 1) -> float:
     """The half width of a t interval of `count` values in standard errors.
 
@@ -252,7 +262,7 @@ def bleu_difference(
     if not len(first) == len(second) == len(references) > 0:
         counts = f"{len(first)}, {len(second)} and {len(references)}"
         raise ValueError(f"hypotheses and references must be as many as each other, not {counts}")
-    # Told how the text is tokenised, sacreBLEU need not warn that it is.
+    # With `force`, sacreBLEU does not warn about text that is tokenised already.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     systems: list[tuple[str, Sequence[str]]] = [("second", second), ("first", first)]
     test = PairedTest(systems, {"BLEU": metric}, [list(references)], "ar", n_samples=trials)

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_app.analysis.facts import counts
+from lightning_app.analysis.facts import state_counts
 from lightning_app.analysis.findings import by_slice, findings, reading
+from lightning_app.analysis.grid_results import GridResults, failures
 from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled
 from lightning_app.analysis.numbers import DASH, interval, measured, nats, p_value
-from lightning_app.analysis.runs import Grid, failures
-from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, mean
 from lightning_app.analysis.together import different
 from lightning_app.mixtures import KINDS, left_out, mixed
@@ -30,7 +30,7 @@ Words = tuple[str, ...]  # of a heading, which may break between them
 Variants = Mapping[str, Mapping[str, Score]]  # scores by variant and name
 
 
-def show_report(console: Console, grid: Grid, scores: Sequence[Score]) -> None:
+def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) -> None:
     """Print what each variant reads, its scores, its loss by warm-up, and the findings."""
     write = Writer(console)
     if not grid.finished:
@@ -38,7 +38,7 @@ def show_report(console: Console, grid: Grid, scores: Sequence[Score]) -> None:
         return
     if grid.pruner is not None:
         write.line("Cells were ended early by the pruner, so there are no scores.")
-    write.line(counts(grid))
+    write.line(state_counts(grid))
     found = by_slice([score for score in scores if not math.isnan(score.lr)])
     seen = 0
     for number, (where, variants) in enumerate(found.items()):
@@ -65,12 +65,12 @@ def show_report(console: Console, grid: Grid, scores: Sequence[Score]) -> None:
             write.line(text)
 
 
-def mixtures(grid: Grid) -> dict[str, dict[str, list[str]]]:
+def mixtures(grid: GridResults) -> dict[str, dict[str, list[str]]]:
     """The names of the finished cells by what made them, for each kind in which they differ."""
     return mixed({cell.name: cell.record for cell in different(grid) if cell.finished})
 
 
-def mixture_line(grid: Grid) -> str:
+def mixture_line(grid: GridResults) -> str:
     """In what the finished cells differ, in one line; empty where they do not."""
     kinds = [f"{len(of)} {KINDS[kind]}" for kind, of in mixtures(grid).items()]
     if not kinds:
@@ -78,7 +78,7 @@ def mixture_line(grid: Grid) -> str:
     return f"Mixed: cells of {', '.join(kinds)}; report.html says what may not be concluded."
 
 
-def headline(scores: Sequence[Score]) -> list[dict[str, Any]]:
+def headline_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
     """The same for scripts: for each group, rate and variant its reading, and scores by name.
 
     What is not defined is NaN. Scores over all rates (`lr` NaN) have a row without a reading.
@@ -122,7 +122,7 @@ class Writer:
             for title, value in zip(titles, values, strict=True):
                 self.line(f"  {' '.join(title)}: {value}")
 
-    def metric(self, grid: Grid) -> None:
+    def metric(self, grid: GridResults) -> None:
         """The metric of the grid, the best variant first."""
         whole = slices(grid, by_metric(grid))
         self.line(f"{grid.name}: {titled(grid)}, mean over runs [{LEVEL:.0%}]", "bold")
@@ -141,7 +141,7 @@ class Writer:
                 rows[variant] = [_mean(known.get(warmup)) for warmup in warmups]
             self.table([(grid.metric, f"w={warmup}") for warmup in warmups], rows)
 
-    def plot(self, grid: Grid, variants: Variants) -> None:
+    def plot(self, grid: GridResults, variants: Variants) -> None:
         """Loss against warm-up: one row a variant, one letter a warm-up, on one scale."""
         losses, top = _losses(grid, variants)
         if not losses:
@@ -238,7 +238,7 @@ def _stalls(score: Score | None) -> str:
     return DASH if score is None or not score.cells else f"{score.diverged}/{score.cells}"
 
 
-def _losses(grid: Grid, variants: Variants) -> tuple[dict[tuple[str, int], float], float]:
+def _losses(grid: GridResults, variants: Variants) -> tuple[dict[tuple[str, int], float], float]:
     """Mean losses by variant and warm-up in one slice of the grid, and its unigram entropy."""
     own = next(iter(variants.values()))["delta"]
     found: dict[tuple[str, int], list[float]] = {}

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_app.analysis.runs import Cell, Grid, label, lookup, without_strangers
+from lightning_app.analysis.grid_results import CellResult, GridResults, without_strangers
 from lightning_app.errors import UserError
+from lightning_app.grid_axes import label, lookup
 
 AXIS = "grid"  # the axis whose values are the names of the grids
 UNSAID = (  # folders of a machine, and what changes no result
@@ -21,7 +22,7 @@ UNSAID = (  # folders of a machine, and what changes no result
 )
 
 
-def together(grids: Sequence[Grid]) -> Grid:
+def together(grids: Sequence[GridResults]) -> GridResults:
     """One grid with the cells of all; its `parts` are the grids, its groups tell them apart.
 
     Settings that are not the same in all of them are gone from its `config`; of several baselines
@@ -42,7 +43,7 @@ def together(grids: Sequence[Grid]) -> Grid:
         config = _common(config, grid.config)
     baselines = dict.fromkeys(grid.baseline for grid in grids if grid.baseline)
     references = {grid.reference_warmup for grid in grids}
-    return Grid(
+    return GridResults(
         folder=first.folder.parent / "-vs-".join(names),
         name=f"{', '.join(names[:-1])} and {names[-1]}",
         question="\n\n".join(f"{grid.name}: {grid.question}" for grid in grids if grid.question),
@@ -58,18 +59,18 @@ def together(grids: Sequence[Grid]) -> Grid:
     )
 
 
-def shared(grid: Grid) -> int:
+def shared(grid: GridResults) -> int:
     """How many cells stand in more than one of the parts."""
     planned = Counter(cell.id for cell in grid.cells)
     return sum(count > 1 for count in planned.values())
 
 
-def different(grid: Grid) -> list[Cell]:
+def different(grid: GridResults) -> list[CellResult]:
     """Every cell of the parts once, in the order of the plans."""
     return list({cell.id: cell for cell in reversed(grid.cells)}.values())[::-1]
 
 
-def differences(grid: Grid) -> dict[str, list[Any]]:
+def differing_settings(grid: GridResults) -> dict[str, list[Any]]:
     """Settings that no axis varies and that are not the same in all parts: a value for each."""
     found = {}
     for key in dict.fromkeys(key for part in grid.parts for key, _ in _leaves(part.config)):
@@ -79,7 +80,7 @@ def differences(grid: Grid) -> dict[str, list[Any]]:
     return found
 
 
-def _check(grids: Sequence[Grid]) -> None:
+def _check(grids: Sequence[GridResults]) -> None:
     if len(grids) < 2:
         raise UserError("a comparison needs two grids or more")
     folders = [grid.folder.resolve() for grid in grids]
@@ -95,7 +96,7 @@ def _check(grids: Sequence[Grid]) -> None:
             )
 
 
-def _part(grid: Grid, keys: Sequence[str], results: Mapping[str, Cell]) -> Grid:
+def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResult]) -> GridResults:
     """The grid with its name in each group, what any grid varies in each cell, known results."""
     fixed = {key: lookup(grid.config, key) for key in keys if key not in grid.axes}
     cells = []
@@ -113,7 +114,7 @@ def _part(grid: Grid, keys: Sequence[str], results: Mapping[str, Cell]) -> Grid:
     return without_strangers(replace(grid, cells=tuple(cells)))
 
 
-def _values(key: str, parts: Sequence[Grid]) -> list[Any]:
+def _values(key: str, parts: Sequence[GridResults]) -> list[Any]:
     """The values of an axis over all parts, each once. They need not be hashable."""
     found: list[Any] = []
     for part in parts:

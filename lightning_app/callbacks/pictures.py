@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from lightning_app.callbacks.events import event_files, show
-from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.raster import image
 from lightning_app.probes.maps import attention_maps
 from lightning_app.probes.pictures import attention_image
@@ -31,7 +31,7 @@ class Pictures(pl.Callback):
         if trainer.global_step == 0 and any(event_files(trainer)):
             module: Any = pl_module
             stacks = module.architecture.stacks(module.block)
-            drawings = [draw(spec, side) for side, spec in stacks.items()]
+            drawings = [stack_drawing(spec, side) for side, spec in stacks.items()]
             show(trainer, BLOCK, image(module.block.preset, drawings), 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -15,13 +15,13 @@ from lightning_app.catalogue.presets import (
     BASELINE,
     caption,
     drawings,
-    parameters,
-    ratios,
-    resolve,
+    parameter_ratios,
+    resolve_preset,
+    stack_parameters,
 )
 from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
-from lightning_app.catalogue.text import WIDTH, text_lines, wrapped
+from lightning_app.catalogue.text import WIDTH, text_lines, wrapped_lines
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole
 
@@ -46,10 +46,10 @@ def blocks_command(
         write_gallery(svg_dir, encoder_depth, decoder_depth)
     elif name is None:
         console = Console(highlight=False)
-        console.print(table(encoder_depth, decoder_depth, wide=console.width >= 150))
+        console.print(preset_table(encoder_depth, decoder_depth, wide=console.width >= 150))
     else:
         width = min(WIDTH, Console().width)
-        stacks = resolve(name, encoder_depth, decoder_depth)
+        stacks = resolve_preset(name, encoder_depth, decoder_depth)
         if svg is not None:
             write_whole(svg, picture(name, drawings(stacks)))
         if as_json:
@@ -59,14 +59,14 @@ def blocks_command(
     return 0
 
 
-def table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
+def preset_table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
     """Return the presets; where there is little room, what is said of each in one column."""
     said = ("equation", "what it fixes", "paper")
     columns = said if wide else (", ".join(said),)
     shown = Table("preset", *columns, box=box.SIMPLE, show_lines=True)
     shown.add_column("parameters", justify="right")
     shown.caption = caption(encoder_depth, decoder_depth)
-    shares = ratios(PRESETS, encoder_depth, decoder_depth)
+    shares = parameter_ratios(PRESETS, encoder_depth, decoder_depth)
     for name, preset in PRESETS.items():
         fixes = preset.fixes if wide else f"fixes: {preset.fixes}"
         if preset.difference:
@@ -80,33 +80,33 @@ def preset_lines(
     preset: Preset, encoder_depth: int, decoder_depth: int, width: int = WIDTH
 ) -> list[str]:
     """Return all that is known of a preset in lines of `width`; drawings keep theirs, up to 80."""
-    stacks = resolve(preset.name, encoder_depth, decoder_depth)
-    share = ratios([preset.name], encoder_depth, decoder_depth)[preset.name]
+    stacks = resolve_preset(preset.name, encoder_depth, decoder_depth)
+    share = parameter_ratios([preset.name], encoder_depth, decoder_depth)[preset.name]
     said = inspect.getdoc(preset.build) or ""
     lines = [preset.name, ""]
-    lines += wrapped(f"equation: {preset.equation}", 0, 10, width)
-    lines += wrapped(f"fixes:    {preset.fixes}", 0, 10, width)
-    lines += wrapped(f"paper:    {preset.paper}", 0, 10, width)
+    lines += wrapped_lines(f"equation: {preset.equation}", 0, 10, width)
+    lines += wrapped_lines(f"fixes:    {preset.fixes}", 0, 10, width)
+    lines += wrapped_lines(f"paper:    {preset.paper}", 0, 10, width)
     if preset.difference:
-        lines += wrapped(f"differs:  {preset.difference}", 0, 10, width)
+        lines += wrapped_lines(f"differs:  {preset.difference}", 0, 10, width)
     for paragraph in said.replace("``", "").split("\n\n"):
-        lines += ["", *wrapped(" ".join(paragraph.split()), width=width)]
-    count = f"{parameters(stacks):,} parameters, {share:.3f} of {BASELINE}'s."
-    lines += ["", *wrapped(f"{count} {caption(encoder_depth, decoder_depth)}", width=width)]
+        lines += ["", *wrapped_lines(" ".join(paragraph.split()), width=width)]
+    count = f"{stack_parameters(stacks):,} parameters, {share:.3f} of {BASELINE}'s."
+    lines += ["", *wrapped_lines(f"{count} {caption(encoder_depth, decoder_depth)}", width=width)]
     lines += ["", *text_lines(drawings(stacks), width), ""]
     lines += [
-        *wrapped("The resolved specification, where it is not as by default:", width=width),
+        *wrapped_lines("The resolved specification, where it is not as by default:", width=width),
         "",
     ]
     for depth, line in specification_lines(stacks):
-        lines += wrapped(line, 2 * depth, 2 * depth + 4, width)
+        lines += wrapped_lines(line, 2 * depth, 2 * depth + 4, width)
     return lines
 
 
 def write_gallery(folder: Path, encoder_depth: int, decoder_depth: int) -> None:
     """Write a picture of every preset, and a page that shows them all."""
     for name in PRESETS:
-        stacks = resolve(name, encoder_depth, decoder_depth)
+        stacks = resolve_preset(name, encoder_depth, decoder_depth)
         write_whole(folder / f"{name}.svg", picture(name, drawings(stacks)))
     write_whole(folder / "README.md", gallery_page(encoder_depth, decoder_depth))
     print(f"{folder}: {len(PRESETS)} pictures and README.md")
@@ -114,7 +114,7 @@ def write_gallery(folder: Path, encoder_depth: int, decoder_depth: int) -> None:
 
 def table_rows(encoder_depth: int, decoder_depth: int, folder: str = "") -> list[str]:
     """Return the table of presets in Markdown; their pictures lie in `folder`."""
-    shares = ratios(PRESETS, encoder_depth, decoder_depth)
+    shares = parameter_ratios(PRESETS, encoder_depth, decoder_depth)
     rows = ["| preset | equation | paper | parameters |", "|---|---|---|---:|"]
     for name, preset in PRESETS.items():
         cells = (f"[`{name}`]({folder}{name}.svg)", escape(preset.equation, quote=False))

@@ -40,7 +40,7 @@ _INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF"}
 # The fields that are drawn; others are shown by name.
 
 
-def draw(spec: StackSpec, side: Side) -> Drawing:
+def stack_drawing(spec: StackSpec, side: Side) -> Drawing:
     """Return the drawing of a stack; consecutive layers of one form are one run."""
     runs = [_run(blocks, layers, side) for layers, blocks in runs_of(spec.blocks, side)]
     gain = number([spec.embedding_gain], range(1))

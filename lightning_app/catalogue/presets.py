@@ -5,7 +5,7 @@ from functools import partial
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.drawing import Drawing
 from lightning_app.catalogue.folding import Side
 from lightning_app.errors import UserError, nearest
@@ -17,7 +17,7 @@ BASELINE = "pre_ln"
 Stacks = Mapping[Side, StackSpec]
 
 
-def resolve(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
+def resolve_preset(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
     """Return the stacks of preset `name`; a decoder of depth 0 is none.
 
     Raises:
@@ -49,10 +49,10 @@ def resolve(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
 
 
 def drawings(stacks: Stacks) -> list[Drawing]:
-    return [draw(spec, side) for side, spec in stacks.items()]
+    return [stack_drawing(spec, side) for side, spec in stacks.items()]
 
 
-def parameters(stacks: Stacks) -> int:
+def stack_parameters(stacks: Stacks) -> int:
     """Return the trained numbers of the stacks at the usual sizes, embeddings left out."""
     sizes = ArchitectureConfig().sizes()
     return sum(
@@ -61,10 +61,15 @@ def parameters(stacks: Stacks) -> int:
     )
 
 
-def ratios(names: Iterable[str], encoder_depth: int, decoder_depth: int) -> dict[str, float]:
+def parameter_ratios(
+    names: Iterable[str], encoder_depth: int, decoder_depth: int
+) -> dict[str, float]:
     """Return the parameters of presets over those of `BASELINE`."""
-    one = parameters(resolve(BASELINE, encoder_depth, decoder_depth))
-    return {name: parameters(resolve(name, encoder_depth, decoder_depth)) / one for name in names}
+    one = stack_parameters(resolve_preset(BASELINE, encoder_depth, decoder_depth))
+    return {
+        name: stack_parameters(resolve_preset(name, encoder_depth, decoder_depth)) / one
+        for name in names
+    }
 
 
 def caption(encoder_depth: int, decoder_depth: int) -> str:

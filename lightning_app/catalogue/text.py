@@ -65,15 +65,17 @@ def text_lines(drawings: Sequence[Drawing], width: int = WIDTH) -> list[str]:
     lines = []
     for drawing in drawings:
         lines += [f"{drawing.side}:", "", *_stack(drawing)]
-        lines += [line for note in drawing.notes for line in wrapped(note, 4, 6, width)] + [""]
+        lines += [line for note in drawing.notes for line in wrapped_lines(note, 4, 6, width)] + [
+            ""
+        ]
         for run in drawing.runs:
             lines += [f"  {run.label}:", *_run(run, width, dual=drawing.dual), ""]
     shown = "\n".join(lines)
     words = [meaning for sign, meaning in LEGEND.items() if re.search(sign, shown)]
-    return [*lines, *wrapped(", ".join(words), width=width)]
+    return [*lines, *wrapped_lines(", ".join(words), width=width)]
 
 
-def wrapped(text: str, first: int = 0, rest: int = 0, width: int = WIDTH) -> list[str]:
+def wrapped_lines(text: str, first: int = 0, rest: int = 0, width: int = WIDTH) -> list[str]:
     """Return `text` in lines of at most `width`; the first and the other lines are indented."""
     return textwrap.wrap(
         text,
@@ -102,7 +104,7 @@ def _stack(drawing: Drawing) -> list[str]:
     after = _chain([_label(part) for part in drawing.exit])
     start = f"  embedding -- {_chain([_label(part) for part in drawing.entry])}"
     if not drawing.dual:
-        return wrapped(f"{start}{runs}{after}".removesuffix(" -- ") + " --> output", 0, 6)
+        return wrapped_lines(f"{start}{runs}{after}".removesuffix(" -- ") + " --> output", 0, 6)
     start = start.removesuffix(" ") + "+-- "
     column = len(start) - 4
     second = f"'-- r, the sum of all branches -- {after}".removesuffix(" ")
@@ -133,8 +135,8 @@ def _run(run: LayerRun, width: int, *, dual: bool) -> list[str]:
     for branch in (branch for one in run.sums for branch in one.branches):
         for part in branch.inside:
             notes = f" ({'; '.join(part.notes)})" if part.notes else ""
-            lines += wrapped(f"{branch.kind}: {part.label}{notes}", 4, 8, width)
-    return lines + [line for note in run.notes for line in wrapped(note, 4, 6, width)]
+            lines += wrapped_lines(f"{branch.kind}: {part.label}{notes}", 4, 8, width)
+    return lines + [line for note in run.notes for line in wrapped_lines(note, 4, 6, width)]
 
 
 def _second_stream(row: Piece) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.figures.files import save
+from lightning_app.analysis.figures.layout import without_formula
 from lightning_app.analysis.figures.style import COLOURS, DASHES, INK, MUTED, styled
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.probes.table import QUANTILES, Probed
@@ -75,7 +76,7 @@ LINES = (
 )
 
 
-def write_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
+def write_probe_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
     """Write every figure that the rows allow; return where they lie."""
     paths = []
     names = [figure.name for figure in LINES] + ["gains", "attention_entropy"]
@@ -92,7 +93,7 @@ def write_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
     return paths
 
 
-def left_out(probed: Sequence[Probed]) -> list[str]:
+def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
     """Say which curves `write_figures` could not draw though their quantity was measured, and why.
 
     What a variant does not have at all, such as learned gains, is not missed.
@@ -173,7 +174,9 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
         row[0].set_ylabel(lines.quantities[quantity])
     figure.supxlabel("layer", fontsize=9.5)
     handles = [
-        Line2D([], [], marker="o", markersize=3.5, linewidth=1.6, label=plain(name), **style)
+        Line2D(
+            [], [], marker="o", markersize=3.5, linewidth=1.6, label=without_formula(name), **style
+        )
         for name, style in styles.items()
     ]
     legend(figure, handles)
@@ -201,7 +204,7 @@ def entropy_figure(probed: Sequence[Probed]) -> "Figure | None":
             entropy_panel(axes, variant, stack, prefix)
             if row is grid[0]:
                 axes.set_title(title)
-        row[0].set_ylabel(plain(variant.name))
+        row[0].set_ylabel(without_formula(variant.name))
     figure.supxlabel("layer, a box for each head", fontsize=9.5)
     figure.supylabel("entropy of the attention map (nats)", fontsize=9.5)
     low, high = ENTROPY_CUTS
@@ -264,21 +267,16 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     names = list(dict.fromkeys(names))
     places = {name: place for place, name in enumerate(PRESETS) if name in names}
     free = (place for place in count() if place not in places.values())
-    return {name: look(places[name] if name in places else next(free)) for name in names}
+    return {name: curve_style(places[name] if name in places else next(free)) for name in names}
 
 
-def look(index: int) -> dict[str, Any]:
+def curve_style(index: int) -> dict[str, Any]:
     """Return colour and dash number `index`: no two alike among the first 35."""
     turn = index // len(COLOURS) % (len(DASHES) + 1)
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": "solid" if turn == 0 else DASHES[turn - 1],
     }
-
-
-def plain(name: str) -> str:
-    """Return `name` with nothing that matplotlib reads as a formula."""
-    return name.replace("$", r"\$")
 
 
 def panel_grid(rows: int, columns: int) -> tuple["Figure", list[list["Axes"]]]:

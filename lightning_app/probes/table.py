@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_app.tables import Place, probed_values
+
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 """What is kept of a distribution, as a box with whiskers shows it."""
 
@@ -17,18 +19,6 @@ MODEL = "model"
 """The stack of what belongs to the model as a whole."""
 
 NO_RANK = 1 << 30  # sorts what belongs to a whole stack, or to all heads, after the rest
-
-
-class Place(NamedTuple):
-    """What a number is about. Layers count from 1; 0 is what enters the first layer.
-
-    `layer` is None for what belongs to a stack or to the model, `head` None for all heads.
-    """
-
-    quantity: str
-    stack: str
-    layer: int | None = None
-    head: int | None = None
 
 
 class Row(NamedTuple):
@@ -137,18 +127,10 @@ def cells(row: Row) -> list[str]:
 
 def from_csv(path: Path) -> list[Row]:
     """Read what `to_csv` wrote."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [
-            Row(
-                int(line["step"]),
-                line["stack"],
-                int(line["layer"]) if line["layer"] else None,
-                line["quantity"],
-                int(line["head"]) if line["head"] else None,
-                float(line["value"]),
-            )
-            for line in csv.DictReader(file)
-        ]
+    return [
+        Row(step, place.stack, place.layer, place.quantity, place.head, value)
+        for step, place, value in probed_values(path)
+    ]
 
 
 class Probed(NamedTuple):

@@ -12,12 +12,8 @@ from lightning_app.analysis.figures.files import save
 from lightning_app.analysis.figures.style import COLOURS, INK, MUTED, styled
 from lightning_app.probes.figures import looks, panel_grid
 from lightning_app.theory.collapse import SAS, SKIPLESS
-from lightning_app.theory.lemmas import (
-    Draws,
-    post_ln_gradient,
-    pre_ln_gradient,
-    pre_ln_growth,
-)
+from lightning_app.theory.draws import Draws
+from lightning_app.theory.lemmas import post_ln_gradient, pre_ln_gradient, pre_ln_growth
 from lightning_app.theory.models import (
     DEPTHS,
     RECORDS,
@@ -26,7 +22,7 @@ from lightning_app.theory.models import (
     by_layer,
     recorded_final,
 )
-from lightning_app.theory.statements import NAMES, POST, PRE, Fit, line, of_draws, power
+from lightning_app.theory.statements import NAMES, POST, PRE, Fit, fitted_line, of_draws, power_law
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,23 +46,25 @@ COLLAPSE: dict[str, dict[str, Any]] = dict(
 """How attention without a skip is drawn: two of its curves are one, the thin on the broad."""
 
 
-def write_figures(
+def write_theory_figures(
     folder: Path, draws: Draws, cosines: Mapping[str, Sequence[Sequence[float]]], prints: Prints
 ) -> list[Path]:
     """Write every figure into `folder` and return where they lie."""
     with styled():
         return [
-            theorem_1(folder, draws),
-            lemma_2(folder, draws),
-            extension(folder, draws),
-            rank_collapse(folder, cosines),
-            figure_3(folder, prints),
+            draw_theorem_1(folder, draws),
+            draw_lemma_2(folder, draws),
+            draw_extension(folder, draws),
+            draw_rank_collapse(folder, cosines),
+            draw_figure_3(folder, prints),
             figure_3_depth(folder, prints),
             fingerprints(folder, prints),
         ]
 
 
-def points(axes: "Axes", x: Sequence[float], draws: Sequence[Sequence[float]], **style: Any) -> Any:
+def draw_points(
+    axes: "Axes", x: Sequence[float], draws: Sequence[Sequence[float]], **style: Any
+) -> Any:
     """Draw the mean of each group of draws at its x, with the interval of the mean."""
     found = [of_draws(values) for values in draws]
     centres = [centre for centre, _ in found]
@@ -106,7 +104,7 @@ def depth_axis(axes: "Axes", depths: Sequence[int], label: str) -> None:
     axes.set_xlabel(label)
 
 
-def theorem_1(folder: Path, draws: Draws) -> Path:
+def draw_theorem_1(folder: Path, draws: Draws) -> Path:
     """Last W2 gradient against depth for the loss of one position."""
     figure, ((axes,),) = panel_grid(1, 1)
     figure.set_size_inches(5.6, 4.0)
@@ -120,9 +118,9 @@ def theorem_1(folder: Path, draws: Draws) -> Path:
     }
     for preset in (POST, PRE):
         found = draws.gradients(preset)
-        name = f"{NAMES[preset]}: {exponent(power(found))}"
+        name = f"{NAMES[preset]}: {exponent(power_law(found))}"
         groups = list(found.values())
-        bars.append(points(axes, depths, groups, color=COLOUR[preset], label=name))
+        bars.append(draw_points(axes, depths, groups, color=COLOUR[preset], label=name))
         formula, values = predicted[preset]
         style: dict[str, Any] = {"color": COLOUR[preset], "linestyle": BROKEN, "linewidth": 1.2}
         dashes += axes.plot(every, values, label=f"predicted: {formula}", **style)
@@ -133,7 +131,7 @@ def theorem_1(folder: Path, draws: Draws) -> Path:
     return save(figure, folder / "theory_theorem_1.svg")
 
 
-def lemma_2(folder: Path, draws: Draws) -> Path:
+def draw_lemma_2(folder: Path, draws: Draws) -> Path:
     """Squared norms by layer: Post-LN before its last norm, Pre-LN within its bounds."""
     from matplotlib.figure import Figure
 
@@ -146,11 +144,11 @@ def lemma_2(folder: Path, draws: Draws) -> Path:
         groups = zip(*[[sum(q) / len(q) for q in one.squared] for one in drawn], strict=True)
         x = layers if preset == PRE else range(1, depth + 1)
         style: dict[str, Any] = {"color": COLOUR[preset], "markersize": 3.0, "capsize": 0.0}
-        points(axes, x, list(groups), label=f"{NAMES[preset]}, {len(drawn)} draws", **style)
+        draw_points(axes, x, list(groups), label=f"{NAMES[preset]}, {len(drawn)} draws", **style)
         axes.grid(axis="y")
         axes.set_title(NAMES[preset])
         axes.set_xlabel("layer l")
-    fit = line(layers, draws.squared(PRE))
+    fit = fitted_line(layers, draws.squared(PRE))
     left.fill_between(
         layers,
         [1 + layer / 2 for layer in layers],
@@ -183,7 +181,7 @@ def lemma_2(folder: Path, draws: Draws) -> Path:
     return save(figure, folder / "theory_lemma_2.svg")
 
 
-def extension(folder: Path, draws: Draws) -> Path:
+def draw_extension(folder: Path, draws: Draws) -> Path:
     """W2 gradient of every layer for the loss of one position."""
     figure, ((axes,),) = panel_grid(1, 1)
     figure.set_size_inches(5.6, 4.2)
@@ -193,7 +191,7 @@ def extension(folder: Path, draws: Draws) -> Path:
     for preset in (POST, PRE):
         groups = list(zip(*[one.gradients for one in draws.every[preset]], strict=True))
         handles.append(
-            points(
+            draw_points(
                 axes, layers, groups, color=COLOUR[preset], label=f"{NAMES[preset]}, L = {depth}"
             )
         )
@@ -222,7 +220,7 @@ def extension(folder: Path, draws: Draws) -> Path:
     return save(figure, folder / "theory_layers.svg")
 
 
-def rank_collapse(folder: Path, cosines: Mapping[str, Sequence[Sequence[float]]]) -> Path:
+def draw_rank_collapse(folder: Path, cosines: Mapping[str, Sequence[Sequence[float]]]) -> Path:
     """Token cosine by layer without a skip."""
     from matplotlib.ticker import MaxNLocator
 
@@ -245,7 +243,7 @@ def rank_collapse(folder: Path, cosines: Mapping[str, Sequence[Sequence[float]]]
     return save(figure, folder / "theory_rank_collapse.svg")
 
 
-def figure_3(folder: Path, prints: Prints) -> Path:
+def draw_figure_3(folder: Path, prints: Prints) -> Path:
     """W1 and W2 expected gradients by layer of the 6-6 model, Post-LN and Pre-LN."""
     from matplotlib.lines import Line2D
 
@@ -255,7 +253,7 @@ def figure_3(folder: Path, prints: Prints) -> Path:
             for preset in (POST, PRE):
                 groups = by_layer(prints.whole[preset], stack, matrix)
                 layers = range(1, len(groups) + 1)
-                points(axes, layers, groups, color=COLOUR[preset], linestyle="solid")
+                draw_points(axes, layers, groups, color=COLOUR[preset], linestyle="solid")
                 if matrix == "W2":
                     known: Sequence[float] = getattr(RECORDS[preset], stack)
                     style: dict[str, Any] = {
@@ -289,9 +287,11 @@ def figure_3_depth(folder: Path, prints: Prints) -> Path:
     handles: list[Any] = []
     for preset in (POST, PRE):
         found = prints.final[preset]
-        depths, fit = list(found), power(found)
+        depths, fit = list(found), power_law(found)
         name = f"{NAMES[preset]}: {exponent(fit)}"
-        handles.append(points(axes, depths, list(found.values()), color=COLOUR[preset], label=name))
+        handles.append(
+            draw_points(axes, depths, list(found.values()), color=COLOUR[preset], label=name)
+        )
         fitted = [math.exp(fit.intercept) * depth**fit.slope for depth in depths]
         axes.plot(depths, fitted, color=COLOUR[preset], linewidth=1.0)
         known = recorded_final(preset)
@@ -328,7 +328,7 @@ def fingerprints(folder: Path, prints: Prints) -> Path:
         for preset, found in prints.whole.items():
             groups = by_layer(found, stack, "W2")
             layers = range(1, len(groups) + 1)
-            points(axes, layers, groups, markersize=3.5, **styles[preset])
+            draw_points(axes, layers, groups, markersize=3.5, **styles[preset])
             known: Sequence[float] = getattr(RECORDS[preset], stack)
             marks = {
                 **styles[preset],

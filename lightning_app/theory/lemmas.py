@@ -7,116 +7,25 @@ norms, of the loss of one position: a mean over positions has other exponents.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from lightning_app.analysis.sensitivity import mean
-from lightning_app.blocks.attention import Attention
-from lightning_app.blocks.axes import BlockConfig
-from lightning_app.blocks.block import Sizes
+from lightning_app.analysis.statistics import mean
 from lightning_app.blocks.feed_forward import FeedForward
-from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON, build_norm
-from lightning_app.blocks.stack import Stack
-from lightning_app.models.transformer import BlockStack
-from lightning_app.probes.measures import squared_norms
+from lightning_app.theory.draws import Draws, TheorySetting, random_draw
 from lightning_app.theory.statements import (
     NAMES,
     POST,
     PRE,
     Statement,
-    line,
+    fitted_line,
     of_draws,
-    power,
+    power_law,
     seeded,
     within,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One head, all matrices d x d, n Gaussian tokens of squared norm d; `draws` of everything."""
-
-    dim: int = 512
-    tokens: int = 16
-    draws: int = 12
-    depths: tuple[int, ...] = (2, 4, 8, 16, 32)
-    classes: int = 500
-    """Rows of the output matrix E, of entries N(0, 1/d)."""
-
-
-def theoretical_encoder(preset: str, depth: int, dim: int) -> BlockStack:
-    """Return a stack of our blocks with the matrices of the theorems.
-
-    W_Q = W_K = 0, so that attention is the mean over tokens times W_V; no output projection; W_V,
-    W1 and W2 are N(0, 1/d), biases zero, norms one and zero.
-    """
-    config = BlockConfig(preset=preset, output_projection="identity")
-    spec = config.resolve(Stack(depth=depth))
-    encoder = BlockStack(spec, Sizes(model_dim=dim, ff_dim=dim, num_heads=1)).requires_grad_(False)
-    for module in encoder.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=dim**-0.5)
-            nn.init.zeros_(module.bias)
-    for module in encoder.modules():
-        if isinstance(module, Attention):
-            nn.init.zeros_(module.query.weight)
-            nn.init.zeros_(module.key.weight)
-    return encoder
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One random encoder, input and loss."""
-
-    squared: list[list[float]]
-    """``||x||^2 / d`` of each token. Pre-LN: of x_0 to x_L. Post-LN: of what the last norm of each
-    layer reads, x^{post,5}_1 to x^{post,5}_L."""
-    gradients: list[float]
-    """Norm of the gradient by W2, in each layer that was asked for; the last layer comes last."""
-    through_norm: float
-    """Length of the gradient below the last norm over its length above it."""
-
-
-def draw(preset: str, depth: int, setting: Setting, *, every_layer: bool = False) -> Draw:
-    """Return one draw for the loss of one position: the cross-entropy of its logits ``x E^T``."""
-    encoder = theoretical_encoder(preset, depth, setting.dim)
-    x = torch.randn(1, setting.tokens, setting.dim)
-    classes = torch.randn(setting.classes, setting.dim) * setting.dim**-0.5
-    position = int(torch.randint(setting.tokens, ()))
-    label = torch.randint(setting.classes, (1,))
-
-    # Norms read the stream itself, whatever form a block gives it between sub-layers.
-    norms: list[nn.Module] = []
-    weights: list[Tensor] = []
-    for _, block in encoder.layers:
-        norms.append(block.around_ff.norm_sum if preset == POST else block.around_self.norm_input)
-        weights.append(block.feed_forward.outer.weight)
-    if preset == PRE:
-        norms.append(encoder.final_norm)
-    weights = weights if every_layer else weights[-1:]
-    for weight in weights:
-        weight.requires_grad_(True)
-
-    passed: list[tuple[Tensor, Tensor]] = []
-
-    def watch(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        passed.append((inputs[0], output))
-
-    for norm in norms:
-        norm.register_forward_hook(watch)
-    states = encoder(x, full_mask(setting.tokens, x.device))
-    loss = F.cross_entropy(states[:, position] @ classes.T, label)
-    below, above, *gradients = torch.autograd.grad(loss, [*passed[-1], *weights])
-    real = torch.ones(1, setting.tokens, dtype=torch.bool)
-    return Draw(
-        [squared_norms(stream.detach(), real).tolist() for stream, _ in passed],
-        [gradient.norm().item() for gradient in gradients],
-        (below.norm() / above.norm()).item(),
-    )
 
 
 def pre_ln_growth(depth: int, tokens: int) -> list[float]:
@@ -139,7 +48,7 @@ def pre_ln_growth(depth: int, tokens: int) -> list[float]:
     return grown
 
 
-def pre_ln_gradient(setting: Setting, depth: int) -> float:
+def pre_ln_gradient(setting: TheorySetting, depth: int) -> float:
     """W2's gradient in layer l is near ``sqrt(d / (2 q_l))``, whatever L is, and of the last layer.
 
     ``||ReLU||^2 = d/2`` on one side; on the other the final norm divides by ``sqrt(q_L)`` and each
@@ -148,50 +57,12 @@ def pre_ln_gradient(setting: Setting, depth: int) -> float:
     return math.sqrt(setting.dim / (2 * pre_ln_growth(depth, setting.tokens)[-1]))
 
 
-def post_ln_gradient(setting: Setting) -> float:
+def post_ln_gradient(setting: TheorySetting) -> float:
     """``sqrt(d / 3)``: ``||ReLU||^2 = d/2``, and the last norm's Jacobian is ``sqrt(2/3)``."""
     return math.sqrt(setting.dim / 3)
 
 
-@dataclass(frozen=True)
-class Draws:
-    """All draws of the theoretical setting."""
-
-    setting: Setting
-    last: dict[str, dict[int, list[Draw]]]
-    """By preset and depth."""
-    every: dict[str, list[Draw]]
-    """By preset at half the largest depth, gradients of every layer."""
-
-    def gradients(self, preset: str) -> dict[int, list[float]]:
-        """Return each draw's norm of the last W2's gradient, by depth."""
-        return {L: [one.gradients[-1] for one in found] for L, found in self.last[preset].items()}
-
-    def squared(self, preset: str) -> list[float]:
-        """Return the mean ``||x||^2 / d`` of each layer at the largest depth."""
-        drawn = self.last[preset][self.setting.depths[-1]]
-        layers = zip(*[[mean(tokens) for tokens in one.squared] for one in drawn], strict=True)
-        return [mean(layer) for layer in layers]
-
-
-def draw_all(setting: Setting) -> Draws:
-    """Draw both placements at every depth."""
-    last: dict[str, dict[int, list[Draw]]] = {}
-    every: dict[str, list[Draw]] = {}
-    for number, preset in enumerate((POST, PRE)):
-        last[preset] = {depth: [] for depth in setting.depths}
-        every[preset] = []
-        for seed in range(setting.draws):
-            for depth in setting.depths:
-                with seeded(number, depth, seed):
-                    last[preset][depth].append(draw(preset, depth, setting))
-            with seeded(number, 1, seed):
-                depth = setting.depths[-1] // 2
-                every[preset].append(draw(preset, depth, setting, every_layer=True))
-    return Draws(setting, last, every)
-
-
-def lemma_1(setting: Setting) -> Iterator[Statement]:
+def lemma_1(setting: TheorySetting) -> Iterator[Statement]:
     """``E ||ReLU(X)||^2 = s^2 d / 2`` for X ~ N(0, s^2 I), through our feed-forward."""
     feed_forward = FeedForward(setting.dim, setting.dim, "relu").requires_grad_(False)
     for matrix in (feed_forward.inner, feed_forward.outer):
@@ -246,7 +117,7 @@ def lemma_2(draws: Draws) -> Iterator[Statement]:
         claim="Pre-LN: R^2 of q_l against l",
         source=source,
         predicted=1.0,
-        measured=line(range(depth + 1), grown).r_squared,
+        measured=fitted_line(range(depth + 1), grown).r_squared,
         accepted=(0.98, 1.0),
     )
     ends = [mean(one.squared[-1]) for one in draws.last[PRE][depth]]
@@ -328,7 +199,7 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
         (POST, 0.0, (-0.1, 0.1)),
         (PRE, -0.5, (-0.60, -0.45)),
     ):
-        fit = power(draws.gradients(preset))
+        fit = power_law(draws.gradients(preset))
         yield Statement(
             claim=f"{NAMES[preset]}: exponent of the last W2 gradient in {span}",
             source=source,
@@ -362,17 +233,17 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
         )
 
 
-def theorem_1_by_width(setting: Setting) -> Iterator[Statement]:
+def theorem_1_by_width(setting: TheorySetting) -> Iterator[Statement]:
     """Post-LN's last W2 in d: lemmas 1 and 3 give sqrt(d), under the bound d sqrt(ln d)."""
     widths = [setting.dim // 8, setting.dim // 4, setting.dim // 2, setting.dim]
     found: dict[int, list[float]] = {}
     for width in widths:
-        narrow = Setting(dim=width, tokens=setting.tokens, classes=setting.classes)
+        narrow = TheorySetting(dim=width, tokens=setting.tokens, classes=setting.classes)
         found[width] = []
         for seed in range(setting.draws // 2):
             with seeded(5, width, seed):
-                found[width].append(draw(POST, setting.depths[0], narrow).gradients[-1])
-    fit = power(found)
+                found[width].append(random_draw(POST, setting.depths[0], narrow).gradients[-1])
+    fit = power_law(found)
     yield Statement(
         claim=f"Post-LN: exponent of the last W2 gradient in d = {widths[0]}..{widths[-1]}",
         source="lemmas 1 and 3; the bound of theorem 1 is 1, up to the logarithm",
@@ -385,7 +256,7 @@ def theorem_1_by_width(setting: Setting) -> Iterator[Statement]:
 
 def downward_factor(gradients: Sequence[float]) -> float:
     """Return by what the gradient is multiplied from a layer to the one below it, on average."""
-    return math.exp(-line(range(len(gradients)), [math.log(g) for g in gradients]).slope)
+    return math.exp(-fitted_line(range(len(gradients)), [math.log(g) for g in gradients]).slope)
 
 
 def extension(draws: Draws) -> Iterator[Statement]:

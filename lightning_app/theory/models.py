@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_app.analysis.sensitivity import mean
+from lightning_app.analysis.statistics import mean
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.feed_forward import FeedForward
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
@@ -27,7 +27,7 @@ from lightning_app.theory.statements import (
     PRE,
     Statement,
     of_draws,
-    power,
+    power_law,
     seeded,
     within,
 )
@@ -36,7 +36,7 @@ STACKS = ("encoder", "decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
+class ZipfCorpus:
     """Random sentences and how many of them; word r of a Zipf(1) vocabulary has weight 1/r."""
 
     vocabulary: int = 10_000
@@ -71,7 +71,7 @@ def feed_forwards(model: EncoderDecoder) -> Iterator[tuple[str, FeedForward]]:
 
 
 def fingerprint(
-    preset: str, architecture: ArchitectureConfig, corpus: Corpus, *, last_only: bool = False
+    preset: str, architecture: ArchitectureConfig, corpus: ZipfCorpus, *, last_only: bool = False
 ) -> Fingerprint:
     """Return the norms of the gradients by W1 and W2, averaged over batches before the norm.
 
@@ -111,7 +111,7 @@ DEPTHS = (6, 8, 10, 12, 14)
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordedNorms:
     """What a JAX implementation of the same initial values and kind of data gave (one seed).
 
     One variant at depth 6: its loss, and the norms of W2's gradients, NaN where unrecorded.
@@ -126,16 +126,22 @@ def _ends(first: float, last: float) -> tuple[float, ...]:
     return (first, math.nan, math.nan, math.nan, math.nan, last)
 
 
-PERI = Record(9.7, (1.43, 1.15, 0.99, 0.89, 0.79, 0.70), (1.03, 0.87, 0.81, 0.74, 0.69, 0.64))
+PERI = RecordedNorms(
+    9.7, (1.43, 1.15, 0.99, 0.89, 0.79, 0.70), (1.03, 0.87, 0.81, 0.74, 0.69, 0.64)
+)
 RECORDS = {
-    POST: Record(9.5, (1.92, 1.89, 1.81, 1.65, 1.79, 1.61), (0.60, 0.84, 1.09, 1.38, 1.42, 1.63)),
-    PRE: Record(9.8, (1.21, 1.06, 0.92, 0.83, 0.78, 0.68), (0.99, 0.92, 0.82, 0.77, 0.70, 0.67)),
+    POST: RecordedNorms(
+        9.5, (1.92, 1.89, 1.81, 1.65, 1.79, 1.61), (0.60, 0.84, 1.09, 1.38, 1.42, 1.63)
+    ),
+    PRE: RecordedNorms(
+        9.8, (1.21, 1.06, 0.92, 0.83, 0.78, 0.68), (0.99, 0.92, 0.82, 0.77, 0.70, 0.67)
+    ),
     "peri_ln": PERI,
     "sandwich_ln": PERI,
-    "deepnorm": Record(19.4, (0.15,) * 6, (0.69,) * 6),
-    "b2t": Record(19.3, (0.12,) * 6, _ends(0.80, 0.87)),
-    "admin": Record(9.7, _ends(1.27, 0.67), _ends(1.06, 0.58)),
-    "dual_stream": Record(10.6, _ends(3.9, 2.7), _ends(0.80, 2.44)),
+    "deepnorm": RecordedNorms(19.4, (0.15,) * 6, (0.69,) * 6),
+    "b2t": RecordedNorms(19.3, (0.12,) * 6, _ends(0.80, 0.87)),
+    "admin": RecordedNorms(9.7, _ends(1.27, 0.67), _ends(1.06, 0.58)),
+    "dual_stream": RecordedNorms(10.6, _ends(3.9, 2.7), _ends(0.80, 2.44)),
 }
 """The record says "peri" and does not tell whether the embedding was normalised.
 
@@ -174,7 +180,7 @@ def architecture(depth: int) -> ArchitectureConfig:
     return ArchitectureConfig(encoder_depth=depth, decoder_depth=depth, dropout=0.0)
 
 
-def gather_prints(corpus: Corpus, seeds: int) -> Prints:
+def gather_prints(corpus: ZipfCorpus, seeds: int) -> Prints:
     """Return all fingerprints: every variant at depth 6, both placements at every depth."""
     prints = Prints({}, {})
     for preset in FINGERPRINTS:
@@ -229,7 +235,7 @@ def figure_3(prints: Prints) -> Iterator[Statement]:
         promised=False,
     )
     for preset, exponent in ((POST, 0.0), (PRE, -0.5)):
-        fit = power(prints.final[preset])
+        fit = power_law(prints.final[preset])
         yield Statement(
             claim=f"{preset}, 6-6 to 14-14: exponent of the final W2's expected gradient",
             source="Xiong et al., theorem 1, which is about the loss of one position",

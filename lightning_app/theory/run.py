@@ -14,10 +14,9 @@ from rich.console import Console
 
 from lightning_app.files import write_whole, writing_in
 from lightning_app.theory.collapse import Skipless, collapse, rank_collapse
-from lightning_app.theory.figures import write_figures
+from lightning_app.theory.draws import TheorySetting, draw_all
+from lightning_app.theory.figures import write_theory_figures
 from lightning_app.theory.lemmas import (
-    Setting,
-    draw_all,
     extension,
     lemma_1,
     lemma_2,
@@ -27,13 +26,13 @@ from lightning_app.theory.lemmas import (
 )
 from lightning_app.theory.models import (
     NOTE,
-    Corpus,
+    ZipfCorpus,
     figure_3,
     gather_prints,
     prints_table,
     prints_to_csv,
 )
-from lightning_app.theory.statements import statements_table, to_csv
+from lightning_app.theory.statements import statements_table, statements_to_csv
 
 
 @contextmanager
@@ -57,7 +56,7 @@ def run_theory(out: Path) -> int:
     with writing_in(out):  # before the work, not after it
         out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
-    setting, corpus = Setting(), Corpus()
+    setting, corpus = TheorySetting(), ZipfCorpus()
     console.print("lemmas and theorem 1 ...")
     draws = draw_all(setting)
     statements = [*lemma_1(setting), *lemma_2(draws), *lemma_3(draws), *theorem_1(draws)]
@@ -69,9 +68,9 @@ def run_theory(out: Path) -> int:
     prints = gather_prints(corpus, seeds=3)
     statements += figure_3(prints)
 
-    write_whole(out / "theory.csv", to_csv(statements))
+    write_whole(out / "theory.csv", statements_to_csv(statements))
     write_whole(out / "fingerprints.csv", prints_to_csv(prints))
-    figures = write_figures(out, draws, cosines, prints)
+    figures = write_theory_figures(out, draws, cosines, prints)
     console.print(statements_table(statements))
     console.print("expected gradient of W2 by layer at initialisation, 6-6, d = 512")
     console.print(prints_table(prints))

@@ -12,7 +12,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from lightning_app.analysis.sensitivity import mean, t_interval
+from lightning_app.analysis.statistics import mean, t_interval
 
 POST, PRE = "post_ln", "pre_ln"
 NAMES = {POST: "Post-LN", PRE: "Pre-LN"}
@@ -48,7 +48,7 @@ class Fit(NamedTuple):
     r_squared: float
 
 
-def line(x: Sequence[float], y: Sequence[float]) -> Fit:
+def fitted_line(x: Sequence[float], y: Sequence[float]) -> Fit:
     """Return the line through the points."""
     from scipy import stats
 
@@ -57,10 +57,10 @@ def line(x: Sequence[float], y: Sequence[float]) -> Fit:
     return Fit(slope, slope - half, slope + half, intercept, r * r)
 
 
-def power(points: Mapping[int, Sequence[float]]) -> Fit:
+def power_law(points: Mapping[int, Sequence[float]]) -> Fit:
     """Return the fit of ``log y = slope log x + intercept`` over every draw at every x."""
     pairs = [(math.log(x), math.log(y)) for x, values in points.items() for y in values]
-    return line([x for x, _ in pairs], [y for _, y in pairs])
+    return fitted_line([x for x, _ in pairs], [y for _, y in pairs])
 
 
 def within(value: float, share: float) -> tuple[float, float]:
@@ -82,7 +82,7 @@ def seeded(*numbers: int) -> Iterator[None]:
         yield
 
 
-def to_csv(statements: Sequence[Statement]) -> str:
+def statements_to_csv(statements: Sequence[Statement]) -> str:
     """Return the table of statements, one a line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

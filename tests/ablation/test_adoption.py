@@ -16,7 +16,7 @@ from lightning_app.ablation.grid import read_grid
 from lightning_app.ablation.plan import Plan, expand, load_plan
 from lightning_app.ablation.runs import read_run
 from lightning_app.ablation.supervision.runner import current_plan
-from lightning_app.analysis.runs import read_grid as read_folder
+from lightning_app.analysis.grid_results import read_results as read_folder
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
 from lightning_app.experiment import identity_of

@@ -18,8 +18,8 @@ from lightning_app.ablation.queue.storages import close_storage, open_storage, s
 from lightning_app.ablation.runs import read_run
 from lightning_app.ablation.status import status_command
 from lightning_app.ablation.supervision.guard import HOLDER
-from lightning_app.analysis.runs import damaged_files
-from lightning_app.analysis.runs import read_grid as read_folder
+from lightning_app.analysis.grid_results import damaged_files
+from lightning_app.analysis.grid_results import read_results as read_folder
 from lightning_app.errors import UserError
 from tests.postgres import serve
 

@@ -1,4 +1,4 @@
-"""Grid folders written by hand, file by file, as a finished grid leaves them."""
+"""GridResults folders written by hand, file by file, as a finished grid leaves them."""
 
 import csv
 import hashlib

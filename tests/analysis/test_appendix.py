@@ -15,11 +15,12 @@ import yaml
 
 from lightning_app.analysis.exports.appendix import BLEU, METRICS, NotebookCell, notebook
 from lightning_app.analysis.exports.tidy import write_tidy
+from lightning_app.analysis.grid_results import GridResults, read_results
 from lightning_app.analysis.published import comparison
 from lightning_app.analysis.quality import bleu_scores
 from lightning_app.analysis.report import write_report
-from lightning_app.analysis.runs import Grid, read_grid
-from lightning_app.analysis.sensitivity import Score, scores, scores_frame
+from lightning_app.analysis.score import Score, scores_frame
+from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.statistics import ended_alike, t_interval
 from lightning_app.analysis.together import together
 
@@ -120,11 +121,11 @@ def same_numbers(expected: pd.DataFrame, found: pd.DataFrame) -> None:
         assert max(apart.fillna(0).tolist()) <= 1, number
 
 
-def written(fake: Any) -> tuple[Grid, list[Score]]:
+def written(fake: Any) -> tuple[GridResults, list[Score]]:
     """The grid and its scores; its tables lie in its folder."""
-    grid = read_grid(fake.folder)
+    grid = read_results(fake.folder)
     write_tidy(grid, grid.folder)
-    return grid, scores(grid)
+    return grid, sensitivity_scores(grid)
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -143,7 +144,9 @@ def test_these_grids_have_every_score_and_number(make_grid):
     frames = []
     for name in ("regular", "several rates"):
         fake = make_grid(*GRIDS[name], curves=False, name=name)
-        frames.append(scores_frame(scores(read_grid(fake.folder))).dropna(subset="estimate"))
+        frames.append(
+            scores_frame(sensitivity_scores(read_results(fake.folder))).dropna(subset="estimate")
+        )
     defined = pd.concat(frames)
     names = {score.split()[0] for score in defined["score"]}
     assert names == {
@@ -160,8 +163,8 @@ def test_several_grids_keep_their_references(make_grid, monkeypatch):
     second = make_grid(
         at_rates, axes | {RATE: [0.001, 0.004]}, name="b", sensitivity=other, curves=False
     )
-    grid = together([read_grid(first.folder), read_grid(second.folder)])
-    rows = scores(grid)
+    grid = together([read_results(first.folder), read_results(second.folder)])
+    rows = sensitivity_scores(grid)
     folder = first.folder.parent / "both"
     write_tidy(grid, folder)
     same_numbers(scores_frame(rows), recomputed(notebook(grid, rows), folder, monkeypatch))
@@ -279,8 +282,8 @@ def test_the_printed_cells_give_ours_beside_published_figures(make_grid, monkeyp
 
 
 def test_a_cell_is_short(make_grid):
-    grid = read_grid(make_grid(*GRIDS["several rates"], curves=False).folder)
-    cells = [*notebook(grid, scores(grid)), BLEU, METRICS]
+    grid = read_results(make_grid(*GRIDS["several rates"], curves=False).folder)
+    cells = [*notebook(grid, sensitivity_scores(grid)), BLEU, METRICS]
     assert len(cells) == len({cell.title for cell in cells}) == 14
     for cell in cells:
         lines = cell.code.splitlines()
@@ -301,5 +304,5 @@ def test_nothing_to_recompute(make_grid, pruner):
     fake = make_grid(lambda axes: "waiting" if pruner is None else 2.0, {SEED: [1, 2]})
     path = fake.folder / "grid.yaml"
     path.write_text(f"{path.read_text()}\npruner: {pruner or 'null'}\n")
-    grid = read_grid(fake.folder)
-    assert notebook(grid, scores(grid)) == []
+    grid = read_results(fake.folder)
+    assert notebook(grid, sensitivity_scores(grid)) == []

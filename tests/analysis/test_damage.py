@@ -14,18 +14,19 @@ import yaml
 
 from lightning_app.ablation.commands import report_command
 from lightning_app.analysis.exports.write import write_exports
-from lightning_app.analysis.facts import counts, facts, limits
+from lightning_app.analysis.facts import facts, state_counts
 from lightning_app.analysis.figures.logs import read_log
 from lightning_app.analysis.figures.probes import has_probes, last_probes, read_gains
 from lightning_app.analysis.findings import findings
+from lightning_app.analysis.grid_results import damaged_files, read_results
+from lightning_app.analysis.limits import limits
 from lightning_app.analysis.metric import metrics_document
 from lightning_app.analysis.published import comparison
 from lightning_app.analysis.quality import bleu_scores
 from lightning_app.analysis.report import write_report
-from lightning_app.analysis.runs import damaged_files, read_grid
-from lightning_app.analysis.sensitivity import scores
+from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.tensorboard import write_index
-from lightning_app.analysis.terminal import headline
+from lightning_app.analysis.terminal import headline_document
 from lightning_app.errors import UserError
 
 SEED = "seed_everything"
@@ -58,12 +59,12 @@ def whole(make_grid, outcome) -> Path:
 
 def look(folder: Path) -> list[str]:
     """Read all that a report reads, short of drawing; the damaged files."""
-    grid = read_grid(folder)
-    found = [*scores(grid), *bleu_scores(grid)]
+    grid = read_results(folder)
+    found = [*sensitivity_scores(grid), *bleu_scores(grid)]
     write_exports(grid, found, folder.parent / "out")
-    texts = [counts(grid), *facts(grid).values(), *limits(grid), *findings(grid, found)]
+    texts = [state_counts(grid), *facts(grid).values(), *limits(grid), *findings(grid, found)]
     assert all(isinstance(text, str) for text in texts)
-    json.dumps([headline(found), metrics_document(grid)], default=str)
+    json.dumps([headline_document(found), metrics_document(grid)], default=str)
     comparison(grid)
     for cell in grid.finished:
         read_log(cell, lambda tag: True)
@@ -171,7 +172,9 @@ def test_a_report_goes_on_without_what_is_damaged(
     (second / "metrics.csv").write_text("step,val/nll\n1,x\n")
     grid_file = whole.parent / "demo.yaml"
     shutil.copyfile(whole / "grid.yaml", grid_file)
-    monkeypatch.setattr("lightning_app.ablation.commands.read_grid", lambda path: read_grid(whole))
+    monkeypatch.setattr(
+        "lightning_app.ablation.commands.read_grid", lambda path: read_results(whole)
+    )
     assert report_command([grid_file], whole.parent) == 1
     out, err = capsys.readouterr()
     assert err.splitlines() == [

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,13 +12,20 @@ import yaml
 from matplotlib.mathtext import MathTextParser
 
 from lightning_app.analysis.exports.bibliography import bibliography, references
-from lightning_app.analysis.exports.methods import methods
-from lightning_app.analysis.exports.tables import headline, latex, loss_by_warmup, markdown, tex
+from lightning_app.analysis.exports.tables import (
+    headline_table,
+    latex,
+    loss_by_warmup,
+    markdown_table,
+    tex,
+)
 from lightning_app.analysis.exports.write import write_exports
+from lightning_app.analysis.facts import facts
+from lightning_app.analysis.grid_results import GridResults, read_results
 from lightning_app.analysis.numbers import nats
-from lightning_app.analysis.runs import Grid, read_grid
-from lightning_app.analysis.sensitivity import scores
+from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.together import together
+from tests.analysis.conftest import BASE
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -49,20 +55,20 @@ GRIDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
 
 
 @pytest.fixture(params=GRIDS)
-def grid(request, make_grid) -> Grid:
+def grid(request, make_grid) -> GridResults:
     outcome, axes, sensitivity = GRIDS[request.param]
-    return read_grid(make_grid(outcome, axes, sensitivity=sensitivity, curves=False).folder)
+    return read_results(make_grid(outcome, axes, sensitivity=sensitivity, curves=False).folder)
 
 
 def test_the_files(make_grid, outcome, tmp_path):
-    grid = read_grid(make_grid(outcome, THREE).folder)
-    returned = write_exports(grid, scores(grid), tmp_path / "out")
+    grid = read_results(make_grid(outcome, THREE).folder)
+    returned = write_exports(grid, sensitivity_scores(grid), tmp_path / "out")
     left = {str(p.relative_to(tmp_path / "out")) for p in tmp_path.glob("out/**/*") if p.is_file()}
     tables = {f"tables/{name}.{kind}" for name in FILES for kind in ("md", "tex")}
     frames = {
         f"{name}.{kind}" for name in ("results", "validations") for kind in ("csv", "parquet")
     }
-    assert left == tables | frames | {"sensitivity.csv", "references.bib", "methods.md"}
+    assert left == tables | frames | {"sensitivity.csv", "references.bib"}
     results = pd.read_parquet(tmp_path / "out" / "results.parquet")
     pd.testing.assert_frame_equal(results, returned, check_dtype=False)
     assert len(returned) == len(grid.cells)
@@ -77,15 +83,9 @@ FILES = ("headline", "loss_by_warmup")
 
 
 def test_every_grid_has_every_export(grid, tmp_path):
-    write_exports(grid, scores(grid), tmp_path)
-    text = (tmp_path / "methods.md").read_text()
-    for wrong in ("nan", "None", "NaN", "  ", "()", " ,", "..", "[]"):
-        assert wrong not in text, wrong
-    for paragraph in text.split("\n\n")[1:]:
-        assert paragraph.rstrip().endswith("."), paragraph
-    cited = set(re.findall(r"@(\w+)", text))
+    write_exports(grid, sensitivity_scores(grid), tmp_path)
     listed = set(re.findall(r"^@\w+\{(\w+),$", (tmp_path / "references.bib").read_text(), re.M))
-    assert cited <= listed <= set(bibliography())
+    assert listed <= set(bibliography())
     assert (tmp_path / "tables").exists() == bool(grid.finished)
 
 
@@ -96,7 +96,10 @@ def rows_of(table: str) -> list[str]:
 
 
 def test_a_table_of_latex_is_well_formed(grid):
-    for table in (headline(grid, scores(grid)), loss_by_warmup(grid, scores(grid))):
+    for table in (
+        headline_table(grid, sensitivity_scores(grid)),
+        loss_by_warmup(grid, sensitivity_scores(grid)),
+    ):
         text = latex(table)
         width = len(table.header)
         (spec,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
@@ -134,8 +137,8 @@ DOCUMENT = r"""\documentclass{article}\usepackage{booktabs,graphicx}\begin{docum
 @pytest.mark.parametrize("name", ["several rates", "all stalled"])
 def test_tables_and_references_compile(make_grid, tmp_path, name):
     outcome, axes, _ = GRIDS[name]
-    grid = read_grid(make_grid(outcome, axes, curves=False).folder)
-    write_exports(grid, scores(grid), tmp_path)
+    grid = read_results(make_grid(outcome, axes, curves=False).folder)
+    write_exports(grid, sensitivity_scores(grid), tmp_path)
     (tmp_path / "tables" / "paper.tex").write_text(DOCUMENT)
     quietly = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper"]
     for command in (quietly, ["bibtex", "paper"], quietly):
@@ -147,8 +150,11 @@ def test_tables_and_references_compile(make_grid, tmp_path, name):
 
 
 def test_the_same_numbers_stand_in_both_kinds(grid):
-    for table in (headline(grid, scores(grid)), loss_by_warmup(grid, scores(grid))):
-        piped = [line for line in markdown(table).splitlines() if line.startswith("|")][2:]
+    for table in (
+        headline_table(grid, sensitivity_scores(grid)),
+        loss_by_warmup(grid, sensitivity_scores(grid)),
+    ):
+        piped = [line for line in markdown_table(table).splitlines() if line.startswith("|")][2:]
         texts = " ".join(rows_of(latex(table))[1:]).replace("$-$", "−")
         texts = re.sub(r"\\multicolumn\{\d+\}", "", texts)
         first, second = (re.findall(r"−?\d[.\d]*", text) for text in (" ".join(piped), texts))
@@ -156,16 +162,16 @@ def test_the_same_numbers_stand_in_both_kinds(grid):
 
 
 def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
-    grid = read_grid(make_grid(outcome, THREE, curves=False).folder)
-    found = {(score.variant, score.score): score for score in scores(grid)}
-    rows = {row[0]: row for row in headline(grid, scores(grid)).bodies[""]}
+    grid = read_results(make_grid(outcome, THREE, curves=False).folder)
+    found = {(score.variant, score.score): score for score in sensitivity_scores(grid)}
+    rows = {row[0]: row for row in headline_table(grid, sensitivity_scores(grid)).bodies[""]}
     assert list(rows) == PRESETS
     delta = found["sas", "delta"]
     assert rows["sas"][2] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
     assert rows["post_ln"][6].split("\n")[0] == "3 / 3"
     assert rows["pre_ln"][1] == "the baseline"
     assert rows["pre_ln"][4] == "–"
-    means = {row[0]: row for row in loss_by_warmup(grid, scores(grid)).bodies[""]}
+    means = {row[0]: row for row in loss_by_warmup(grid, sensitivity_scores(grid)).bodies[""]}
     own = [cell.loss for cell in grid.cells if (cell.variant, cell.warmup) == ("sas", 60)]
     assert means["sas"][2].split("\n")[0] == nats(sum(own) / 3)
 
@@ -194,8 +200,8 @@ def test_text_for_latex(text, expected):
 
 def test_markdown_escapes_what_would_break_a_row(make_grid):
     axes = {SEED: [1], PRESET: ["a|b", "pre_ln"], WARMUP: [0, 60]}
-    grid = read_grid(make_grid(lambda a: 2.0, axes, curves=False).folder)
-    assert r"| a\|b |" in markdown(headline(grid, scores(grid)))
+    grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    assert r"| a\|b |" in markdown_table(headline_table(grid, sensitivity_scores(grid)))
 
 
 def test_references_are_of_what_was_used(make_grid, outcome):
@@ -206,7 +212,7 @@ def test_references_are_of_what_was_used(make_grid, outcome):
         for key in ("huang2020improving", "somebody's thesis")
     ]
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"published": figures}))
-    keys = re.findall(r"^@\w+\{(\w+),$", references(read_grid(fake.folder)), re.M)
+    keys = re.findall(r"^@\w+\{(\w+),$", references(read_results(fake.folder)), re.M)
     assert len(keys) == len(set(keys))
     there = {"vaswani2017attention", "xiong2020layer", "he2023simplifying", "huang2020improving"}
     there |= {"loshchilov2017decoupled", "holm1979simple", "paszke2019pytorch"}
@@ -216,85 +222,29 @@ def test_references_are_of_what_was_used(make_grid, outcome):
 
 def test_an_unknown_variant_has_no_reference_and_no_error(make_grid):
     axes = {SEED: [1], PRESET: ["home_made"], WARMUP: [0]}
-    grid = read_grid(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
     assert "home" not in references(grid)
-    assert "`home_made`." in methods(grid).split("They are")[0]
-
-
-def test_methods_tell_translation_and_masking(make_grid):
-    base = yaml.safe_load((Path(__file__).parents[2] / "ablations/base/mlm.yaml").read_text())
-    axes = {SEED: [1, 2], PRESET: ["pre_ln"], WARMUP: [0, 500]}
-    grid = read_grid(make_grid(lambda a: 2.0, axes, base=base, curves=False).folder)
-    text = methods(grid)
-    for told in (
-        "12 layers",
-        "windows of 128 tokens",
-        "0.15 is predicted",
-        "AdamW [@kingma2014adam; @loshchilov2017decoupled]",
-        "masked language modelling [@devlin2018bert]",
-        "linear schedule",
-        r"\min(1, t / T_w) \cdot \min(1, (T - t + 1) / (T - T_r + 1))",
-        "$T_r$ = 2000",
-        "GELU",
-        "clipping at norm 0.5",
-        "`pre_ln` [@xiong2020layer]",
-        "2 warm-up lengths (0 and 500 updates)",
-    ):
-        assert told in text, told
-    assert "decoder layers" not in text
-    assert "label smoothing" not in text
-    other = methods(read_grid(make_grid(losses, THREE, curves=False, name="b").folder))
-    told = (
-        "3 encoder and 3 decoder layers",
-        "label smoothing 0.1",
-        r"\sqrt{T_r / t}",
-        "$T_r$ = 60",
-    )
-    assert [each for each in told if each not in other] == []
-    assert "masked" not in other
-
-
-def test_methods_tell_a_norm_of_the_embedding(make_grid):
-    base = yaml.safe_load((Path(__file__).parents[2] / "ablations/base/mlm.yaml").read_text())
-    axes = {SEED: [1], PRESET: ["post_ln"], WARMUP: [0]}
-
-    def told(name):
-        return methods(
-            read_grid(make_grid(losses, axes, base=base, curves=False, name=name).folder)
-        )
-
-    assert "norm of the embedding" not in told("plain")
-    base["model"]["architecture"]["embedding_norm"] = "layer_norm"
-    assert ", norm of the embedding layer norm, dropout" in told("normed")
-
-
-def test_what_is_not_recorded_is_said_to_be_so(make_grid):
-    fake = make_grid(losses, THREE, curves=False, base={"seed_everything": 1})
-    for cell in fake.cells:
-        path = fake.run(cell) / "result.json"
-        result = json.loads(path.read_text())
-        kept = ("id", "name", "status", "metrics", "unigram_entropy")
-        path.write_text(json.dumps({key: result[key] for key in kept}))
-    text = methods(read_grid(fake.folder))
-    for told in (
-        "width not recorded",
-        "not recorded trained parameters",
-        "The objective is not recorded",
-        "gradient clipping not recorded",
-        "Software: not recorded",
-        "in precision not recorded",
-    ):
-        assert told in text, told
 
 
 def test_several_grids_are_told_one_by_one(make_grid):
-    first = read_grid(make_grid(losses, THREE, curves=False, name="a").folder)
+    first = read_results(make_grid(losses, THREE, curves=False, name="a").folder)
     other = {**THREE, PRESET: ["pre_ln", "sas", "realformer"]}
     second = make_grid(lambda a: 2.0, other, curves=False, name="b").folder
-    both = together([first, read_grid(second)])
-    text = methods(both)
-    assert re.findall(r"^## (\w+)$", text, re.M) == ["a", "b"]
-    assert methods(first).removeprefix("# Method\n\n").strip() in text
+    both = together([first, read_results(second)])
     assert "he2021realformer" in references(both)
-    table = headline(both, scores(both))
+    table = headline_table(both, sensitivity_scores(both))
     assert list(table.bodies) == ["learning rate 0.004, grid=a", "learning rate 0.004, grid=b"]
+
+
+def test_a_setting_that_no_sentence_mentions_is_shown_by_name_and_value(make_grid):
+    base = json.loads(json.dumps(BASE))
+    for section in ("architecture", "objective", "schedule"):
+        base["model"][section]["mystery"] = 0.75
+    base["model"]["architecture"] |= {"positions": "rope", "attention_dropout": 0.0}
+    base["model"]["optimizer"]["mystery"] = [1, 2]
+    found = facts(read_results(make_grid(losses, THREE, curves=False, base=base).folder))
+    for name in ("Model", "Task", "Schedule"):
+        assert "; mystery 0.75" in found[name], name
+    assert "; mystery [1,2]" in found["Optimizer"]
+    assert "; positions rope" in found["Model"]
+    assert "attention_dropout" not in found["Model"]

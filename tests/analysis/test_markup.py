@@ -1,6 +1,6 @@
 """Strings are escaped once, markup is left alone."""
 
-from lightning_app.analysis.markup import Markup, element, join
+from lightning_app.analysis.markup import Markup, element, join_markup
 
 
 def test_strings_are_escaped():
@@ -11,7 +11,7 @@ def test_strings_are_escaped():
 def test_markup_is_not_escaped_again():
     inner = element("b", "<")
     assert element("p", inner, [inner, "&"]) == "<p><b>&lt;</b><b>&lt;</b>&amp;</p>"
-    assert join([Markup("<hr>"), "<hr>"]) == "<hr>&lt;hr&gt;"
+    assert join_markup([Markup("<hr>"), "<hr>"]) == "<hr>&lt;hr&gt;"
 
 
 def test_void_elements_are_not_closed():

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from lightning_app.analysis.exports.methods import methods
+from lightning_app.analysis.facts import facts
+from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.metric import by_metric, metrics_document, titled
 from lightning_app.analysis.report import write_report
-from lightning_app.analysis.runs import read_grid
-from lightning_app.analysis.sensitivity import scores
+from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.tensorboard import metric_tags
 from lightning_app.analysis.terminal import show_report
 
@@ -46,7 +46,7 @@ def folder(make_grid) -> Path:
 
 
 def test_the_best_arm_comes_first_whichever_way_is_better(folder: Path) -> None:
-    grid = read_grid(folder)
+    grid = read_results(folder)
     assert (grid.metric, grid.mode, titled(grid)) == (
         *("test/bleu", "max"),
         "test/bleu, higher is better",
@@ -65,17 +65,17 @@ def test_the_best_arm_comes_first_whichever_way_is_better(folder: Path) -> None:
     assert (told["metric"], told["mode"], told["arms"][0]["mean"]) == ("test/bleu", "max", 32.0)
 
 
-def test_page_terminal_methods_and_hparams_name_it(folder: Path) -> None:
-    grid = read_grid(folder)
+def test_page_terminal_and_hparams_name_it(folder: Path) -> None:
+    grid = read_results(folder)
     console = Console(file=io.StringIO(), width=1000)
-    show_report(console, grid, scores(grid))
+    show_report(console, grid, sensitivity_scores(grid))
     text: Any = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "demo: test/bleu, higher is better, mean over runs [95%]" in text
     table = text.split("higher is better")[1]
     assert table.index("post_ln") < table.index("pre_ln")
     assert "32.000 [" in table
     assert "(1 without)" in table
-    assert "judged by test/bleu, higher is better" in methods(grid)
+    assert facts(grid)["Metric of the grid"].startswith("test/bleu, higher is better")
     assert metric_tags(grid)[0] == "test/bleu"
     page = write_report(folder).read_text(encoding="utf-8")
     assert "test/bleu: higher is better, the best variant first" in page
@@ -85,5 +85,5 @@ def test_page_terminal_methods_and_hparams_name_it(folder: Path) -> None:
 
 def test_the_loss_is_shown_as_it_was_measured_not_as_it_is_scored(make_grid) -> None:
     fake = make_grid(lambda axes: 4.49 + axes[SEED], {SEED: [1, 2]})
-    (arm,) = by_metric(read_grid(fake.folder))
+    (arm,) = by_metric(read_results(fake.folder))
     assert arm.mean == pytest.approx(fmean([5.49, 6.49]))

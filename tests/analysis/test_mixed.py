@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_app.analysis.facts import counts, facts, limits
+from lightning_app.analysis.facts import facts, state_counts
+from lightning_app.analysis.frames import results_frame
+from lightning_app.analysis.grid_results import OTHER_DATA, read_results
+from lightning_app.analysis.limits import limits
 from lightning_app.analysis.report import write_report
-from lightning_app.analysis.runs import OTHER_DATA, read_grid, results_frame
-from lightning_app.analysis.sensitivity import scores
+from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.terminal import mixture_line, mixtures
 from lightning_app.analysis.together import together
 
@@ -37,17 +39,19 @@ def test_results_of_other_data_are_never_pooled(
 ) -> None:
     made = make_grid(outcome, AXES)
     stranger = other_data(made, 0)
-    grid = read_grid(made.folder)
+    grid = read_results(made.folder)
     assert [cell.name for cell in grid.cells if cell.state == OTHER_DATA] == [stranger]
     assert len(grid.finished) == 11
     assert grid.strangers == {"2" * 64: [stranger]}
-    assert all(stranger not in str(score) for score in scores(grid))
-    seeds = {score.variant: score.seeds for score in scores(grid) if score.score == "delta"}
+    assert all(stranger not in str(score) for score in sensitivity_scores(grid))
+    seeds = {
+        score.variant: score.seeds for score in sensitivity_scores(grid) if score.score == "delta"
+    }
     assert seeds == {"post_ln": 2, "pre_ln": 3}
     frame = results_frame(grid).set_index("name").loc[stranger]
     assert frame["status"] == OTHER_DATA
     assert frame[["val/nll", "loss"]].isna().all()
-    assert "1 left out, of other data" in counts(grid)
+    assert "1 left out, of other data" in state_counts(grid)
     assert limits(grid)[0].startswith("1 finished cell was trained on other data than the rest")
     assert not any("have no result" in text for text in limits(grid))
 
@@ -61,7 +65,7 @@ def test_axes_of_the_data_are_no_mixture(make_grid: Callable[..., Any]) -> None:
     for number, cell in enumerate(made.cells):
         if cell["axes"]["data.window"] == 32:
             other_data(made, number)
-    assert len(read_grid(made.folder).finished) == len(made.cells)
+    assert len(read_results(made.folder).finished) == len(made.cells)
 
 
 def test_other_data_does_not_come_back_through_another_grid(
@@ -72,7 +76,7 @@ def test_other_data_does_not_come_back_through_another_grid(
     stranger = other_data(first, 0)
     for number in range(len(second.cells)):
         other_data(second, number)
-    joined = together([read_grid(first.folder), read_grid(second.folder)])
+    joined = together([read_results(first.folder), read_results(second.folder)])
     assert stranger in joined.strangers["2" * 64]
     for part in joined.parts:
         assert len({cell.data["checksum"] for cell in part.finished}) == 1
@@ -87,7 +91,7 @@ def test_every_other_mixture_is_stated(
         change(made, number, provenance={**MADE, "code": code})
     change(made, 0, provenance={**MADE, "cpu": "Xeon"}, precision="bf16-mixed")
     (made.folder / "superseded" / "one").mkdir(parents=True)
-    grid = read_grid(made.folder)
+    grid = read_results(made.folder)
     assert len(grid.finished) == len(made.cells)
     assert set(mixtures(grid)) == {"code", "device", "precision"}
     line = mixture_line(grid)
@@ -103,7 +107,7 @@ def test_every_other_mixture_is_stated(
 def test_results_of_the_old_code_say_that_it_is_not_recorded(
     make_grid: Callable[..., Any], outcome: Callable[[Mapping[str, Any]], float]
 ) -> None:
-    grid = read_grid(make_grid(outcome, AXES).folder)
+    grid = read_results(make_grid(outcome, AXES).folder)
     assert facts(grid)["Code"] == "not recorded"
     assert any("version of the code is not recorded" in text for text in limits(grid))
     assert mixture_line(grid) == ""
@@ -113,6 +117,6 @@ def test_one_version_is_no_caution(make_grid: Callable[..., Any], tmp_path: Path
     made = make_grid(lambda axes: 2.0, AXES)
     for number in range(len(made.cells)):
         change(made, number, provenance=MADE)
-    grid = read_grid(made.folder)
+    grid = read_results(made.folder)
     assert not any("version" in text for text in limits(grid))
     assert facts(grid)["Code"] == "aaaa"

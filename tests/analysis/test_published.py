@@ -11,8 +11,8 @@ import yaml
 
 from lightning_app.ablation.grid import read_grid as read_file
 from lightning_app.analysis.exports.bibliography import bibliography
+from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.published import COLUMNS, comparison, our_settings
-from lightning_app.analysis.runs import read_grid
 from lightning_app.analysis.statistics import t_interval
 from lightning_app.analysis.together import together
 from lightning_app.blocks.presets import PRESETS
@@ -76,7 +76,7 @@ def grid_with(make_grid, published, axes=AXES, name="demo"):
         path.write_text(json.dumps(result))
     path = fake.folder / "grid.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"published": published}))
-    return read_grid(fake.folder)
+    return read_results(fake.folder)
 
 
 def test_the_same_arm(row):
@@ -164,7 +164,7 @@ def test_a_value_that_is_not_finite_is_left_out_and_said(make_grid):
         result = json.loads(path.read_text())
         result["metrics"].setdefault("test/sacrebleu", 10.0 + (cell.seed or 0))
         path.write_text(json.dumps(result))
-    (found,) = comparison(read_grid(grid.folder)).to_dict("records")
+    (found,) = comparison(read_results(grid.folder)).to_dict("records")
     assert (found["ours"], found["seeds"]) == (12.0, 2)
     assert found["differences"] == "1 of 3 of ours without a finite test/sacrebleu."
 
@@ -186,13 +186,13 @@ def test_several_grids_have_the_figures_of_each(make_grid):
 
 
 def test_a_grid_without_figures_or_runs(make_grid, outcome):
-    frame = comparison(read_grid(make_grid(outcome, curves=False).folder))
+    frame = comparison(read_results(make_grid(outcome, curves=False).folder))
     assert frame.empty
     assert list(frame) == list(COLUMNS)
     fake = make_grid(lambda axes: "waiting", name="waiting")
     path = fake.folder / "grid.yaml"
     path.write_text(f"{path.read_text()}\npublished: [{json.dumps(FIGURE)}]\n")
-    assert comparison(read_grid(fake.folder))["ours"].tolist() == ["–"]
+    assert comparison(read_results(fake.folder))["ours"].tolist() == ["–"]
 
 
 @pytest.mark.parametrize("name", ["warmup_iwslt14", "warmup_mlm"])

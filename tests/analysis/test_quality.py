@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import sacrebleu
 
+from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.quality import MOST_TESTS, bleu_scores
 from lightning_app.analysis.report import write_report
-from lightning_app.analysis.runs import read_grid
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -45,7 +45,7 @@ def store(grid: Any, cell: Any, **changes: Any) -> float:
 def test_bleu_is_compared_over_seeds_and_over_sentences(make_grid, outcome):
     grid = make_grid(outcome, AXES, curves=False)
     bleu = {cell["id"]: store(grid, cell) for cell in grid.cells}
-    found = {score.variant: score for score in bleu_scores(read_grid(grid.folder))}
+    found = {score.variant: score for score in bleu_scores(read_results(grid.folder))}
     assert set(found) == {"post_ln", "pre_ln"}
     by_point = {tuple(cell["axes"].values()): bleu[cell["id"]] for cell in grid.cells}
     changes = [by_point[seed, "pre_ln", 60] - by_point[seed, "pre_ln", 0] for seed in (1, 2, 3)]
@@ -61,7 +61,7 @@ def test_runs_without_translations_are_compared_over_seeds_alone(make_grid, outc
     grid = make_grid(outcome, AXES, curves=False)
     for number, cell in enumerate(grid.cells):
         store(grid, cell, **({"bleu_signature": None} if number % 2 else {}))
-    for score in bleu_scores(read_grid(grid.folder)):
+    for score in bleu_scores(read_results(grid.folder)):
         assert score.seeds == 3
         assert "over sentences" not in score.note
 
@@ -72,7 +72,7 @@ def test_other_references_are_not_compared(make_grid, outcome):
         store(grid, cell)
         if cell["axes"][WARMUP] == 0:
             (grid.run(cell) / "references.txt").write_text("another\n" * len(REFERENCES))
-    assert all("over sentences" not in s.note for s in bleu_scores(read_grid(grid.folder)))
+    assert all("over sentences" not in s.note for s in bleu_scores(read_results(grid.folder)))
 
 
 def test_no_more_pairs_are_tested_than_a_report_has_time_for(make_grid, outcome):
@@ -80,13 +80,13 @@ def test_no_more_pairs_are_tested_than_a_report_has_time_for(make_grid, outcome)
     grid = make_grid(outcome, axes, curves=False)
     for cell in grid.cells:
         store(grid, cell)
-    notes = [score.note for score in bleu_scores(read_grid(grid.folder))]
+    notes = [score.note for score in bleu_scores(read_results(grid.folder))]
     assert sum(note.count("0.001") for note in notes) == MOST_TESTS
 
 
 def test_without_a_test_set_there_is_no_table(make_grid, outcome):
     grid = make_grid(outcome, AXES, curves=False)
-    assert bleu_scores(read_grid(grid.folder)) == []
+    assert bleu_scores(read_results(grid.folder)) == []
     assert "ΔBLEU" not in write_report(grid.folder).read_text()
     for cell in grid.cells:
         store(grid, cell)

@@ -7,16 +7,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from lightning_app.analysis.runs import (
-    curve,
-    damaged_files,
-    label,
-    read_grid,
-    results_frame,
-    validations_frame,
-)
+from lightning_app.analysis.frames import results_frame, validations_frame
+from lightning_app.analysis.grid_results import damaged_files, read_results
 from lightning_app.analysis.together import together
 from lightning_app.errors import UserError
+from lightning_app.grid_axes import label
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -26,7 +21,7 @@ SEED = "seed_everything"
 
 def test_every_planned_cell_has_a_state(make_grid):
     ends = dict(enumerate([2.0, 4.6, None, "failed", "unfinished", "waiting"], start=1))
-    grid = read_grid(make_grid(lambda axes: ends[axes[SEED]], {SEED: list(ends)}).folder)
+    grid = read_results(make_grid(lambda axes: ends[axes[SEED]], {SEED: list(ends)}).folder)
     states = [cell.state for cell in grid.cells]
     assert states == ["ok", "diverged", "diverged", "failed", "unfinished", "waiting"]
     assert [cell.loss for cell in grid.finished] == [2.0, 4.5, 4.5]
@@ -37,11 +32,11 @@ def test_every_planned_cell_has_a_state(make_grid):
 def test_a_crash_followed_by_another_attempt_is_not_a_failure(make_grid):
     fake = make_grid(lambda axes: "failed", {SEED: [1]})
     (fake.run(fake.cells[0]) / "attempts" / "10").mkdir()
-    assert read_grid(fake.folder).cells[0].state == "unfinished"
+    assert read_results(fake.folder).cells[0].state == "unfinished"
 
 
 def test_axes_that_are_not_in_the_grid_come_from_the_config(make_grid):
-    (cell,) = read_grid(make_grid(lambda axes: 2.0, {SEED: [3]}).folder).cells
+    (cell,) = read_results(make_grid(lambda axes: 2.0, {SEED: [3]}).folder).cells
     assert (cell.variant, cell.warmup, cell.lr, cell.seed) == ("post_ln", 60, 0.004, 3)
     assert cell.group == "all"
 
@@ -49,11 +44,11 @@ def test_axes_that_are_not_in_the_grid_come_from_the_config(make_grid):
 def test_defaults_come_from_the_resolved_config_of_a_run(make_grid):
     base = {"model": {"block": {"preset": "sas"}}}
     fake = make_grid(lambda axes: 2.0, {SEED: [3]}, base=base)
-    (cell,) = read_grid(fake.folder).cells
+    (cell,) = read_results(fake.folder).cells
     assert (cell.warmup, cell.lr) == (None, None)
     resolved = "model: {optimizer: {lr: 0.5}, schedule: {warmup_steps: 7}}\n"
     (fake.run(fake.cells[0]) / "config.yaml").write_text(resolved)
-    (cell,) = read_grid(fake.folder).cells
+    (cell,) = read_results(fake.folder).cells
     assert (cell.variant, cell.warmup, cell.lr) == ("sas", 7, 0.5)
 
 
@@ -64,7 +59,7 @@ def test_variants_put_the_preset_first(make_grid):
         PRESET: ["sas"],
         "data.window": [64],
     }
-    grid = read_grid(make_grid(lambda axes: 2.0, axes).folder)
+    grid = read_results(make_grid(lambda axes: 2.0, axes).folder)
     shaped = '{"alpha":1.0,"learned":true}'
     expected = (f"sas+shaped_attention={shaped}", "sas+shaped_attention=null")
     assert grid.variants == expected
@@ -86,7 +81,7 @@ def test_a_row_for_each_planned_cell(make_grid):
     def outcome(axes):
         return {1: 2.0, 2: None, 3: "failed"}[axes[SEED]]
 
-    frame = results_frame(read_grid(make_grid(outcome, axes, metrics=metrics).folder))
+    frame = results_frame(read_results(make_grid(outcome, axes, metrics=metrics).folder))
     assert frame["status"].value_counts().to_dict() == {"ok": 6, "diverged": 6, "failed": 6}
     first, stalled, failed = (frame.iloc[row] for row in (0, 6, -1))
     assert (first["status"], first["val/nll"], first["test/bleu"]) == ("ok", 2.0, 21.5)
@@ -108,7 +103,7 @@ def test_the_rows_of_several_grids_have_the_reference_of_each(make_grid, outcome
     axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     first = make_grid(outcome, axes, name="a")
     second = make_grid(outcome, axes, name="b", sensitivity={"reference_warmup": 0})
-    frame = results_frame(together([read_grid(first.folder), read_grid(second.folder)]))
+    frame = results_frame(together([read_results(first.folder), read_results(second.folder)]))
     assert frame.groupby("group")["reference_warmup"].unique().map(list).to_dict() == {
         "grid=a": [60],
         "grid=b": [0],
@@ -116,7 +111,7 @@ def test_the_rows_of_several_grids_have_the_reference_of_each(make_grid, outcome
 
 
 def test_nothing_finished_is_a_table_of_what_is_planned(make_grid):
-    frame = results_frame(read_grid(make_grid(lambda axes: "waiting").folder))
+    frame = results_frame(read_results(make_grid(lambda axes: "waiting").folder))
     assert set(frame["status"]) == {"waiting"}
     assert len(frame) == 30
     assert frame["val/nll"].dropna().empty
@@ -125,12 +120,12 @@ def test_nothing_finished_is_a_table_of_what_is_planned(make_grid):
 def test_a_row_for_each_validation(make_grid):
     ends = {1: 2.0, 2: None, 3: "failed", 4: "waiting"}
     fake = make_grid(lambda axes: ends[axes[SEED]], {SEED: [1, 2, 3, 4], WARMUP: [0, 60]})
-    grid = read_grid(fake.folder)
+    grid = read_results(fake.folder)
     frame = validations_frame(grid)
     assert len(frame) == 4 * 4  # four cells with a log, four validations each
     for cell in grid.cells:
         own = frame[frame["id"] == cell.id]
-        assert (own["step"].tolist(), own["val/nll"].tolist()) == curve(cell, "val/nll")
+        assert dict(zip(own["step"], own["val/nll"], strict=True)) == cell.curve("val/nll")
         assert set(own["warmup"]) <= {cell.warmup}
     assert frame["tokens"].dropna().empty
 
@@ -140,7 +135,7 @@ def test_the_tokens_and_seconds_of_a_validation(make_grid):
     rows = ["step,train/tokens,train/seconds,val/nll,val/bleu", "50,400,1.5,,", "50,,,3.0,"]
     rows += ["75,,,2.75,", "100,800,3.0,2.5,7.5", "100,,,2.25,", "120,900,3.5,,", ""]
     (fake.run(fake.cells[0]) / "metrics.csv").write_text("\n".join(rows))
-    frame = validations_frame(read_grid(fake.folder))
+    frame = validations_frame(read_results(fake.folder))
     assert frame["step"].tolist() == [50, 75, 100]
     assert frame["val/nll"].tolist() == [3.0, 2.75, 2.25]  # of a step logged twice, the last
     assert frame["tokens"].fillna(-1).tolist() == [400, -1, 800]
@@ -151,26 +146,26 @@ def test_the_tokens_and_seconds_of_a_validation(make_grid):
 def test_no_validation_is_an_empty_table(make_grid):
     fake = make_grid(lambda axes: 2.0, {SEED: [1]}, curves=False)
     (fake.run(fake.cells[0]) / "metrics.csv").write_text("")
-    frame = validations_frame(read_grid(fake.folder))
+    frame = validations_frame(read_results(fake.folder))
     assert len(frame) == 0
     assert {"id", "step", "tokens", "val/nll"} <= set(frame)
 
 
 def test_curve(make_grid):
-    (cell,) = read_grid(make_grid(lambda axes: 2.0, {SEED: [1]}).folder).cells
-    steps, values = curve(cell, "val/nll")
-    assert steps == [50, 100, 150, 200]
-    assert values[-1] == 2.0
-    assert curve(cell, "train/nll")[0][:3] == [1, 2, 5]
-    assert curve(cell, "no/such") == ([], [])
+    (cell,) = read_results(make_grid(lambda axes: 2.0, {SEED: [1]}).folder).cells
+    curve = cell.curve("val/nll")
+    assert list(curve) == [50, 100, 150, 200]
+    assert curve[200] == 2.0
+    assert list(cell.curve("train/nll"))[:3] == [1, 2, 5]
+    assert cell.curve("no/such") == {}
 
 
 def test_a_folder_that_is_no_grid(tmp_path):
     with pytest.raises(UserError, match=r"nothing: holds no grid.yaml"):
-        read_grid(tmp_path / "nothing")
+        read_results(tmp_path / "nothing")
     (tmp_path / "grid.yaml").write_text("name: a\n")
     with pytest.raises(UserError, match=r"holds no plan.json"):
-        read_grid(tmp_path)
+        read_results(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +181,7 @@ def test_a_broken_file_is_named(make_grid, file, text, message):
     fake = make_grid(lambda axes: 2.0, {SEED: [1]})
     (fake.folder / file).write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        read_grid(fake.folder)
+        read_results(fake.folder)
     assert "\n" not in str(caught.value)
 
 
@@ -194,7 +189,7 @@ def test_a_result_of_another_cell_is_damage(make_grid):
     fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
     path = fake.run(fake.cells[0]) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "id": "f" * 16}))
-    grid = read_grid(fake.folder)
+    grid = read_results(fake.folder)
     assert [cell.state for cell in grid.cells] == ["damaged", "ok"]
     assert [cell.name for cell in grid.finished] == [fake.cells[1]["name"]]
     assert damaged_files(grid) == [
@@ -208,7 +203,7 @@ def test_what_a_newer_version_made_is_refused(make_grid):
     for path in paths:
         path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
         with pytest.raises(UserError, match=f"{path.name}: schema 99: made by a newer version"):
-            read_grid(fake.folder)
+            read_results(fake.folder)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +220,9 @@ def test_how_a_cell_ended(make_grid, nll, told, outcome, loss, capped):
     fake = make_grid(lambda axes: nll, {SEED: [1]})
     if told is not None:
         edit(fake, 0, status="ok", diverged=None, outcome=told)
-    (cell,) = read_grid(fake.folder).cells
+    (cell,) = read_results(fake.folder).cells
     assert (cell.outcome, cell.loss, cell.capped) == (outcome, loss, capped)
-    assert results_frame(read_grid(fake.folder)).loc[0, "outcome"] == outcome
+    assert results_frame(read_results(fake.folder)).loc[0, "outcome"] == outcome
 
 
 def edit(fake, number, **changes):
@@ -256,13 +251,13 @@ def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
     fake = make_grid(lambda axes: 2.0, {SEED: [1]})
     path = fake.run(fake.cells[0]) / name
     path.write_bytes(data)
-    grid = read_grid(fake.folder)
+    grid = read_results(fake.folder)
     (line,) = damaged_files(grid)
     assert line.startswith(f"{path}: ")
     assert said in line
     assert grid.finished[0].sound(name) is None
     if name == "metrics.csv":
-        assert curve(grid.finished[0], "val/nll") == ([], [])
+        assert grid.finished[0].curve("val/nll") == {}
         assert validations_frame(grid).empty
 
 
@@ -296,7 +291,7 @@ def test_a_wrong_field_of_the_plan_or_the_grid_file_is_named(make_grid, file, ch
     path = fake.folder / file
     path.write_text(json.dumps({**yaml.safe_load(path.read_text()), **changes}) + "\n")
     with pytest.raises(UserError) as caught:
-        read_grid(fake.folder)
+        read_results(fake.folder)
     assert str(caught.value).startswith(f"{path}: ")
     assert said in str(caught.value)
 
@@ -305,7 +300,7 @@ def test_a_damaged_config_is_passed_over_for_the_next(make_grid):
     fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
     path = fake.run(fake.cells[0]) / "config.yaml"
     path.write_bytes(b"\xff\n")
-    grid = read_grid(fake.folder)
+    grid = read_results(fake.folder)
     assert grid.setting("model.schedule.coupling") == "decoupled"
     (line,) = damaged_files(grid)
     assert line.startswith(f"{path}: torn or damaged: no valid YAML")

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_app.analysis.facts import limits
 from lightning_app.analysis.findings import reading
-from lightning_app.analysis.runs import read_grid
-from lightning_app.analysis.sensitivity import NOT_YET, Score, holm, scores, scores_frame
+from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.limits import limits
+from lightning_app.analysis.pairing import NOT_YET
+from lightning_app.analysis.score import Score, scores_frame
+from lightning_app.analysis.sensitivity import holm, sensitivity_scores
 
 H = 4.5
 PRESET = "model.block.preset"
@@ -40,7 +42,7 @@ def by_name(folder, **where: Any) -> dict[tuple[str, str], Score]:
     """Scores by variant and name, of one slice of the grid."""
     found = [
         score
-        for score in scores(read_grid(folder))
+        for score in sensitivity_scores(read_results(folder))
         if all(getattr(score, key) == value for key, value in where.items())
     ]
     named = {(score.variant, score.score): score for score in found}
@@ -318,7 +320,7 @@ def test_no_arm_to_compare(make_grid, warmups, reference, reason):
 )
 def test_what_cannot_be_said_is_said(make_grid, axes, sensitivity, said):
     grid = make_grid(lambda a: 2.0 + 0.1 * a[SEED], {**THREE, **axes}, sensitivity=sensitivity)
-    items = [item for item in limits(read_grid(grid.folder)) if item.startswith("No arm")]
+    items = [item for item in limits(read_results(grid.folder)) if item.startswith("No arm")]
     assert len(items) == len(said)
     for item, start in zip(items, said, strict=True):
         assert start in item
@@ -339,7 +341,7 @@ def test_several_rates(make_grid):
     folder = make_grid(lambda a: losses[a[WARMUP], a[RATE]] + 0.02 * a[SEED], axes).folder
     for lr, lost in ((0.001, 0.1), (0.002, 0.2), (0.004, 4.5 - 2.03)):
         assert by_name(folder, lr=lr)["post_ln", "delta"].estimate == pytest.approx(lost)
-    overall = {s.score: s for s in scores(read_grid(folder)) if math.isnan(s.lr)}
+    overall = {s.score: s for s in sensitivity_scores(read_results(folder)) if math.isnan(s.lr)}
     assert set(overall) == {"D", "eta_max w=0", "eta_max w=60"}
     assert overall["D"].estimate == pytest.approx(2.43 - 2.03)
     assert overall["eta_max w=0"].estimate == 0.002
@@ -351,7 +353,7 @@ def test_several_rates(make_grid):
 def test_no_rate_without_a_stall(make_grid):
     axes = {SEED: [1], PRESET: ["post_ln"], WARMUP: [0, 60], RATE: [0.001, 0.002]}
     folder = make_grid(lambda a: 4.5 if a[WARMUP] == 0 else 2.0, axes).folder
-    overall = {s.score: s for s in scores(read_grid(folder)) if math.isnan(s.lr)}
+    overall = {s.score: s for s in sensitivity_scores(read_results(folder)) if math.isnan(s.lr)}
     assert math.isnan(overall["eta_max w=0"].estimate)
     assert overall["eta_max w=0"].note == "stalled at every rate"
 
@@ -388,7 +390,7 @@ def test_nothing_finished(make_grid):
 
 
 def test_the_table_has_a_row_for_each_variant_and_score(make_grid):
-    frame = scores_frame(scores(read_grid(make_grid(worked, THREE).folder)))
+    frame = scores_frame(sensitivity_scores(read_results(make_grid(worked, THREE).folder)))
     wanted = "group lr variant score estimate low high p p_holm seeds cells diverged note"
     assert list(frame) == wanted.split()
     assert len(frame) == 16

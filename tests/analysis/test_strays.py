@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_app.analysis.facts import limits
+from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.limits import limits
 from lightning_app.analysis.report import write
-from lightning_app.analysis.runs import read_grid
-from lightning_app.analysis.strays import strays
+from lightning_app.analysis.strays import stray_runs
 from lightning_app.identity.record import Record, write_record
 
 Make = Callable[..., Any]
@@ -32,19 +32,19 @@ def test_runs_on_another_corpus_are_named_and_count_nowhere(
     make_grid: Make, outcome: Any, tmp_path: Path
 ) -> None:
     grid = make_grid(outcome)
-    assert strays(read_grid(grid.folder)) is None
+    assert stray_runs(read_results(grid.folder)) is None
     for cell in grid.cells:
         remember(grid.run(cell), "new")
     leave(grid, "a-11111111", "old")
     leave(grid, "b-22222222", "new")
     leave(grid, "c-33333333", None)
     (grid.folder / "runs" / "unfinished").mkdir()
-    read = read_grid(grid.folder)
+    read = read_results(grid.folder)
     said = (
         "3 finished runs in this folder are other experiments than the grid plans, 1 of them on "
         "other files of the corpus. They count nowhere in this report (such as a-11111111)."
     )
-    assert strays(read) == said
+    assert stray_runs(read) == said
     assert said in limits(read)
     assert said in write(read, tmp_path / "out").read_text(encoding="utf-8")
     assert len(read.finished) == len(grid.cells)
@@ -54,7 +54,7 @@ def test_without_a_record_nothing_is_said_of_the_corpus(make_grid: Make, outcome
     grid = make_grid(outcome)
     leave(grid, "a-11111111", "old")
     (grid.folder / "runs" / "a-11111111" / "identity.json").write_text(json.dumps({"schema": 2}))
-    said = strays(read_grid(grid.folder))
+    said = stray_runs(read_results(grid.folder))
     assert said is not None
-    assert said.startswith("1 finished runs in this folder are other experiments than the grid")
+    assert said.startswith("1 finished run in this folder is another experiment than the grid")
     assert "corpus" not in said

@@ -21,7 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from lightning_app.analysis.runs import read_grid
+from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.tensorboard import run_url, write_index
 from tests.analysis.conftest import ENTROPY
 
@@ -274,7 +274,7 @@ def test_the_text_has_question_config_and_block(make_grid):
 
 def test_the_address_of_a_run_names_it_alone(make_grid):
     grid = make_grid(lambda axes: 2.0, {SEED: [1, 11], "model.block.x": ["a+b(c)", "a", "a.b"]})
-    cells = read_grid(grid.folder).cells
+    cells = read_results(grid.folder).cells
     names = [f"somewhere/runs/{cell.name}" for cell in cells]
     for cell, name in zip(cells, names, strict=True):
         parts = urllib.parse.urlsplit(run_url("http://127.0.0.1:6006/", cell))

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from lightning_app.analysis.findings import findings
-from lightning_app.analysis.runs import Grid, read_grid
-from lightning_app.analysis.sensitivity import scores
-from lightning_app.analysis.terminal import ROWS, headline, show_report
+from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.sensitivity import sensitivity_scores
+from lightning_app.analysis.terminal import ROWS, headline_document, show_report
 from lightning_app.analysis.together import together
 
 PRESET = "model.block.preset"
@@ -26,9 +26,9 @@ LONG = "a_variant_with_a_name_that_is_longer_than_many_a_terminal_is_wide"
 Make = Callable[..., Any]
 
 
-def show(grid: Grid, **console: Any) -> str:
+def show(grid: GridResults, **console: Any) -> str:
     out = io.StringIO()
-    show_report(Console(file=out, highlight=False, **console), grid, scores(grid))
+    show_report(Console(file=out, highlight=False, **console), grid, sensitivity_scores(grid))
     return out.getvalue()
 
 
@@ -45,7 +45,7 @@ def losses(fake: Any, variant: str, warmup: int) -> list[float]:
 
 def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outcome: Any) -> None:
     fake = make_grid(outcome)
-    grid = read_grid(fake.folder)
+    grid = read_results(fake.folder)
     text = show(grid, width=1000)
     assert text.isascii()
     assert "\x1b" not in text
@@ -55,13 +55,13 @@ def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outc
         row = next(line for line in text.splitlines() if line.startswith(variant))
         assert f" {delta:.3f} [" in row, row
     assert re.search(r"^post_ln +needs it more .* 5/5 +0/5$", text, re.M)
-    for sentence in findings(grid, scores(grid)):
+    for sentence in findings(grid, sensitivity_scores(grid)):
         assert sentence in text
 
 
 def test_the_plot_puts_every_mean_where_it_belongs(make_grid: Make, outcome: Any) -> None:
     fake = make_grid(outcome)
-    rows = dict(re.findall(r"^(\w+) +\|(.*)\|$", show(read_grid(fake.folder), width=1000), re.M))
+    rows = dict(re.findall(r"^(\w+) +\|(.*)\|$", show(read_results(fake.folder), width=1000), re.M))
     assert set(rows) == {"post_ln", "pre_ln", "sas"}
     means = {(v, w): fmean(losses(fake, v, w)) for v in rows for w in (0, 60)}
     low, high = min(means.values()), 4.5  # the grid's unigram entropy
@@ -75,14 +75,14 @@ def test_the_plot_puts_every_mean_where_it_belongs(make_grid: Make, outcome: Any
 @pytest.mark.parametrize("width", [24, 50, 80, 130])
 def test_nothing_is_cut_however_narrow(make_grid: Make, outcome: Any, width: int) -> None:
     axes = {PRESET: ["pre_ln", LONG], WARMUP: [0, 15, 60, 240], SEED: [1, 2, 3]}
-    grid = read_grid(make_grid(outcome, axes).folder)
+    grid = read_results(make_grid(outcome, axes).folder)
     text = show(grid, width=width, force_terminal=True)
     seen = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert max(map(len, seen.splitlines())) <= width
     assert "…" not in seen
     joined = re.sub(r"\s", "", seen)
     assert joined.count(LONG) >= 2
-    for row in headline(scores(grid)):
+    for row in headline_document(sensitivity_scores(grid)):
         estimate = f"{row['scores']['delta']['estimate']:.3f}".replace("-", "−")
         assert estimate in joined
 
@@ -91,7 +91,7 @@ def test_no_color_means_no_colour(
     make_grid: Make, outcome: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    text = show(read_grid(make_grid(outcome).folder), width=100, force_terminal=True)
+    text = show(read_results(make_grid(outcome).folder), width=100, force_terminal=True)
     codes = set(re.findall(r"\x1b\[([0-9;]*)m", text))
     assert codes <= {"0", "1"}  # bold and its end
 
@@ -110,7 +110,7 @@ def test_no_color_means_no_colour(
     ],
 )
 def test_grids_with_little_to_tell(make_grid: Make, outcome: Any, axes: Any, expected: str) -> None:
-    text = show(read_grid(make_grid(outcome, axes).folder), width=1000)
+    text = show(read_results(make_grid(outcome, axes).folder), width=1000)
     assert re.search(expected, text), text
     assert "nan" not in text
 
@@ -118,7 +118,7 @@ def test_grids_with_little_to_tell(make_grid: Make, outcome: Any, axes: Any, exp
 def test_a_pruned_grid_has_no_scores_to_show(make_grid: Make, outcome: Any) -> None:
     folder = make_grid(outcome).folder
     (folder / "grid.yaml").write_text((folder / "grid.yaml").read_text() + "pruner: median\n")
-    text = show(read_grid(folder), width=1000)
+    text = show(read_results(folder), width=1000)
     assert "Cells were ended early by the pruner, so there are no scores.\n" in text
     assert "reads" not in text
 
@@ -126,7 +126,7 @@ def test_a_pruned_grid_has_no_scores_to_show(make_grid: Make, outcome: Any) -> N
 def test_of_very_many_slices_the_first_are_shown(make_grid: Make) -> None:
     rates = [0.001 * step for step in range(1, ROWS + 5)]
     axes = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], RATE: rates}
-    text = show(read_grid(make_grid(lambda a: 2.0, axes, curves=False).folder), width=1000)
+    text = show(read_results(make_grid(lambda a: 2.0, axes, curves=False).folder), width=1000)
     scored, metric = text.split("val/nll, lower is better")
     for told in (scored, metric):
         shown = len(re.findall(r"^learning rate ", told, re.M))
@@ -136,8 +136,8 @@ def test_of_very_many_slices_the_first_are_shown(make_grid: Make) -> None:
 
 def test_scripts_get_every_score_with_its_reading(make_grid: Make, outcome: Any) -> None:
     axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: [0.001, 0.004], SEED: [1, 2, 3]}
-    grid = read_grid(make_grid(outcome, axes).folder)
-    rows, found = headline(scores(grid)), scores(grid)
+    grid = read_results(make_grid(outcome, axes).folder)
+    rows, found = headline_document(sensitivity_scores(grid)), sensitivity_scores(grid)
     assert sum(len(row["scores"]) for row in rows) == len(found)
     assert {row["reads"] for row in rows if math.isnan(row["lr"])} == {None}
     told = {(row["variant"], row["lr"]): row["reads"] for row in rows if not math.isnan(row["lr"])}
@@ -156,7 +156,7 @@ def test_several_grids_stand_side_by_side(make_grid: Make, outcome: Any) -> None
     short = {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2, 3]}
     one = make_grid(outcome, short, name="one")
     other = make_grid(outcome, {**short, PRESET: ["pre_ln", "post_ln"], SEED: [4, 5]}, name="other")
-    grid = together([read_grid(fake.folder) for fake in (one, other)])
+    grid = together([read_results(fake.folder) for fake in (one, other)])
     text = show(grid, width=1000)
     beside = text.partition("side by side")[2].splitlines()
     assert re.split(r" {2,}", beside[1]) == [

@@ -8,11 +8,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lightning_app.analysis.facts import counts, facts, limits
+from lightning_app.analysis.facts import facts, state_counts
 from lightning_app.analysis.findings import findings
-from lightning_app.analysis.runs import Grid, read_grid, results_frame
-from lightning_app.analysis.sensitivity import scores, scores_frame
-from lightning_app.analysis.together import UNSAID, differences, different, shared, together
+from lightning_app.analysis.frames import results_frame
+from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.limits import limits
+from lightning_app.analysis.score import scores_frame
+from lightning_app.analysis.sensitivity import sensitivity_scores
+from lightning_app.analysis.together import UNSAID, different, differing_settings, shared, together
 from lightning_app.errors import UserError
 from lightning_app.identity.relevant import is_irrelevant
 
@@ -34,8 +37,8 @@ def deeper(grid: Any) -> dict[str, Any]:
     return base
 
 
-def joined(*grids: Any) -> Grid:
-    return together([read_grid(grid.folder) for grid in grids])
+def joined(*grids: Any) -> GridResults:
+    return together([read_results(grid.folder) for grid in grids])
 
 
 @pytest.fixture
@@ -47,8 +50,8 @@ def pair(make_grid: Make, outcome: Any) -> tuple[Any, Any]:
 
 
 def test_each_grid_has_the_scores_that_it_has_alone(pair: tuple[Any, Any]) -> None:
-    both = scores_frame(scores(joined(*pair)))
-    alone = [scores_frame(scores(read_grid(grid.folder))) for grid in pair]
+    both = scores_frame(sensitivity_scores(joined(*pair)))
+    alone = [scores_frame(sensitivity_scores(read_results(grid.folder))) for grid in pair]
     assert len(both) > 20
     pd.testing.assert_frame_equal(
         both.drop(columns="group"), pd.concat(alone, ignore_index=True).drop(columns="group")
@@ -63,13 +66,13 @@ def test_references_and_baselines_stay_each_grids_own(make_grid: Make, outcome: 
     long = make_grid(lambda a: outcome(a) + 0.001 * a[WARMUP], axes, name="long", sensitivity=named)
     grid = joined(short, long)
     assert (grid.reference_warmup, grid.baseline) == (None, "pre_ln or sas")
-    found = {(s.group, s.variant): s for s in scores(grid) if s.score == "delta"}
+    found = {(s.group, s.variant): s for s in sensitivity_scores(grid) if s.score == "delta"}
     for name, reference in (("short", 60), ("long", 120)):
         rows = results_frame(grid).query(f"grid == '{name}' and variant == 'pre_ln'")
         loss = rows.pivot(index="seed", columns="warmup", values="loss")
         expected = (loss[0] - loss[reference]).mean()
         assert found[f"grid={name}", "pre_ln"].estimate == pytest.approx(expected, abs=1e-12)
-    told = findings(grid, scores(grid))
+    told = findings(grid, sensitivity_scores(grid))
     assert [("grid=short" in t, "with pre_ln" in t) for t in told] == [(True, True), (False, False)]
     assert "with sas" in told[1]
 
@@ -80,8 +83,8 @@ def test_a_shared_cell_counts_once_and_stands_in_both(pair: tuple[Any, Any]) -> 
     assert shared(grid) == len(ids[0] & ids[1]) == 12
     assert len(different(grid)) == len(ids[0] | ids[1]) == 48
     assert len(grid.cells) == 60
-    assert "48 of 48 planned cells finished" in counts(grid)
-    assert "12 of them in more than one grid, counted once" in counts(grid)
+    assert "48 of 48 planned cells finished" in state_counts(grid)
+    assert "12 of them in more than one grid, counted once" in state_counts(grid)
     assert any("12 cells are in more than one grid" in text for text in limits(grid))
 
 
@@ -95,12 +98,12 @@ def test_a_cell_takes_the_result_of_the_grid_that_has_one(make_grid: Make, outco
         adopted = [cell for cell in part.cells if cell.seed == 5]
         assert {cell.folder.parent.parent for cell in adopted} == {done.folder}
         assert {cell.group for cell in adopted} == {"grid=begun"}
-    assert "failed" in {cell.state for cell in read_grid(begun.folder).cells}
+    assert "failed" in {cell.state for cell in read_results(begun.folder).cells}
 
 
 def test_settings_that_differ_are_told_and_hold_for_none(pair: tuple[Any, Any]) -> None:
     grid = joined(*pair)
-    assert differences(grid) == {"trainer.max_steps": [200, 300], DEPTH: [3, 12]}
+    assert differing_settings(grid) == {"trainer.max_steps": [200, 300], DEPTH: [3, 12]}
     assert grid.setting(DEPTH) is None
     assert grid.setting("trainer.max_steps") is None
     assert grid.setting("model.architecture.model_dim") == 64
@@ -108,7 +111,7 @@ def test_settings_that_differ_are_told_and_hold_for_none(pair: tuple[Any, Any]) 
     assert "flat: encoder-decoder, 3 + 3 layers" in told["Model"]
     assert "deep: encoder-decoder, 12 + 3 layers" in told["Model"]
     assert told["Compared with"] == "flat: pre_ln | deep: post_ln"
-    assert told["Optimizer"] == facts(read_grid(pair[0].folder))["Optimizer"]
+    assert told["Optimizer"] == facts(read_results(pair[0].folder))["Optimizer"]
     assert f"{DEPTH} (3 / 12)" in limits(grid)[0]
     assert not [key for key in UNSAID if not is_irrelevant(key)]
 
@@ -138,7 +141,7 @@ def test_an_axis_of_one_grid_has_its_value_in_the_cells_of_the_other(
 def test_a_grid_without_results_says_so_and_spoils_nothing(make_grid: Make, outcome: Any) -> None:
     done, bare = make_grid(outcome, name="done"), make_grid(lambda _: "waiting", OTHER_SEEDS)
     grid = joined(done, bare)
-    found = {(s.group, s.variant): s for s in scores(grid) if s.score == "delta"}
+    found = {(s.group, s.variant): s for s in sensitivity_scores(grid) if s.score == "delta"}
     assert not math.isnan(found["grid=done", "pre_ln"].estimate)
     assert "18 of 30 cells have no result" in " ".join(limits(grid))
 

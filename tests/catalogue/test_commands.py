@@ -10,7 +10,7 @@ import pytest
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.commands import table_rows
-from lightning_app.catalogue.presets import parameters, ratios, resolve
+from lightning_app.catalogue.presets import parameter_ratios, resolve_preset, stack_parameters
 from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
 from lightning_app.cli import main
@@ -37,19 +37,19 @@ def test_parameters_are_those_of_the_stacks() -> None:
     attention, feed, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
     encoder = 6 * (attention + feed + 2 * norm) + norm
     decoder = 6 * (2 * attention + feed + 3 * norm) + norm
-    assert parameters(resolve("pre_ln", 6, 6)) == encoder + decoder
+    assert stack_parameters(resolve_preset("pre_ln", 6, 6)) == encoder + decoder
     lacking = 12 * 2 * (d * d + d) - 2 * d * d  # V and P, but for dW of two first layers
     gained = 12 * (3 * 4 + 2)  # alpha, beta, gamma a head, and two branches' gains
-    assert parameters(resolve("sas", 6, 6)) == encoder + decoder - lacking + gained
+    assert stack_parameters(resolve_preset("sas", 6, 6)) == encoder + decoder - lacking + gained
 
 
 def test_a_shared_gain_counts_once() -> None:
-    one, each = (parameters(resolve(name, 6, 0)) for name in ("rezero", "skipinit"))
+    one, each = (stack_parameters(resolve_preset(name, 6, 0)) for name in ("rezero", "skipinit"))
     assert each - one == 6
 
 
 def test_ratios_are_over_pre_ln() -> None:
-    shares = ratios(PRESETS, 6, 6)
+    shares = parameter_ratios(PRESETS, 6, 6)
     assert shares["pre_ln"] == 1.0
     assert shares["sas"] == pytest.approx(0.817, abs=5e-4)
     assert all(0.8 < share < 1.01 for share in shares.values())

@@ -16,7 +16,7 @@ from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.catalogue import draw_attention, draw_stack
-from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.drawing import Factor
 from lightning_app.catalogue.folding import Side, number
 from lightning_app.catalogue.raster import Raster
@@ -51,7 +51,7 @@ def test_layers_of_one_form_are_one_run() -> None:
     """Numbers may differ in a run; what stands on the stream may not."""
     one, two = stacks("pre_ln")["encoder"], stacks("post_ln")["encoder"]
     mixed = replace(one, blocks=(*one.blocks[:1], *two.blocks[:2], *one.blocks[:3]))
-    runs = draw(mixed, "encoder").runs
+    runs = stack_drawing(mixed, "encoder").runs
     assert [run.label for run in runs] == ["layer 1", "layers 2-3", "layers 4-6"]
 
     scaled = replace(
@@ -61,19 +61,19 @@ def test_layers_of_one_form_are_one_run() -> None:
             for layer, block in enumerate(one.blocks, start=1)
         ),
     )
-    (run,) = draw(scaled, "encoder").runs
+    (run,) = stack_drawing(scaled, "encoder").runs
     assert run.label == "layers 1-6"
     assert run.sums[1].branches[0].before[1] == Factor(value="1, ..., 0.1667")
 
 
 def test_insides_that_differ_stand_in_one_sub_layer() -> None:
     spec = stacks("sas_p")["encoder"]
-    (run,) = draw(spec, "encoder").runs
+    (run,) = stack_drawing(spec, "encoder").runs
     labels = [part.label for part in run.sums[0].branches[0].inside]
     assert labels[-3:] == ["V = I + dW in layer 1", "V = I in layers 2-6", "P = I"]
 
     first, second = spec.blocks[:2]
-    (run,) = draw(replace(spec, blocks=(first, second, first)), "encoder").runs
+    (run,) = stack_drawing(replace(spec, blocks=(first, second, first)), "encoder").runs
     labels = [part.label for part in run.sums[0].branches[0].inside]
     assert labels[-3:] == ["V = I + dW in layer 1 and layer 3", "V = I in layer 2", "P = I"]
 
@@ -84,8 +84,8 @@ def test_an_encoder_has_no_cross_attention() -> None:
         cross_attention=lambda attention: replace(attention, head_gain=True),
         around_cross=lambda around: replace(around, norm_branch="rms_norm"),
     )
-    assert draw(spec, "encoder") == draw(stacks("pre_ln")["encoder"], "encoder")
-    assert draw(spec, "decoder") != draw(stacks("pre_ln")["encoder"], "decoder")
+    assert stack_drawing(spec, "encoder") == stack_drawing(stacks("pre_ln")["encoder"], "encoder")
+    assert stack_drawing(spec, "decoder") != stack_drawing(stacks("pre_ln")["encoder"], "decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def test_a_field_that_no_drawing_knows_is_shown_by_name_and_value(case: str) -> 
     for way, text in zip(WAYS, shown(spec, "decoder"), strict=True):
         assert words in plain(text), way
     raster = Words()
-    lay_out(raster, "stack", [draw(spec, "decoder")])
+    lay_out(raster, "stack", [stack_drawing(spec, "decoder")])
     assert any(words in text for text in raster.texts)
 
 
@@ -217,7 +217,7 @@ class Words(Raster):
 def test_layers_with_other_values_of_an_unknown_field_are_no_one_run() -> None:
     spec = stacks("pre_ln")["encoder"]
     first, second = (extended(spec.blocks[0], NewAttentionBlock, mystery=one) for one in "ab")
-    runs = draw(replace(spec, blocks=(first, second, second)), "encoder").runs
+    runs = stack_drawing(replace(spec, blocks=(first, second, second)), "encoder").runs
     assert [(run.label, run.notes) for run in runs] == [
         ("layer 1", ("mystery a",)),
         ("layers 2-3", ("mystery b",)),
@@ -285,7 +285,7 @@ def test_norms_inside_an_attention(parts: dict[str, Any], labels: list[str]) -> 
     spec = with_blocks(
         stacks("pre_ln")["encoder"], self_attention=lambda attention: replace(attention, **parts)
     )
-    inside = draw(spec, "encoder").runs[0].sums[0].branches[0].inside
+    inside = stack_drawing(spec, "encoder").runs[0].sums[0].branches[0].inside
     assert [part.label for part in inside] == labels
     assert {part.notes for part in inside if "Norm" in part.label} == {("over each head",)}
 
@@ -322,7 +322,7 @@ def changes(part: Any) -> Iterator[tuple[str, Any]]:
 
 def shown(spec: StackSpec, side: Side) -> list[str]:
     """Return what is shown of a stack in each of `WAYS`."""
-    drawing = draw(spec, side)
+    drawing = stack_drawing(spec, side)
     return [
         "\n".join(text_lines([drawing])),
         re.sub(r"<desc.*?</desc>", "", picture("stack", [drawing])),

@@ -7,7 +7,7 @@ import pytest
 from PIL import ImageColor
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.catalogue.presets import drawings, resolve
+from lightning_app.catalogue.presets import drawings, resolve_preset
 from lightning_app.catalogue.raster import SCALE, image
 from lightning_app.catalogue.surface import LINES, SHAPES
 from lightning_app.catalogue.svg import picture
@@ -15,7 +15,7 @@ from lightning_app.catalogue.svg import picture
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_shape_of_the_svg_is_there(preset: str) -> None:
-    stacks = drawings(resolve(preset, 3, 2))
+    stacks = drawings(resolve_preset(preset, 3, 2))
     svg, drawn = picture(preset, stacks), image(preset, stacks)
     size = re.search(r'<svg [^>]* width="([\d.]+)" height="([\d.]+)"', svg)
     assert size is not None
@@ -30,7 +30,7 @@ def test_every_shape_of_the_svg_is_there(preset: str) -> None:
 
 def test_a_box_lies_where_the_svg_has_it() -> None:
     """The middle of the left edge's inside, read off in both."""
-    stacks = drawings(resolve("sas", 3, 3))
+    stacks = drawings(resolve_preset("sas", 3, 3))
     svg, pixels = picture("sas", stacks), np.asarray(image("sas", stacks))
     height = float(re.findall(r'height="([\d.]+)"', svg)[0])
     for kind in ("norm", "gain", "SA", "CA", "FF"):

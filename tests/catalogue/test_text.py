@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.text import text_lines
 from tests.catalogue.variants import CASES, VECTOR, drawn, stacks, with_blocks
 
@@ -16,7 +16,7 @@ WIRES = "-|'+.<>"
 
 def first_run(name: str) -> str:
     """Return the lines of an encoder's first layers alone."""
-    lines = text_lines([draw(stacks(name)["encoder"], "encoder")])
+    lines = text_lines([stack_drawing(stacks(name)["encoder"], "encoder")])
     start = lines.index("  layers 1-6:") + 1
     return "\n".join(line[4:] for line in lines[start : lines.index("", start)])
 
@@ -108,7 +108,7 @@ def test_gains_say_how_they_are_trained() -> None:
         around_self=lambda around: replace(around, skip=VECTOR),
         around_ff=lambda around: replace(around, branch=replace(VECTOR, profiled=False)),
     )
-    text = "\n".join(text_lines([draw(spec, "encoder")]))
+    text = "\n".join(text_lines([stack_drawing(spec, "encoder")]))
     assert "'--- * 0.5 (learned vector, profiled) ---'" in text
     assert "-- FF -- * 0.5 (learned vector) --(+)--" in text
 
@@ -117,11 +117,11 @@ def test_the_stack_and_what_stands_around_it() -> None:
     spec = replace(
         stacks("pre_ln")["encoder"], input_norm="rms_norm", embedding_gain=0.5, final_norm="none"
     )
-    lines = text_lines([draw(spec, "encoder")])
+    lines = text_lines([stack_drawing(spec, "encoder")])
     assert "  embedding -- RMS -- [layers 1-6] --> output" in lines
     assert "    start: token embeddings * 0.5" in lines
     dual = replace(stacks("post_ln")["encoder"], dual_stream=True, final_norm="layer_norm")
-    lines = text_lines([draw(dual, "encoder")])
+    lines = text_lines([stack_drawing(dual, "encoder")])
     assert "  embedding --+-- [layers 1-6] ----------------------(+)--> output" in lines
     assert "              '-- r, the sum of all branches -- LN ---'" in lines
 

@@ -8,7 +8,7 @@ from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec, carry_scores
-from lightning_app.catalogue.draw_stack import draw
+from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.drawing import Drawing
 from lightning_app.catalogue.folding import Side
 
@@ -31,7 +31,7 @@ def with_blocks(spec: StackSpec, **changes: Callable[[Any], Any]) -> StackSpec:
 
 
 def drawn(specs: Mapping[Side, StackSpec]) -> list[Drawing]:
-    return [draw(spec, side) for side, spec in specs.items()]
+    return [stack_drawing(spec, side) for side, spec in specs.items()]
 
 
 def unusual() -> dict[str, dict[Side, StackSpec]]:

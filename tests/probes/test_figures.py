@@ -12,13 +12,13 @@ from lightning_app.probes.figures import (
     LINES,
     Lines,
     band,
+    curve_style,
     entropy_figure,
     gains_of,
-    left_out,
     line_figure,
-    look,
     looks,
-    write_figures,
+    undrawn_curves,
+    write_probe_figures,
 )
 from lightning_app.probes.table import Probed, Row
 
@@ -112,7 +112,7 @@ def test_gains_have_a_panel_each() -> None:
 
 
 def test_no_two_variants_look_alike() -> None:
-    assert len({str(look(index)) for index in range(35)}) == 35
+    assert len({str(curve_style(index)) for index in range(35)}) == 35
 
 
 def test_a_preset_looks_the_same_whatever_is_beside_it() -> None:
@@ -125,15 +125,19 @@ def test_a_preset_looks_the_same_whatever_is_beside_it() -> None:
 
 def test_names_that_are_no_presets_take_what_presets_leave() -> None:
     mixed = looks(["first", "post_ln", "second", "first"])
-    assert mixed == {"post_ln": look(0), "first": look(1), "second": look(2)}
-    assert looks(["first", "second"]) == {"first": look(0), "second": look(1)}
+    assert mixed == {"post_ln": curve_style(0), "first": curve_style(1), "second": curve_style(2)}
+    assert looks(["first", "second"]) == {"first": curve_style(0), "second": curve_style(1)}
 
 
 def test_curves_and_legend_are_in_the_look_of_their_preset() -> None:
     probed = [Probed(name, curve("a", "encoder", 1.0, 2.0)) for name in ("sas", "post_ln", "x")]
     figure: Any = line_figure(Lines("x", {"a": "A"}), probed)
     expected = [style["color"] for style in looks(["sas", "post_ln", "x"]).values()]
-    assert expected == [look(list(PRESETS).index("sas"))["color"], look(0)["color"], "#D55E00"]
+    assert expected == [
+        curve_style(list(PRESETS).index("sas"))["color"],
+        curve_style(0)["color"],
+        "#D55E00",
+    ]
     assert [line.get_color() for line in figure.axes[0].lines] == expected
     assert [line.get_color() for line in figure.legends[0].get_lines()] == expected
 
@@ -150,27 +154,29 @@ def test_a_figure_that_is_left_out_is_named_with_its_reason(tmp_path: Path) -> N
         "no w1_expected_gradient, w2_expected_gradient of rezero: "
         "0 in every layer, which has no logarithm"
     )
-    assert left_out([rezero]) == [f"gradient_norm.svg is not written: {said}"]
-    assert write_figures([rezero], tmp_path) == []
+    assert undrawn_curves([rezero]) == [f"gradient_norm.svg is not written: {said}"]
+    assert write_probe_figures([rezero], tmp_path) == []
     # Beside another variant the figure is written, without a curve that is missed as much.
-    assert left_out([rezero, post]) == [f"gradient_norm.svg: {said}"]
-    assert [path.name for path in write_figures([rezero, post], tmp_path)] == ["gradient_norm.svg"]
-    assert left_out([post]) == []
+    assert undrawn_curves([rezero, post]) == [f"gradient_norm.svg: {said}"]
+    assert [path.name for path in write_probe_figures([rezero, post], tmp_path)] == [
+        "gradient_norm.svg"
+    ]
+    assert undrawn_curves([post]) == []
     broken = Probed("x", curve("sum_norm", "decoder", math.nan))
     said = "hidden_norm.svg is not written: no sum_norm of x: no finite value"
-    assert left_out([broken]) == [said]
+    assert undrawn_curves([broken]) == [said]
 
 
 def test_what_rows_do_not_allow_is_not_left_from_before(tmp_path: Path) -> None:
     full = Probed("x", curve("token_cosine", "encoder", 0.1) + heads("encoder", "", 1, 1))
-    names = [path.name for path in write_figures([full], tmp_path)]
+    names = [path.name for path in write_probe_figures([full], tmp_path)]
     assert names == ["token_cosine.svg", "attention_entropy.svg"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     (tmp_path / "own.txt").write_text("kept")
-    assert write_figures([Probed("x", curve("sum_norm", "encoder", 1.0))], tmp_path)
+    assert write_probe_figures([Probed("x", curve("sum_norm", "encoder", 1.0))], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hidden_norm.svg", "own.txt"]
 
 
 def test_names_are_no_formulas(tmp_path: Path) -> None:
-    paths = write_figures([Probed("a $x_", curve("sum_norm", "encoder", 1.0))], tmp_path)
+    paths = write_probe_figures([Probed("a $x_", curve("sum_norm", "encoder", 1.0))], tmp_path)
     assert [path.read_text().startswith("<?xml") for path in paths] == [True]

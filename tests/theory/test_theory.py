@@ -21,24 +21,25 @@ from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build
 from lightning_app.models.transformer import BlockStack
 from lightning_app.probes.figures import looks
 from lightning_app.theory import collapse, figures, lemmas, models, run
+from lightning_app.theory import draws as draws_module
 from lightning_app.theory.collapse import Skipless
-from lightning_app.theory.lemmas import Draw, Draws, Setting
-from lightning_app.theory.models import Corpus, Fingerprint, Prints
+from lightning_app.theory.draws import Draw, Draws, TheorySetting
+from lightning_app.theory.models import Fingerprint, Prints, ZipfCorpus
 from lightning_app.theory.statements import (
     POST,
     PRE,
     Statement,
-    line,
-    power,
+    fitted_line,
+    power_law,
     seeded,
     statements_table,
-    to_csv,
+    statements_to_csv,
 )
 
 pytestmark = pytest.mark.xdist_group("theory")  # what they share is made once
 
 both = pytest.mark.parametrize("preset", [POST, PRE])
-TINY = Setting(dim=64, tokens=5, draws=3, depths=(2, 4), classes=7)
+TINY = TheorySetting(dim=64, tokens=5, draws=3, depths=(2, 4), classes=7)
 
 
 def statement(**changes) -> Statement:
@@ -65,7 +66,7 @@ def test_csv_says_what_was_predicted_and_found() -> None:
         statement(claim="a, b", interval=(0.9, 1.1)),
         statement(measured=3.0, promised=False),
     ]
-    read = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    read = list(csv.DictReader(io.StringIO(statements_to_csv(rows))))
     assert list(read[0])[:4] == ["statement", "predicted", "measured", "holds"]
     assert [row["statement"] for row in read] == ["a, b", "c"]
     assert [row["holds"] for row in read] == ["true", "false"]
@@ -84,12 +85,12 @@ def test_table_marks_a_broken_promise_alone() -> None:
 
 
 def test_fits_find_a_known_exponent_and_its_interval() -> None:
-    exact = power({2: [4.0 * 2**-0.5], 8: [4.0 * 8**-0.5], 32: [4.0 * 32**-0.5]})
+    exact = power_law({2: [4.0 * 2**-0.5], 8: [4.0 * 8**-0.5], 32: [4.0 * 32**-0.5]})
     assert exact.slope == pytest.approx(-0.5)
     assert math.exp(exact.intercept) == pytest.approx(4.0)
     assert exact.high - exact.low < 1e-6
     # By hand: slope 4.4 / 5, intercept 0.08; Student's t of two degrees of freedom is 4.303.
-    loose = line([0, 1, 2, 3], [0.1, 0.8, 2.1, 2.6])
+    loose = fitted_line([0, 1, 2, 3], [0.1, 0.8, 2.1, 2.6])
     residual = sum((y - 0.08 - 0.88 * x) ** 2 for x, y in enumerate([0.1, 0.8, 2.1, 2.6])) / 2
     assert loose.slope == pytest.approx(0.88)
     assert loose.high - loose.slope == pytest.approx(4.302653 * (residual / 5) ** 0.5, rel=1e-6)
@@ -116,7 +117,7 @@ def table(path: Path) -> list[dict[str, str]]:
 @both
 def test_theoretical_setting_is_that_of_the_paper(preset: str) -> None:
     dim = 96
-    encoder = lemmas.theoretical_encoder(preset, 2, dim)
+    encoder = draws_module.theoretical_encoder(preset, 2, dim)
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
     for _, block in encoder.layers:
         attention, feed_forward = block.self_attention, block.feed_forward
@@ -169,9 +170,9 @@ def plain_draw(
 @pytest.mark.usefixtures("float64")
 def test_draws_are_those_of_the_plain_formulas(preset: str) -> None:
     with seeded(9):
-        found = lemmas.draw(preset, 3, TINY, every_layer=True)
+        found = draws_module.random_draw(preset, 3, TINY, every_layer=True)
     with seeded(9):
-        encoder = lemmas.theoretical_encoder(preset, 3, TINY.dim)
+        encoder = draws_module.theoretical_encoder(preset, 3, TINY.dim)
         x = torch.randn(1, TINY.tokens, TINY.dim)[0]
         classes = torch.randn(TINY.classes, TINY.dim) * TINY.dim**-0.5
         position = int(torch.randint(TINY.tokens, ()))
@@ -185,7 +186,7 @@ def test_draws_are_those_of_the_plain_formulas(preset: str) -> None:
     assert found.gradients == pytest.approx([gradient.norm().item() for gradient in gradients])
     assert found.through_norm == pytest.approx((below.norm() / above.norm()).item())
     with seeded(9):
-        last = lemmas.draw(preset, 3, TINY)
+        last = draws_module.random_draw(preset, 3, TINY)
     assert last.gradients == pytest.approx(found.gradients[-1:])
 
 
@@ -227,7 +228,7 @@ def test_downward_factor() -> None:
 
 @pytest.fixture(scope="module")
 def draws() -> Draws:
-    return lemmas.draw_all(Setting(dim=128, classes=200))
+    return draws_module.draw_all(TheorySetting(dim=128, classes=200))
 
 
 def by_claim(statements) -> dict[str, Statement]:
@@ -258,10 +259,10 @@ def test_lemma_1_is_tried_on_two_draws(draws: Draws) -> None:
 def test_exponent_of_the_width_that_is_not_the_predicted_one_is_found_out(
     monkeypatch: pytest.MonkeyPatch, exponent: float, holds: bool
 ) -> None:
-    def drawn(preset: str, depth: int, setting: Setting) -> Draw:
+    def drawn(preset: str, depth: int, setting: TheorySetting) -> Draw:
         return Draw([], [setting.dim**exponent], 1.0)
 
-    monkeypatch.setattr(lemmas, "draw", drawn)
+    monkeypatch.setattr(lemmas, "random_draw", drawn)
     (found,) = lemmas.theorem_1_by_width(TINY)
     assert found.measured == pytest.approx(exponent)
     assert found.holds == holds
@@ -269,12 +270,12 @@ def test_exponent_of_the_width_that_is_not_the_predicted_one_is_found_out(
 
 def test_what_tests_may_assert_of_depth(draws: Draws) -> None:
     """The numbers themselves: exponents, the line of squared norms and its constant."""
-    assert abs(power(draws.gradients(POST)).slope) < 0.1
-    assert -0.60 <= power(draws.gradients(PRE)).slope <= -0.45
+    assert abs(power_law(draws.gradients(POST)).slope) < 0.1
+    assert -0.60 <= power_law(draws.gradients(PRE)).slope <= -0.45
     grown = draws.squared(PRE)
-    assert line(range(len(grown)), grown).r_squared > 0.98
+    assert fitted_line(range(len(grown)), grown).r_squared > 0.98
     flat = draws.squared(POST)
-    assert abs(line(range(len(flat)), flat).slope) < 0.01
+    assert abs(fitted_line(range(len(flat)), flat).slope) < 0.01
     assert sum(flat) / len(flat) == pytest.approx(1.5, rel=0.03)
     # Gradients do not grow towards the output in an encoder: (2/3)^(1/2) is not what is found.
     factors = [lemmas.downward_factor(one.gradients) for one in draws.every[POST]]
@@ -333,11 +334,11 @@ def test_skipless_attention_starts_as_it_does_in_a_block() -> None:
 SMALL = ArchitectureConfig(
     encoder_depth=2, decoder_depth=3, model_dim=16, ff_dim=24, num_heads=2, dropout=0.0
 )
-FEW = Corpus(vocabulary=29, length=7, sentences=4, batches=2)
+FEW = ZipfCorpus(vocabulary=29, length=7, sentences=4, batches=2)
 
 
 def test_corpus_is_zipf_without_padding() -> None:
-    source, target = Corpus(vocabulary=50, length=11, sentences=2000).batch()
+    source, target = ZipfCorpus(vocabulary=50, length=11, sentences=2000).batch()
     assert source.shape == (2000, 11)
     assert target.shape == (2000, 12)
     for words in (source, target):
@@ -404,7 +405,7 @@ def test_final_gradient_of_the_real_size(preset: str, recorded: float) -> None:
     finals = []
     for number in (1, 2):
         with seeded(number):
-            found = models.fingerprint(preset, sizes, Corpus(), last_only=True)
+            found = models.fingerprint(preset, sizes, ZipfCorpus(), last_only=True)
         finals.append(found.outer["decoder"][-1])
     assert sum(finals) / 2 == pytest.approx(recorded, rel=0.2)
 
@@ -466,7 +467,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_curve_under_another_can_be_seen(drawn: list[Any]) -> None:
     names = [*collapse.SKIPLESS, collapse.SAS]
-    figures.rank_collapse(Path("x"), {name: [[0.0, 1.0, 1.0]] * 2 for name in names})
+    figures.draw_rank_collapse(Path("x"), {name: [[0.0, 1.0, 1.0]] * 2 for name in names})
     lines = {line.get_label(): line for line in drawn[0].axes[0].lines}
     below, over = (lines[name] for name in names[:2])
     assert below.get_linestyle() == "-"
@@ -514,9 +515,9 @@ def test_placements_have_one_colour_in_every_figure(drawn: list[Any]) -> None:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes at which the whole command takes seconds, and its claims mean nothing."""
-    monkeypatch.setattr(run, "Setting", lambda: TINY)
+    monkeypatch.setattr(run, "TheorySetting", lambda: TINY)
     monkeypatch.setattr(run, "Skipless", lambda: Skipless(dim=8, tokens=4, depth=4, draws=2))
-    monkeypatch.setattr(run, "Corpus", lambda: FEW)
+    monkeypatch.setattr(run, "ZipfCorpus", lambda: FEW)
     monkeypatch.setattr(models, "FINGERPRINTS", (POST, PRE, "admin"))
     monkeypatch.setattr(
         models,
@@ -564,7 +565,7 @@ def test_exit_code_tells_broken_promises_alone(
     parts = ["lemma_1", "lemma_2", "lemma_3", "theorem_1", "theorem_1_by_width", "extension"]
     for name in [*parts, "rank_collapse"]:
         monkeypatch.setattr(run, name, lambda _: [])
-    monkeypatch.setattr(run, "write_figures", lambda *_: [])
+    monkeypatch.setattr(run, "write_theory_figures", lambda *_: [])
     monkeypatch.setattr(run, "gather_prints", lambda *_, **__: prints(1.7))
     wrong = statement(measured=3.0, promised=promised)
     threads = []

@@ -40,7 +40,7 @@ from lightning_app.errors import UserError
 from lightning_app.files import writing_in
 from lightning_app.identity.record import read_record as read_identity
 from lightning_app.mixtures import SUPERSEDED, left_out, statements, strangers
-from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_record, read_yaml
+from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_json, read_yaml
 
 _PASSES = 4  # what a fix uncovers is mended too; nothing hides deeper than this
 _SHOWN = 3  # notes of one kind that are printed each
@@ -79,7 +79,7 @@ def doctor_command(
 
 def _refuse_newer(path: Path) -> None:
     try:
-        check_schema(read_record(path), PLAN_SCHEMA)
+        check_schema(read_json(path), PLAN_SCHEMA)
     except Newer as error:
         raise UserError(f"{path}: {error}") from error
     except (Unsound, OSError):
@@ -89,7 +89,7 @@ def _refuse_newer(path: Path) -> None:
 def _last_database(directory: Path) -> str | None:
     """The database of the last supervisor's queue, if that is not what is looked at."""
     try:
-        shown = read_record(directory / HOLDER).get("storage")
+        shown = read_json(directory / HOLDER).get("storage")
     except (Unsound, OSError):
         return None
     return shown if isinstance(shown, str) and "://" in shown else None
@@ -218,7 +218,7 @@ class _Doctor:
             if record := read_identity(folder):
                 return record.id
         with suppress(Unsound, OSError):
-            return str(read_record(folder / RESULT).get("id"))
+            return str(read_json(folder / RESULT).get("id"))
         return None
 
     def _copy(self, path: Path, cell: Cell) -> Finding:

@@ -24,8 +24,8 @@ from lightning_app.records import (
     Newer,
     Unsound,
     check_schema,
+    read_json,
     read_pruned,
-    read_record,
     read_result,
     read_yaml,
 )
@@ -143,7 +143,7 @@ def of_newer(folder: Path) -> Finding | None:
     """A run of a newer version of this program: nothing in its folder is ours to judge or move."""
     for name in (RESULT, PRUNED):
         try:
-            check_schema(read_record(folder / name))
+            check_schema(read_json(folder / name))
         except Newer as error:
             return Finding(path=folder / name, what=str(error))
         except (Unsound, OSError):
@@ -284,7 +284,7 @@ def _side_files(folder: Path) -> Iterator[Finding]:
         path = folder / name
         try:
             if path.exists():
-                read_record(path)
+                read_json(path)
         except Unsound as error:
             yield damaged(path, str(error))
     texts = (("hypotheses.txt", check_text), ("references.txt", check_text))

@@ -1,1 +1,1 @@
-"""What a report leaves for other programs and for a paper: tables, references, methods."""
+"""What a report leaves for other programs and for a paper: tables and references."""

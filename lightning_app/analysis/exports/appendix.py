@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_app.analysis.runs import Grid
-from lightning_app.analysis.sensitivity import LEARNED, Score
+from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.pairing import LEARNED
+from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import FEW_SEEDS
 
 NOT_COVERED = (
@@ -32,7 +33,7 @@ class NotebookCell:
     code: str
 
 
-def notebook(grid: Grid, scores: Sequence[Score]) -> list[NotebookCell]:
+def notebook(grid: GridResults, scores: Sequence[Score]) -> list[NotebookCell]:
     """The cells that recompute the scores that are defined, after the one that reads the runs."""
     if not scores or not grid.finished:
         return []

@@ -7,7 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from lightning_app.analysis.runs import BLOCK, PRESET, Grid, lookup
+from lightning_app.analysis.grid_results import GridResults
+from lightning_app.grid_axes import BLOCK, PRESET, lookup
 
 TEXT = re.compile(r"\\[\"'`^~]?|[{}]")  # marks of TeX that no plain text needs
 
@@ -62,7 +63,7 @@ def cited(topics: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def references(grid: Grid) -> str:
+def references(grid: GridResults) -> str:
     """`references.bib`: what was used, and the papers whose figures stand beside ours."""
     entries = bibliography()
     named = [figure["paper"] for figure in published_of(grid)]
@@ -70,12 +71,12 @@ def references(grid: Grid) -> str:
     return "\n".join(entries[key].bibtex for key in keys)
 
 
-def published_of(grid: Grid) -> list[Mapping[str, Any]]:
+def published_of(grid: GridResults) -> list[Mapping[str, Any]]:
     """The published figures of a grid, or of all that it joins."""
     return [figure for part in grid.parts or (grid,) for figure in part.published]
 
 
-def topics_of(grid: Grid) -> list[str]:
+def topics_of(grid: GridResults) -> list[str]:
     """What a grid used, as `kind/value`."""
     used = ["method/transformer", *(f"preset/{name}" for name in presets_of(grid))]
     for kind, key in _SETTINGS.items():
@@ -105,11 +106,11 @@ _SETTINGS = {
 }
 
 
-def presets_of(grid: Grid) -> list[str]:
+def presets_of(grid: GridResults) -> list[str]:
     return [str(value) for value in values_of(grid, PRESET)]
 
 
-def values_of(grid: Grid, key: str) -> list[Any]:
+def values_of(grid: GridResults, key: str) -> list[Any]:
     """The values of a setting over the grid, or over the grids that it joins; none if not said."""
     parts = grid.parts or (grid,)
     return distinct(

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_app.analysis.facts import in_short
-from lightning_app.analysis.findings import by_slice, reading
-from lightning_app.analysis.numbers import DASH, interval, nats, p_value, share, share_interval
-from lightning_app.analysis.runs import Cell, Grid, failures
-from lightning_app.analysis.sensitivity import Score
-from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, t_interval
+from lightning_app.analysis.findings import by_slice, reading, score_notes
+from lightning_app.analysis.grid_results import CellResult, GridResults, failures
+from lightning_app.analysis.numbers import DASH, interval, nats, p_value, share_interval, share_of
+from lightning_app.analysis.pairing import mean_loss
+from lightning_app.analysis.score import Score
+from lightning_app.analysis.statistics import LEVEL
 from lightning_app.files import write_whole
 
 Own = Mapping[str, Score]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PaperTable:
     """Texts as a reader sees them; `bodies` are rows by slice of the grid, "" for the only one.
 
     The first `words` columns are text, the others numbers. A cell of several lines holds line
@@ -33,16 +34,16 @@ class Table:
     notes: tuple[str, ...]
 
 
-def write_tables(grid: Grid, scores: Sequence[Score], folder: Path) -> None:
+def write_tables(grid: GridResults, scores: Sequence[Score], folder: Path) -> None:
     """Write `headline` and `loss_by_warmup` as `.tex` and `.md`; none where there are no scores."""
     if not scores or not grid.finished:
         return
-    for table in (headline(grid, scores), loss_by_warmup(grid, scores)):
+    for table in (headline_table(grid, scores), loss_by_warmup(grid, scores)):
         write_whole(folder / f"{table.name}.tex", latex(table))
-        write_whole(folder / f"{table.name}.md", markdown(table))
+        write_whole(folder / f"{table.name}.md", markdown_table(table))
 
 
-def headline(grid: Grid, scores: Sequence[Score]) -> Table:
+def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
     """What each variant loses without warm-up, as in the report's first table."""
     wanted = ("delta", "relative_delta", "interaction")
     shown = [score for score in scores if score.score.startswith((*wanted, "stalls"))]
@@ -65,20 +66,20 @@ def headline(grid: Grid, scores: Sequence[Score]) -> Table:
         f"{failures(grid.finished) or 'stalled'}, warm-up {warmup:,}" for warmup in grid.warmups
     )
     header = ("variant", "reads", "Δ", "relative Δ", "interaction", "p (Holm)", *stalls, "seeds")
-    return Table(
+    return PaperTable(
         name="headline",
         caption=caption,
         header=header,
         words=2,
         bodies=_bodies(shown, row),
-        notes=_notes(shown),
+        notes=tuple(score_notes(shown)),
     )
 
 
-def loss_by_warmup(grid: Grid, scores: Sequence[Score]) -> Table:
+def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
     """The mean final loss of each arm, and how flat it is over the warm-ups."""
     shown = [score for score in scores if score.score in ("R_w", "S_w")]
-    arms: dict[tuple[str, str, float, int | None], list[Cell]] = {}
+    arms: dict[tuple[str, str, float, int | None], list[CellResult]] = {}
     for cell in grid.finished:
         key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
         arms.setdefault(key, []).append(cell)
@@ -95,17 +96,17 @@ def loss_by_warmup(grid: Grid, scores: Sequence[Score]) -> Table:
         f"{in_short(grid)}"
     )
     warmups = (f"warm-up {warmup:,}" for warmup in grid.warmups)
-    return Table(
+    return PaperTable(
         name="loss_by_warmup",
         caption=caption,
         header=("variant", *warmups, "R_w", "S_w"),
         words=1,
         bodies=_bodies(shown, row),
-        notes=_notes(shown),
+        notes=tuple(score_notes(shown)),
     )
 
 
-def markdown(table: Table) -> str:
+def markdown_table(table: PaperTable) -> str:
     """A pipe table; slices are rows in bold."""
     width = len(table.header)
     sides = [":--"] * table.words + ["--:"] * (width - table.words)
@@ -119,7 +120,7 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, "", _escaped(table.caption), listed])
 
 
-def latex(table: Table) -> str:
+def latex(table: PaperTable) -> str:
     r"""A `table*` of booktabs; a cell of several lines becomes as many rows of the table."""
     width = len(table.header)
     body = []
@@ -204,22 +205,7 @@ def _bodies(
     return {where: [row(*each) for each in variants.items()] for where, variants in slices}
 
 
-def _notes(scores: Sequence[Score]) -> tuple[str, ...]:
-    """Each note once, with the variants and scores that it is about."""
-    notes: dict[tuple[str, str], list[str]] = {}
-    for where, variants in by_slice(scores).items():
-        for variant, own in variants.items():
-            for name, score in own.items():
-                if score.note and score.note != "is the baseline":
-                    who = f"{variant}, {where}" if where else variant
-                    notes.setdefault((who, score.note), []).append(_NAMES.get(name, name))
-    return tuple(f"{who} ({', '.join(names)}): {note}" for (who, note), names in notes.items())
-
-
-_NAMES = {"delta": "Δ", "relative_delta": "relative Δ"}
-
-
-def _reference(grid: Grid) -> str:
+def _reference(grid: GridResults) -> str:
     return "" if grid.reference_warmup is None else f" of {grid.reference_warmup:,} updates"
 
 
@@ -234,15 +220,11 @@ def _estimate(score: Score) -> str:
 def _share(score: Score | None) -> str:
     if score is None or math.isnan(score.estimate):
         return DASH
-    return f"{share(score.diverged, score.cells)}\n{share_interval(score.low, score.high)}"
+    return f"{share_of(score.diverged, score.cells)}\n{share_interval(score.low, score.high)}"
 
 
-def _mean(cells: Sequence[Cell]) -> str:
-    cells = [cell for cell in cells if math.isfinite(cell.loss)]
-    losses = [cell.loss for cell in cells]
-    if not losses:
+def _mean(cells: Sequence[CellResult]) -> str:
+    if not cells:
         return DASH
-    low, high, _ = t_interval(losses)
-    if math.isnan(low) or not ended_alike([cell.state == "diverged" for cell in cells]):
-        return nats(mean(losses))
-    return f"{nats(mean(losses))}\n{interval(low, high)}"
+    centre, low, high = mean_loss(cells)
+    return nats(centre) if math.isnan(low) else f"{nats(centre)}\n{interval(low, high)}"

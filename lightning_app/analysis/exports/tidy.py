@@ -4,14 +4,15 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_app.analysis.runs import Grid, results_frame, validations_frame
+from lightning_app.analysis.frames import results_frame, validations_frame
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def write_tidy(grid: Grid, out: Path) -> "pd.DataFrame":
+def write_tidy(grid: GridResults, out: Path) -> "pd.DataFrame":
     """Write `results` and `validations` as `.csv` and `.parquet`; return the rows of the cells."""
     results = results_frame(grid)
     _write(results, out / "results")

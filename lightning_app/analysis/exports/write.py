@@ -5,26 +5,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_app.analysis.exports.bibliography import references
-from lightning_app.analysis.exports.methods import methods
 from lightning_app.analysis.exports.tables import write_tables
 from lightning_app.analysis.exports.tidy import write_tidy
-from lightning_app.analysis.runs import Grid
-from lightning_app.analysis.sensitivity import Score, scores_frame
+from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.score import Score, scores_frame
 from lightning_app.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def write_exports(grid: Grid, scores: Sequence[Score], out: Path) -> "pd.DataFrame":
+def write_exports(grid: GridResults, scores: Sequence[Score], out: Path) -> "pd.DataFrame":
     """Write the exports into a folder; return the rows of `results`, one for each planned cell.
 
     `results` and `validations` as `.csv` and `.parquet`, `sensitivity.csv`, `tables/*.tex` and
-    `.md`, `references.bib`, `methods.md`.
+    `.md`, and `references.bib`.
     """
     results = write_tidy(grid, out)
     write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
     write_tables(grid, scores, out / "tables")
     write_whole(out / "references.bib", references(grid))
-    write_whole(out / "methods.md", methods(grid))
     return results

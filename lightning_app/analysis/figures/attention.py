@@ -8,10 +8,11 @@ from lightning_app.analysis.figures.drawing import Part, Sketch, identity, warmu
 from lightning_app.analysis.figures.layers import at_best_rate, which
 from lightning_app.analysis.figures.layout import arrange, cloud, dots, panels, title
 from lightning_app.analysis.figures.links import Links
-from lightning_app.analysis.figures.probes import Place, has_probes, last_probes, where
+from lightning_app.analysis.figures.probes import has_probes, last_probes, where
 from lightning_app.analysis.figures.style import COLOURS, MUTED
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import mean
+from lightning_app.tables import Place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ DISTANCE = Heads(
 )
 
 
-def attention(part: Part, kind: Heads) -> list[Sketch]:
+def attention_figures(part: Part, kind: Heads) -> list[Sketch]:
     """A quantity of the attention maps by layer, a panel a variant; all of one warm-up."""
     runs = at_best_rate([cell for cell in part.cells if has_probes(cell)])
     if not runs:
@@ -84,7 +85,7 @@ def attention(part: Part, kind: Heads) -> list[Sketch]:
     reference = part.grid.reference_warmup
     warmups = {warmup_of(cell) for cell in runs}
     warmup = reference if reference in warmups else max(warmups)
-    chosen: list[Cell] = []
+    chosen: list[CellResult] = []
     for variant in part.variants(runs):
         own = [cell for cell in runs if cell.variant == variant and warmup_of(cell) == warmup]
         own.sort(key=lambda cell: cell.seed or 0)
@@ -96,7 +97,7 @@ def attention(part: Part, kind: Heads) -> list[Sketch]:
 
 
 def _attention(
-    part: Part, found: Sequence[tuple[Cell, Mapping[Place, float]]], kind: Heads
+    part: Part, found: Sequence[tuple[CellResult, Mapping[Place, float]]], kind: Heads
 ) -> Sketch | None:
     """A panel a variant: a dot a head of a run at its layer, lines through the means."""
     import pandas as pd
@@ -143,7 +144,7 @@ def _attention(
 
 def _map_heads(
     axes: "Axes",
-    own: Sequence[tuple[Cell, Mapping[Place, float]]],
+    own: Sequence[tuple[CellResult, Mapping[Place, float]]],
     kind: Heads,
     shown: Map,
     shift: float,
@@ -181,7 +182,7 @@ def _map_heads(
 
 
 def _by_layer(
-    own: Sequence[tuple[Cell, Mapping[Place, float]]], quantity: str, stack: str
+    own: Sequence[tuple[CellResult, Mapping[Place, float]]], quantity: str, stack: str
 ) -> dict[int, float]:
     """The mean over the runs of what belongs to all heads of a layer."""
     found: dict[int, list[float]] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.logs import Log
-from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.grid_results import CellResult, GridResults
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +17,7 @@ Question = Literal["need", "cost", "stable", "inside"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class FigureFiles:
     """One figure as files: `path` is the SVG; PDF and CSV (the data drawn) have the same stem.
 
     `text` says what the marks are, `limits` what may not be concluded. `group` names the values of
@@ -31,7 +31,7 @@ class Drawing:
     limits: str
     group: str
     lr: float | None
-    cells: tuple[Cell, ...]
+    cells: tuple[CellResult, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +42,16 @@ class Part:
     many a single curve may have, `figures` how many a kind may draw that has one for each variant.
     """
 
-    grid: Grid
+    grid: GridResults
     group: str
     lr: float | None
-    cells: Sequence[Cell]
+    cells: Sequence[CellResult]
     colours: Mapping[str, str]
     logs: Mapping[str, Log]
     points: int
     figures: int
 
-    def variants(self, cells: Sequence[Cell]) -> list[str]:
+    def variants(self, cells: Sequence[CellResult]) -> list[str]:
         """The variants of `cells` in the order of the plan."""
         present = {cell.variant for cell in cells}
         return [name for name in self.colours if name in present]
@@ -67,15 +67,15 @@ class Sketch:
     text: str
     limits: str
     links: Links
-    cells: Sequence[Cell]
+    cells: Sequence[CellResult]
 
 
-def warmup_of(cell: Cell) -> int:
+def warmup_of(cell: CellResult) -> int:
     """The warm-up in updates; a schedule without one has none."""
     return cell.warmup or 0
 
 
-def identity(cell: Cell) -> dict[str, object]:
+def identity(cell: CellResult) -> dict[str, object]:
     """What every table of a figure says of a run."""
     return {
         "variant": cell.variant,

@@ -21,11 +21,11 @@ from lightning_app.analysis.figures.layout import (
     thinned,
 )
 from lightning_app.analysis.figures.links import Links
-from lightning_app.analysis.figures.logs import Curve
-from lightning_app.analysis.figures.probes import Place, read_gains, where
+from lightning_app.analysis.figures.probes import read_gains, where
 from lightning_app.analysis.figures.style import INK
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import mean
+from lightning_app.tables import Curve, Place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RUN_POINTS, MEAN_POINTS = 60, 150  # of one curve
 
 
-def gains(part: Part) -> list[Sketch]:
+def gain_figures(part: Part) -> list[Sketch]:
     """Every learned gain by layer over the steps, a figure a variant."""
     logged = {}
     for variant in part.variants(part.cells):
@@ -46,7 +46,7 @@ def gains(part: Part) -> list[Sketch]:
     return told_of_rest(sketches, names[part.figures :])
 
 
-def _gains(found: Sequence[tuple[Cell, Mapping[Place, Curve]]], colour: str) -> Sketch:
+def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: str) -> Sketch:
     """A panel a quantity and stack; layers by marker, the shortest and longest warm-up by line."""
     import pandas as pd
     from matplotlib.lines import Line2D
@@ -103,7 +103,7 @@ def _gains(found: Sequence[tuple[Cell, Mapping[Place, Curve]]], colour: str) -> 
 def _gain(
     axes: "Axes",
     place: Place,
-    own: Sequence[tuple[Cell, Curve]],
+    own: Sequence[tuple[CellResult, Curve]],
     look: Mapping[str, Any],
     links: Links,
 ) -> list[dict[str, Any]]:
@@ -133,13 +133,13 @@ def _gain(
 
 def _gain_words(columns: Iterable[tuple[str, str]]) -> str:
     names = {quantity for quantity, _ in columns}
-    told = []
+    sentences = []
     if names & {"alpha", "beta", "gamma"}:
-        told.append("alpha I + beta A − gamma C is the shaped map.")
+        sentences.append("alpha I + beta A − gamma C is the shaped map.")
     if any(name.endswith(("_skip", "_branch")) for name in names):
-        told.append("A skip weighs the stream, a branch what a sub-layer adds to it.")
+        sentences.append("A skip weighs the stream, a branch what a sub-layer adds to it.")
     if any(name.endswith("head_gain") for name in names):
-        told.append("A head gain weighs the output of each head.")
+        sentences.append("A head gain weighs the output of each head.")
     if any(name.endswith("_change") for name in names):
-        told.append("A change is |b / a| of a projection a W₀ + b ΔW.")
-    return " ".join(told)
+        sentences.append("A change is |b / a| of a projection a W₀ + b ΔW.")
+    return " ".join(sentences)

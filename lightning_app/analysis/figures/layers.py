@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.figures.drawing import Sketch, warmup_of
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import mean
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ STACKS = ("encoder", "decoder", "model")
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of layers, in turn
 
 
-def at_best_rate(cells: Sequence[Cell]) -> list[Cell]:
+def at_best_rate(cells: Sequence[CellResult]) -> list[CellResult]:
     """The runs at the rate at which they end lowest on average; those that stalled only if all did.
 
     Such a figure is of one rate, or it would mix what the rate does with what the variant does.
@@ -32,7 +32,7 @@ def at_best_rate(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in runs if cell.state == "ok"] or runs
 
 
-def which(cells: Sequence[Cell]) -> str:
+def which(cells: Sequence[CellResult]) -> str:
     """In words, which runs `at_best_rate` has chosen."""
     if all(cell.state == "diverged" for cell in cells):
         return "All of these runs stalled or were non-finite."
@@ -55,7 +55,7 @@ def told_of_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Sketch
 
 
 def layer_look(layer: int, layers: Sequence[int]) -> dict[str, Any]:
-    """Marker and opacity of a layer: told apart without colour, the deeper the stronger."""
+    """Marker and opacity of a layer, for readers without colour: deeper layers are more opaque."""
     turn = layers.index(layer)
     depth = turn / max(1, len(layers) - 1)
     return {"marker": MARKERS[turn % len(MARKERS)], "alpha": 0.4 + 0.6 * depth}

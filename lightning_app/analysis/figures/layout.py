@@ -110,10 +110,10 @@ def wrapped(name: str) -> str:
                 if len(lines[-1]) + len(piece) > LETTERS:
                     lines.append("")
                 lines[-1] += piece
-    return plain("\n".join(line for line in lines if line))
+    return without_formula("\n".join(line for line in lines if line))
 
 
-def plain(text: str) -> str:
+def without_formula(text: str) -> str:
     """`text` with nothing that matplotlib reads as a formula."""
     return text.replace("$", r"\$")
 
@@ -155,7 +155,7 @@ def thin_lines(
     collection = LineCollection(lines, capstyle="projecting", joinstyle="round", zorder=2, **look)
     if urls[0] is not None:
         collection.set_urls(list(urls))
-    axes.add_collection(collection, autolim=False)  # which would scale every panel anew each time
+    axes.add_collection(collection, autolim=False)  # which would rescale every panel each time
     axes.update_datalim([point for line in lines for point in line])
 
 

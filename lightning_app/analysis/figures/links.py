@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
 
 MOST = 3000  # marks of one figure that tell of their runs: each is three nodes of the page
 _OPENING = re.compile(r'<a xlink:href="mark:(\d+)"[^>]*>')
@@ -21,16 +21,16 @@ class Links:
 
     def __init__(self, marks: int, most: int | None = None) -> None:
         self.on = marks <= (MOST if most is None else most)
-        self._marks: list[tuple[Cell | None, str]] = []
+        self._marks: list[tuple[CellResult | None, str]] = []
 
-    def to(self, cell: Cell, words: str) -> str | None:
+    def to(self, cell: CellResult, words: str) -> str | None:
         """The address to give to the mark of a run, or None."""
-        told = [cell.variant]
-        told += [] if cell.warmup is None else [f"warm-up {cell.warmup:,}"]
-        told += [] if cell.lr is None else [f"lr {cell.lr:g}"]
-        told += [] if cell.seed is None else [f"seed {cell.seed}"]
+        words_of_run = [cell.variant]
+        words_of_run += [] if cell.warmup is None else [f"warm-up {cell.warmup:,}"]
+        words_of_run += [] if cell.lr is None else [f"lr {cell.lr:g}"]
+        words_of_run += [] if cell.seed is None else [f"seed {cell.seed}"]
         ended = "" if cell.outcome in (None, "trained") else f", {cell.word}"
-        return self._add(cell, f"{', '.join(told)}: {words}{ended}")
+        return self._add(cell, f"{', '.join(words_of_run)}: {words}{ended}")
 
     def about(self, words: str) -> str | None:
         """The same for a mark of several runs, which has words and leads nowhere."""
@@ -40,7 +40,7 @@ class Links:
         """The SVG, to be written into `folder`, with addresses and words in it."""
         return _OPENING.sub(lambda found: self._opening(int(found[1]), folder), svg)
 
-    def _add(self, cell: Cell | None, words: str) -> str | None:
+    def _add(self, cell: CellResult | None, words: str) -> str | None:
         if not self.on:
             return None
         self._marks.append((cell, words))

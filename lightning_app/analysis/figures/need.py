@@ -15,14 +15,14 @@ from lightning_app.analysis.figures.layout import (
 )
 from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.style import INK, MUTED, REFERENCE
-from lightning_app.analysis.runs import Cell
-from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, t_interval
+from lightning_app.analysis.grid_results import CellResult
+from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, seeds_interval
 from lightning_app.task_facts import Score, task_facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Value = Callable[[Cell], float]
+Value = Callable[[CellResult], float]
 
 
 def final_loss(part: Part) -> list[Sketch]:
@@ -153,7 +153,7 @@ def _of_means(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _seeds(
     axes: "Axes",
-    runs: Sequence[Cell],
+    runs: Sequence[CellResult],
     value: Value,
     place: Mapping[int, int],
     colour: str,
@@ -177,19 +177,18 @@ def _seeds(
         dots(axes, marks[failed], urls[failed], color=colour, zorder=3, **look)
 
 
-def _means(runs: Sequence[Cell], value: Value, warmups: Sequence[int]) -> list[dict[str, Any]]:
+def _means(
+    runs: Sequence[CellResult], value: Value, warmups: Sequence[int]
+) -> list[dict[str, Any]]:
     """Mean and t interval of each warm-up; no interval where some seeds failed, others not."""
     found = []
     for warmup in warmups:
         arm = [cell for cell in runs if warmup_of(cell) == warmup]
         if not arm:
             continue
-        values, failed = [value(cell) for cell in arm], [cell.state == "diverged" for cell in arm]
-        low = high = math.nan
-        status = "mixed"
-        if ended_alike(failed):
-            low, high, _ = t_interval(values)
-            status = arm[0].state
+        values, failed = [value(cell) for cell in arm], [cell.failed for cell in arm]
+        low, high, _ = seeds_interval(values, failed)
+        status = arm[0].state if ended_alike(failed) else "mixed"
         mark = {"warmup": warmup, "status": status, "n": len(arm), "value": mean(values)}
         found.append({**mark, "low": low, "high": high})
     return found

@@ -9,7 +9,7 @@ from lightning_app.analysis.figures.drawing import Part, Sketch, identity
 from lightning_app.analysis.figures.layout import cloud, dots, frozen, wrapped
 from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.style import INK, MUTED
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import mean
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Resource:
     name: str
     label: str
     units: Mapping[float, str]
-    read: Callable[[Cell], Any]
+    read: Callable[[CellResult], Any]
 
 
 RESOURCES = (
@@ -141,7 +141,7 @@ def _plain_unit(resource: Resource) -> str:
     return "bytes" if resource.units is BYTES else resource.label
 
 
-def _value(resource: Resource, cell: Cell) -> float | None:
+def _value(resource: Resource, cell: CellResult) -> float | None:
     value = resource.read(cell)
     return None if value is None or not math.isfinite(value) or value <= 0 else float(value)
 
@@ -161,7 +161,7 @@ def _text(shown: Sequence[Resource]) -> str:
     return f"{text} Every axis begins at zero."
 
 
-def _limits(shown: Sequence[Resource], cells: Sequence[Cell]) -> str:
+def _limits(shown: Sequence[Resource], cells: Sequence[CellResult]) -> str:
     if any(resource.name == "tokens_per_second" for resource in shown):
         text = "Runs that share a machine slow each other: speed is noisy, and this no benchmark."
     else:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_app.analysis.arm_scores import largest_rate
 from lightning_app.analysis.figures.drawing import Part, Sketch
 from lightning_app.analysis.figures.layout import arrange, dots, panels, title
 from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.style import INK, MUTED, PAPER
-from lightning_app.analysis.runs import Cell
-from lightning_app.analysis.sensitivity import Arm, arms, largest_rate
+from lightning_app.analysis.grid_results import CellResult
+from lightning_app.analysis.pairing import Arm, arms
 from lightning_app.analysis.statistics import mean, wilson_interval
 
 if TYPE_CHECKING:
@@ -237,16 +238,16 @@ def _points(arm: Arm) -> list[tuple[int, float]]:
     return sorted({(warmup, lr) for warmup, lr, _ in arm.planned})
 
 
-def _runs(arm: Arm, warmup: int, lr: float) -> list[Cell]:
+def _runs(arm: Arm, warmup: int, lr: float) -> list[CellResult]:
     """The finished runs with a loss at one point, by seed."""
     return [arm.cells[key] for key in sorted(arm.cells) if key[:2] == (warmup, lr)]
 
 
-def _stalled(runs: Sequence[Cell]) -> int:
+def _stalled(runs: Sequence[CellResult]) -> int:
     return sum(cell.state == "diverged" for cell in runs)
 
 
-def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[Cell]) -> str:
+def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[CellResult]) -> str:
     each = "; ".join(
         f"seed {cell.seed}: {cell.loss:.3f}{'' if cell.word == 'ok' else f' {cell.word}'}"
         for cell in runs

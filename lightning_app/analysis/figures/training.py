@@ -20,7 +20,7 @@ from lightning_app.analysis.figures.layout import (
 from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, Curve, Log
 from lightning_app.analysis.figures.style import INK, MUTED, REFERENCE
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import mean
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ TIMES = {3600.0: "hours", 60.0: "minutes"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class LossCurve:
     """One curve: its points by step, each with the place on the x axis and the loss."""
 
-    cell: Cell
+    cell: CellResult
     points: Mapping[int, tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class CurveKind:
     """What stands on the axes, and what the caption says of it."""
 
     title: str
@@ -56,19 +56,19 @@ _EARLY = (
     "Who falls faster at first need not end lower. The mean of several seeds ends where the first "
     "of them ended."
 )
-TRAINING = Kind(
+TRAINING = CurveKind(
     title="Training loss during training",
     loss="training loss (nats per token)",
     tag=TRAIN,
     limits=f"Losses of single batches, with dropout where the model has it. {_EARLY}",
 )
-VALIDATION = Kind(
+VALIDATION = CurveKind(
     title="Validation loss during training",
     loss="validation loss (nats per token)",
     tag=VALID,
     limits=_EARLY,
 )
-BY_TOKENS = Kind(
+BY_TOKENS = CurveKind(
     title="Validation loss against training tokens",
     loss="validation loss (nats per token)",
     tag=VALID,
@@ -77,7 +77,7 @@ BY_TOKENS = Kind(
     limits="A loss at fewer tokens is of a schedule that went on; a run planned for fewer tokens "
     "would have ended its schedule there and may have done better.",
 )
-BY_SECONDS = Kind(
+BY_SECONDS = CurveKind(
     title="Validation loss against training time",
     loss="validation loss (nats per token)",
     tag=VALID,
@@ -88,7 +88,7 @@ BY_SECONDS = Kind(
 )
 
 
-def training(part: Part, kind: Kind) -> list[Sketch]:
+def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
     """Loss against the step or a cost, a panel a variant: seeds thin, their mean heavy."""
     import pandas as pd
 
@@ -144,8 +144,8 @@ def training(part: Part, kind: Kind) -> list[Sketch]:
 
 def _thin(
     axes: "Axes",
-    runs: Sequence[Run],
-    kind: Kind,
+    runs: Sequence[LossCurve],
+    kind: CurveKind,
     scale: float,
     colour: str,
     most: int,
@@ -164,12 +164,12 @@ def _thin(
     return rows
 
 
-def _run(cell: Cell, part: Part, kind: Kind) -> Run:
+def _run(cell: CellResult, part: Part, kind: CurveKind) -> LossCurve:
     log = part.logs[cell.id]
     curve = log[kind.tag]
     if kind.cost is None:
-        return Run(cell=cell, points={step: (float(step), y) for step, y in curve.items()})
-    return Run(cell=cell, points=_costs(curve, log, kind.cost))
+        return LossCurve(cell=cell, points={step: (float(step), y) for step, y in curve.items()})
+    return LossCurve(cell=cell, points=_costs(curve, log, kind.cost))
 
 
 def _costs(curve: Curve, log: Log, tag: str) -> dict[int, tuple[float, float]]:
@@ -182,7 +182,7 @@ def _costs(curve: Curve, log: Log, tag: str) -> dict[int, tuple[float, float]]:
     return {step: (float(x), curve[step]) for step, x in zip(steps, costs, strict=True)}
 
 
-def _mean_of(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
+def _mean_of(runs: Sequence[LossCurve]) -> dict[int, tuple[float, float]]:
     """The mean of cost and loss over runs at the steps that all of them have."""
     if not runs:
         return {}
@@ -196,7 +196,7 @@ def _mean_of(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
     }
 
 
-def _named(point: tuple[float, float], kind: Kind) -> dict[str, float]:
+def _named(point: tuple[float, float], kind: CurveKind) -> dict[str, float]:
     x, y = point
     return ({} if kind.cost is None else {kind.cost: x}) | {kind.tag: y}
 
@@ -212,7 +212,7 @@ def _line(
     axes.plot([x for x, _ in found], [y for _, y in found], zorder=3, **look)
 
 
-def _unit(kind: Kind, largest: float) -> tuple[str, float]:
+def _unit(kind: CurveKind, largest: float) -> tuple[str, float]:
     """The label of the x axis, and what its numbers are divided by."""
     if kind.cost is None:
         return "optimizer step (log scale)", 1.0
@@ -226,7 +226,9 @@ def _unit(kind: Kind, largest: float) -> tuple[str, float]:
     return (f"{name} ({unit})" if unit else name), size
 
 
-def _x_axis(axes_of: Sequence["Axes"], runs: Sequence[Run], kind: Kind, scale: float) -> None:
+def _x_axis(
+    axes_of: Sequence["Axes"], runs: Sequence[LossCurve], kind: CurveKind, scale: float
+) -> None:
     places = [x for run in runs for x, _ in run.points.values()]
     if kind.cost is None:
         for axes in axes_of:
@@ -251,7 +253,7 @@ def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
     return handles
 
 
-def _text(kind: Kind, beside: bool, cells: Sequence[Cell]) -> str:
+def _text(kind: CurveKind, beside: bool, cells: Sequence[CellResult]) -> str:
     text = (
         "A panel a variant; the line style tells the warm-up. Thin lines are single runs, heavy "
         "lines their mean over seeds at the steps that all of them have logged; neither smoothing "

@@ -7,10 +7,10 @@ from lightning_app.analysis.figures.drawing import Part, Sketch, identity, warmu
 from lightning_app.analysis.figures.layers import STACKS, layer_legend, layer_look, told_of_rest
 from lightning_app.analysis.figures.layout import frozen, log_steps
 from lightning_app.analysis.figures.links import Links
-from lightning_app.analysis.figures.logs import Curve
-from lightning_app.analysis.figures.probes import Place, has_probes, read_probes, where
+from lightning_app.analysis.figures.probes import has_probes, read_probes, where
 from lightning_app.analysis.figures.style import INK
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
+from lightning_app.tables import Curve, Place
 
 SIGNALS = {
     "token_cosine": "cosine of two tokens",
@@ -29,7 +29,7 @@ def twins(part: Part) -> list[Sketch]:
     return told_of_rest(sketches, [stalled.variant for stalled, _ in rest])
 
 
-def _pair(part: Part, variant: str) -> tuple[Cell, Cell] | None:
+def _pair(part: Part, variant: str) -> tuple[CellResult, CellResult] | None:
     """The first stalled run, by rate and seed, that has a twin; the longest warm-up is its twin."""
     runs = [cell for cell in part.cells if cell.variant == variant and has_probes(cell)]
     runs.sort(key=lambda cell: (cell.lr or 0.0, cell.seed or 0, warmup_of(cell)))
@@ -42,7 +42,7 @@ def _pair(part: Part, variant: str) -> tuple[Cell, Cell] | None:
     return None
 
 
-def _twins(pair: tuple[Cell, Cell], colour: str) -> Sketch | None:
+def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
     """Two rows of panels, the stalled run above; a column each quantity and stack."""
     import pandas as pd
     from matplotlib.figure import Figure
@@ -116,7 +116,7 @@ def _twins(pair: tuple[Cell, Cell], colour: str) -> Sketch | None:
 
 
 def _meanings(columns: Iterable[tuple[str, str]]) -> str:
-    told = {
+    meaning = {
         "token_cosine": "Cosine: mean over the pairs of tokens of a sentence; at 1 all tokens lie "
         "on one direction.",
         "w2_gradient": "Gradient: Frobenius norm of the loss's gradient by the second matrix of "
@@ -124,10 +124,10 @@ def _meanings(columns: Iterable[tuple[str, str]]) -> str:
         "output_information": "Output information: mean divergence of the predictions from their "
         "average; at 0 the model says the same at every position.",
     }
-    return " ".join(told[quantity] for quantity in dict.fromkeys(name for name, _ in columns))
+    return " ".join(meaning[quantity] for quantity in dict.fromkeys(name for name, _ in columns))
 
 
-def _told(cell: Cell) -> str:
+def _told(cell: CellResult) -> str:
     state = cell.word if cell.state == "diverged" else "did not stall"
     return f"warm-up {warmup_of(cell):,}\n{state}"
 

@@ -16,12 +16,12 @@ from lightning_app.analysis.figures import (
     training,
     twins,
 )
-from lightning_app.analysis.figures.drawing import Drawing, Part, Question, Sketch
+from lightning_app.analysis.figures.drawing import FigureFiles, Part, Question, Sketch
 from lightning_app.analysis.figures.files import pdf, svg
 from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, read_log
 from lightning_app.analysis.figures.slices import drawn_slices
 from lightning_app.analysis.figures.style import colours, styled
-from lightning_app.analysis.runs import Cell, Grid
+from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.files import write_whole
 
 POINTS = 300  # of one curve, at most
@@ -31,7 +31,7 @@ LOGGED = {TRAIN, VALID, TOKENS, SECONDS}
 
 
 @dataclass(frozen=True)
-class Kind:
+class FigureKind:
     """A kind of figure: what its files are called, the question it answers, who draws it."""
 
     name: str
@@ -40,33 +40,47 @@ class Kind:
 
 
 OF_A_RATE = (
-    Kind("loss_by_warmup", "need", need.final_loss),
-    Kind("quality_by_warmup", "need", need.final_quality),
-    Kind("training_train", "need", partial(training.training, kind=training.TRAINING)),
-    Kind("training_valid", "need", partial(training.training, kind=training.VALIDATION)),
-    Kind("loss_by_tokens", "cost", partial(training.training, kind=training.BY_TOKENS)),
-    Kind("loss_by_seconds", "cost", partial(training.training, kind=training.BY_SECONDS)),
+    FigureKind("loss_by_warmup", "need", need.final_loss),
+    FigureKind("quality_by_warmup", "need", need.final_quality),
+    FigureKind(
+        "training_train", "need", partial(training.training_figures, kind=training.TRAINING)
+    ),
+    FigureKind(
+        "training_valid", "need", partial(training.training_figures, kind=training.VALIDATION)
+    ),
+    FigureKind(
+        "loss_by_tokens", "cost", partial(training.training_figures, kind=training.BY_TOKENS)
+    ),
+    FigureKind(
+        "loss_by_seconds", "cost", partial(training.training_figures, kind=training.BY_SECONDS)
+    ),
 )
 OF_A_GROUP = (
-    Kind("resources", "cost", resources.resources),
-    Kind("rate_by_warmup", "stable", stable.rate_by_warmup),
-    Kind("frontier", "stable", stable.frontier),
-    Kind("probes", "inside", twins.twins),
-    Kind("gains", "inside", gains.gains),
-    Kind("attention_entropy", "inside", partial(attention.attention, kind=attention.ENTROPY)),
-    Kind("attention_distance", "inside", partial(attention.attention, kind=attention.DISTANCE)),
+    FigureKind("resources", "cost", resources.resources),
+    FigureKind("rate_by_warmup", "stable", stable.rate_by_warmup),
+    FigureKind("frontier", "stable", stable.frontier),
+    FigureKind("probes", "inside", twins.twins),
+    FigureKind("gains", "inside", gains.gain_figures),
+    FigureKind(
+        "attention_entropy", "inside", partial(attention.attention_figures, kind=attention.ENTROPY)
+    ),
+    FigureKind(
+        "attention_distance",
+        "inside",
+        partial(attention.attention_figures, kind=attention.DISTANCE),
+    ),
 )
 QUESTIONS: tuple[Question, ...] = get_args(Question)
 KINDS = sorted(OF_A_RATE + OF_A_GROUP, key=lambda kind: QUESTIONS.index(kind.question))
 
 
-def write_figures(grid: Grid, folder: Path) -> list[Drawing]:
+def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
     """Write SVG, PDF and CSV of each figure, a set for each group and rate.
 
     Where there are many groups and rates, only the first as `drawn_slices` counts them. Ordered by
     question, then kind, then slice. Figures of earlier reports that are no more are removed.
     """
-    drawings: dict[str, list[Drawing]] = {kind.name: [] for kind in KINDS}
+    drawings: dict[str, list[FigureFiles]] = {kind.name: [] for kind in KINDS}
     slices = drawn_slices(grid)
     groups = list(dict.fromkeys(group for group, _ in slices))
     with styled():
@@ -83,7 +97,7 @@ def write_figures(grid: Grid, folder: Path) -> list[Drawing]:
     return drawn
 
 
-def _over_rates(grid: Grid, group: str, figures: int) -> Part:
+def _over_rates(grid: GridResults, group: str, figures: int) -> Part:
     """The runs of a group at all rates; its curves are not read."""
     cells = [cell for cell in grid.finished if cell.group == group]
     rates = {cell.lr for cell in cells}
@@ -99,7 +113,7 @@ def _over_rates(grid: Grid, group: str, figures: int) -> Part:
     )
 
 
-def _part(grid: Grid, group: str, lr: float | None, cells: Sequence[Cell]) -> Part:
+def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellResult]) -> Part:
     most = min(POINTS, max(FEWEST_POINTS, ALL_POINTS // max(1, len(grid.finished))))
     return Part(
         grid=grid,
@@ -113,7 +127,7 @@ def _part(grid: Grid, group: str, lr: float | None, cells: Sequence[Cell]) -> Pa
     )
 
 
-def _draw(kind: Kind, part: Part, folder: Path, suffix: str) -> list[Drawing]:
+def _draw(kind: FigureKind, part: Part, folder: Path, suffix: str) -> list[FigureFiles]:
     sketches = kind.draw(part)
     return [
         _write(folder / f"{kind.name}{suffix}{inner}.svg", kind.question, part, sketch)
@@ -125,12 +139,12 @@ def _numbers(count: int) -> list[str]:
     return [f"-{number}" for number in range(1, count + 1)] if count > 1 else [""] * count
 
 
-def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Drawing:
+def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> FigureFiles:
     rates = {cell.lr for cell in sketch.cells}
     write_whole(path, svg(sketch.figure, sketch.links, path.parent))
     write_whole(path.with_suffix(".pdf"), pdf(sketch.figure))
     write_whole(path.with_suffix(".csv"), sketch.table.to_csv(index=False))
-    return Drawing(
+    return FigureFiles(
         path=path,
         question=question,
         title=sketch.title,

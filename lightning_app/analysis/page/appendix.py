@@ -1,11 +1,11 @@
 """How the numbers are made, and how to make them again."""
 
 from lightning_app.analysis.exports.appendix import NOT_COVERED, notebook
-from lightning_app.analysis.markup import Markup, element, join
+from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.markup import Markup, element, join_markup
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import section
-from lightning_app.analysis.runs import Grid
-from lightning_app.analysis.sensitivity import LEARNED
+from lightning_app.analysis.pairing import LEARNED
 
 FILES = {
     "results.csv, results.parquet": "a row for each cell: axes, state, metrics, what it took",
@@ -13,7 +13,7 @@ FILES = {
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
     "tables/": "the headline and the losses by warm-up for LaTeX (booktabs) and Markdown",
-    "methods.md, references.bib": "the runs as a method section tells them; what to cite",
+    "references.bib": "the papers to cite",
 }
 
 
@@ -27,7 +27,7 @@ def appendix(contents: Contents) -> Markup:
     )
 
 
-def _formulas(grid: Grid) -> Markup:
+def _formulas(grid: GridResults) -> Markup:
     reference = "the reference" if grid.reference_warmup is None else f"{grid.reference_warmup:,}"
     terms = {
         "l": "final val/nll of a run in nats per token, at most H; H for a run that stalled or was "
@@ -51,7 +51,7 @@ def _formulas(grid: Grid) -> Markup:
         terms["η_max"] = (
             "largest rate of the grid at which no finished run stalled or was non-finite"
         )
-    rows = (join([element("dt", name), element("dd", text)]) for name, text in terms.items())
+    rows = (join_markup([element("dt", name), element("dd", text)]) for name, text in terms.items())
     return element("dl", *rows, class_="formulas")
 
 

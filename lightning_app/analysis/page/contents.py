@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from lightning_app.analysis.figures.drawing import Drawing
-from lightning_app.analysis.runs import Cell, Grid
-from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.figures.drawing import FigureFiles
+from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.score import Score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +23,10 @@ class Contents:
     `results` has a row for each cell; `published` the figures of papers beside ours.
     """
 
-    grid: Grid
+    grid: GridResults
     scores: Sequence[Score]
     results: "pd.DataFrame"
-    drawings: Sequence[Drawing]
+    drawings: Sequence[FigureFiles]
     published: "pd.DataFrame"
     out: Path
     _tables: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False)
@@ -35,6 +35,6 @@ class Contents:
         """Tables are numbered in the order in which the sections ask."""
         return f"Table {next(self._tables)}."
 
-    def link(self, cell: Cell) -> str:
+    def link(self, cell: CellResult) -> str:
         """The folder of a run, as seen from the page."""
         return quote(Path(os.path.relpath(cell.folder, self.out)).as_posix()) + "/"

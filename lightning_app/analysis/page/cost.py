@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 
 from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.numbers import DASH
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
-from lightning_app.analysis.page.parts import column, estimate, head, scored, section, table
-from lightning_app.analysis.runs import Cell
-from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.page.parts import column, estimate, head, html_table, scored, section
+from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import mean
 
 RATE = "train/tokens_per_second"
@@ -77,7 +77,7 @@ def _resources(contents: Contents) -> Markup:
         column("all runs", "hours"),
         column("runs"),
     ]
-    arms: dict[tuple[str, str], list[Cell]] = {}
+    arms: dict[tuple[str, str], list[CellResult]] = {}
     for cell in grid.finished:
         arms.setdefault((cell.group, cell.variant), []).append(cell)
     groups: dict[str, list[Markup]] = {}
@@ -97,11 +97,11 @@ def _resources(contents: Contents) -> Markup:
         "start as well. Where several cells shared a machine, speeds are of what was left to each, "
         f"and no measure of the block: ablate bench measures that. {in_short(grid)}"
     )
-    return table(contents.next_table(), caption, columns, found)
+    return html_table(contents.next_table(), caption, columns, found)
 
 
-def _spent(cells: Sequence[Cell], against: Sequence[Cell] | None) -> list[Markup]:
-    def of(cell: Cell, key: str) -> float:
+def _spent(cells: Sequence[CellResult], against: Sequence[CellResult] | None) -> list[Markup]:
+    def of(cell: CellResult, key: str) -> float:
         value = cell.metrics.get(RATE) if key == RATE else cell.record.get(key)
         return math.nan if value is None else float(value)
 

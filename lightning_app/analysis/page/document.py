@@ -4,8 +4,9 @@ import re
 from importlib import resources
 
 from lightning_app import __version__
-from lightning_app.analysis.facts import counts
+from lightning_app.analysis.facts import state_counts
 from lightning_app.analysis.findings import findings
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.appendix import appendix
 from lightning_app.analysis.page.contents import Contents
@@ -18,7 +19,6 @@ from lightning_app.analysis.page.need import need
 from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.page.setup import cautions, what_was_run
 from lightning_app.analysis.page.stable import stable
-from lightning_app.analysis.runs import Grid
 
 SERVED = (
     'if (document.documentElement.classList.contains("served")) '
@@ -74,7 +74,7 @@ def _opening(contents: Contents) -> Markup:
         element("p", "Warm-up sensitivity report", class_="kicker"),
         element("h1", grid.name),
         *(element("p", text, class_="lead") for text in paragraphs if text),
-        element("p", counts(grid), class_="summary"),
+        element("p", state_counts(grid), class_="summary"),
         *(element("p", text, class_="finding") for text in findings(grid, contents.scores)),
     )
 
@@ -90,7 +90,7 @@ def _contents(sections: list[Markup]) -> Markup:
     return element("nav", element("ol", *links), aria_label="Contents")
 
 
-def _closing(grid: Grid) -> Markup:
+def _closing(grid: GridResults) -> Markup:
     ends = [str(cell.record.get("finished") or "") for cell in grid.finished]
     last = f" The last cell finished at {max(ends)}." if any(ends) else ""
     return element("footer", element("p", f"lightning_app {__version__}.{last}"))

@@ -6,10 +6,11 @@ from importlib import resources
 from typing import Any
 
 from lightning_app.analysis.figures.style import colours
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import section
-from lightning_app.analysis.runs import LOSS, Cell, curve
+from lightning_app.records import LOSS
 
 POINTS = 60_000  # of all curves together
 FEWEST, MOST = 8, 200  # of one curve
@@ -62,12 +63,11 @@ def _data(contents: Contents) -> dict[str, Any]:
     }
 
 
-def _run(contents: Contents, cell: Cell, keys: list[str], most: int) -> dict[str, Any]:
+def _run(contents: Contents, cell: CellResult, keys: list[str], most: int) -> dict[str, Any]:
     found = {**cell.metrics, "l": cell.loss, "seconds": cell.record.get("seconds")}
     curves = {}
     for tag in CURVES:
-        steps, losses = curve(cell, tag)
-        points = [p for p in zip(steps, losses, strict=True) if math.isfinite(p[1])]
+        points = [point for point in cell.curve(tag).items() if math.isfinite(point[1])]
         points = _thinned(points, most)
         curves[tag] = [[step for step, _ in points], [round(loss, 4) for _, loss in points]]
     return {

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from lightning_app.analysis.facts import UNKNOWN, in_short
-from lightning_app.analysis.figures.drawing import Drawing, Question
+from lightning_app.analysis.figures.drawing import FigureFiles, Question
 from lightning_app.analysis.figures.slices import drawn_slices, slices_of
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
@@ -32,7 +32,7 @@ def figures(contents: Contents, question: Question) -> Markup:
     return Markup("".join(shown))
 
 
-def _figure(contents: Contents, drawing: Drawing, number: int) -> Markup:
+def _figure(contents: Contents, drawing: FigureFiles, number: int) -> Markup:
     title = f"Figure {number}. {drawing.title}"
     return element(
         "figure",
@@ -49,7 +49,7 @@ def _figure(contents: Contents, drawing: Drawing, number: int) -> Markup:
     )
 
 
-def _setting(contents: Contents, drawing: Drawing) -> str:
+def _setting(contents: Contents, drawing: FigureFiles) -> str:
     seeds = len({cell.seed for cell in drawing.cells})
     devices = dict.fromkeys(str(cell.record.get("device") or UNKNOWN) for cell in drawing.cells)
     parts = [f"n = {seeds} seed{'s' * (seeds != 1)}, {len(drawing.cells)} finished runs"]
@@ -58,14 +58,14 @@ def _setting(contents: Contents, drawing: Drawing) -> str:
     return f"{'; '.join(parts)}. {in_short(contents.grid)} Device: {', '.join(devices)}."
 
 
-def _files(drawing: Drawing) -> Iterable[Markup]:
+def _files(drawing: FigureFiles) -> Iterable[Markup]:
     for suffix, name in ((".svg", "SVG"), (".pdf", "PDF"), (".csv", "data")):
         path = drawing.path.with_suffix(suffix)
         label = f"{drawing.title}: {name}"
         yield element("a", name, href=f"{path.parent.name}/{path.name}", aria_label=label)
 
 
-def _inline(drawing: Drawing, title: str, number: int) -> Markup:
+def _inline(drawing: FigureFiles, title: str, number: int) -> Markup:
     """The file without its prolog: ids of its own, links as seen from the page, colours of it."""
     text = drawing.path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterable
 
 from lightning_app.analysis.facts import direction, in_short
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.metric import MetricMean, by_metric, slices
 from lightning_app.analysis.numbers import DASH, measured
 from lightning_app.analysis.page.contents import Contents
-from lightning_app.analysis.page.parts import column, head, table
-from lightning_app.analysis.runs import Grid
+from lightning_app.analysis.page.parts import column, head, html_table
 from lightning_app.analysis.statistics import LEVEL
 
 
@@ -19,7 +19,7 @@ def metric_table(contents: Contents) -> Markup:
     return Markup("".join(_table(contents, grid) for grid in grids if grid.finished))
 
 
-def _table(contents: Contents, grid: Grid) -> Markup:
+def _table(contents: Contents, grid: GridResults) -> Markup:
     columns = [
         column("Variant", text=True),
         *(column(f"warm-up {warmup:,}", grid.metric) for warmup in _warmups(grid)),
@@ -40,14 +40,14 @@ def _table(contents: Contents, grid: Grid) -> Markup:
         f"{LEVEL:.0%} t intervals over seeds where these end alike; how many runs. A run without a "
         f"finite value is left out. {in_short(grid)}"
     )
-    return table(contents.next_table(), caption, columns, bodies)
+    return html_table(contents.next_table(), caption, columns, bodies)
 
 
-def _warmups(grid: Grid) -> Iterable[int]:
+def _warmups(grid: GridResults) -> Iterable[int]:
     return sorted({cell.warmup or 0 for cell in grid.finished})
 
 
-def _cells(grid: Grid, arms: Iterable[MetricMean]) -> Iterable[Markup]:
+def _cells(grid: GridResults, arms: Iterable[MetricMean]) -> Iterable[Markup]:
     known = {arm.warmup or 0: arm for arm in arms}
     for warmup in _warmups(grid):
         arm = known.get(warmup)

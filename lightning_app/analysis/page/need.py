@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from lightning_app.analysis.facts import in_short
 from lightning_app.analysis.findings import SAME, by_slice, reading
+from lightning_app.analysis.grid_results import CellResult, failures
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.numbers import nats, p_value
 from lightning_app.analysis.page.contents import Contents
@@ -17,10 +18,9 @@ from lightning_app.analysis.page.parts import (
     mean_of,
     scored,
     section,
-    stalled,
+    stalled_share,
 )
-from lightning_app.analysis.runs import Cell, failures
-from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 
 HEADLINE = ("delta", "relative_delta", "interaction")
@@ -61,7 +61,7 @@ def _headline(contents: Contents) -> Markup:
             element("td", reading(own), class_="text"),
             *(estimate(own[name]) for name in HEADLINE),
             element("td", p_value(own["interaction"].p_holm)),
-            *(stalled(own.get(f"stalls w={warmup}")) for warmup in grid.warmups),
+            *(stalled_share(own.get(f"stalls w={warmup}")) for warmup in grid.warmups),
             element("td", str(own["delta"].seeds)),
         )
 
@@ -82,22 +82,22 @@ def _headline(contents: Contents) -> Markup:
 
 def _power(scores: Sequence[Score]) -> Markup:
     """What differences the grid could have found, for each group and rate."""
-    told = {}
+    smallest = {}
     for where, variants in by_slice(scores).items():
         for own in variants.values():
             score = own.get("detectable")
             if score is not None and not math.isnan(score.estimate):
                 at = f", {where}" if where else ""
                 found = f"{nats(score.estimate)} nats with {score.seeds} seeds{at} ({score.note})"
-                told[found] = None
-    if not told:
+                smallest[found] = None
+    if not smallest:
         return Markup("")
     text = (
         f"“{SAME[0].upper()}{SAME[1:]}” is not “no difference”. The smallest true interaction that "
         f"one test at {1 - LEVEL:.0%} finds {POWER:.0%} of the time, at the spread between seeds "
         "seen here:"
     )
-    items = element("ul", *(element("li", found) for found in told))
+    items = element("ul", *(element("li", found) for found in smallest))
     return element("div", element("p", text), items, class_="notes")
 
 
@@ -110,7 +110,7 @@ def _by_warmup(contents: Contents) -> Markup:
         column("R_w"),
         column("S_w", "nats"),
     ]
-    finished: dict[tuple[str, str, float, int | None], list[Cell]] = {}
+    finished: dict[tuple[str, str, float, int | None], list[CellResult]] = {}
     for cell in grid.finished:
         key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
         finished.setdefault(key, []).append(cell)

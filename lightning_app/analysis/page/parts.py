@@ -3,20 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from lightning_app.analysis.findings import by_slice
+from lightning_app.analysis.findings import by_slice, score_notes
+from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.markup import Child, Markup, element
-from lightning_app.analysis.numbers import DASH, interval, nats, share, share_interval
-from lightning_app.analysis.runs import Cell
-from lightning_app.analysis.sensitivity import Score
-from lightning_app.analysis.statistics import ended_alike, mean, t_interval
+from lightning_app.analysis.numbers import DASH, interval, nats, share_interval, share_of
+from lightning_app.analysis.pairing import mean_loss
+from lightning_app.analysis.score import Score
 
 Row = Callable[[str, dict[str, Score]], Markup]
-NAMES = {
-    "delta": "Δ",
-    "relative_delta": "relative Δ",
-    "detectable": "detectable difference",
-    "bleu": "ΔBLEU",
-}
 
 
 def section(identity: str, title: str, *children: Child) -> Markup:
@@ -36,7 +30,9 @@ def bodies(scores: Sequence[Score], row: Row, width: int) -> list[Markup]:
     return found
 
 
-def table(number: str, caption: str, columns: Sequence[Markup], rows: Iterable[Child]) -> Markup:
+def html_table(
+    number: str, caption: str, columns: Sequence[Markup], rows: Iterable[Child]
+) -> Markup:
     """A table in a box of its own that scrolls, and that the keyboard can reach to scroll it."""
     inner = element(
         "table",
@@ -57,7 +53,7 @@ def scored(
 ) -> Markup:
     """A table with a row for each variant of each slice, and under it the notes of its scores."""
     rows = bodies(shown, row, len(columns))
-    return Markup(table(number, caption, columns, rows) + notes(shown, heading))
+    return Markup(html_table(number, caption, columns, rows) + notes(shown, heading))
 
 
 def column(title: str, unit: str = "", text: bool = False) -> Markup:
@@ -71,17 +67,8 @@ def head(text: str) -> Markup:
 
 
 def notes(scores: Sequence[Score], heading: str) -> Markup:
-    """Why scores are undefined, or have no interval; equal notes are told once."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for where, variants in by_slice(scores).items():
-        for variant, own in variants.items():
-            for name, score in own.items():
-                if score.note and score.note != "is the baseline":
-                    who = f"{variant}, {where}" if where else variant
-                    found.setdefault((who, score.note), []).append(NAMES.get(name, name))
-    items = [
-        element("li", f"{who} ({', '.join(names)}): {note}") for (who, note), names in found.items()
-    ]
+    """The notes of scores, as a list below their table."""
+    items = [element("li", note) for note in score_notes(scores)]
     if not items:
         return Markup("")
     return element("div", element("p", heading), element("ul", *items), class_="notes")
@@ -100,23 +87,21 @@ def estimate(score: Score) -> Markup:
     return element("td", *shown)
 
 
-def mean_of(cells: Sequence[Cell]) -> Markup:
+def mean_of(cells: Sequence[CellResult]) -> Markup:
     """The mean loss of runs, with the t interval where their ends allow one."""
-    cells = [cell for cell in cells if math.isfinite(cell.loss)]
-    losses = [cell.loss for cell in cells]
-    if not losses:
+    if not cells:
         return element("td", DASH)
-    low, high, _ = t_interval(losses)
-    shown: list[Child] = [nats(mean(losses))]
-    if not math.isnan(low) and ended_alike([cell.state == "diverged" for cell in cells]):
+    centre, low, high = mean_loss(cells)
+    shown: list[Child] = [nats(centre)]
+    if not math.isnan(low):
         shown.append(element("span", interval(low, high), class_="interval"))
     return element("td", *shown)
 
 
-def stalled(score: Score | None) -> Markup:
+def stalled_share(score: Score | None) -> Markup:
     """How many runs stalled, with Wilson's interval."""
     if score is None or math.isnan(score.estimate):
         return element("td", DASH, title=score.note if score else "not in the grid")
-    shown = share(score.diverged, score.cells)
+    shown = share_of(score.diverged, score.cells)
     ends = element("span", share_interval(score.low, score.high), class_="interval")
     return element("td", element("span", shown, class_="bad") if score.diverged else shown, ends)

@@ -2,21 +2,23 @@
 
 from typing import Any
 
-from lightning_app.analysis.facts import facts, in_short, limits
+from lightning_app.analysis.facts import facts, in_short
+from lightning_app.analysis.grid_results import OTHER_DATA, GridResults
+from lightning_app.analysis.limits import limits
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.numbers import DASH, nats
 from lightning_app.analysis.page.contents import Contents
-from lightning_app.analysis.page.parts import column, head, section, table
+from lightning_app.analysis.page.parts import column, head, html_table, section
 from lightning_app.analysis.published import our_settings
-from lightning_app.analysis.runs import BLOCK, OTHER_DATA, Grid
 from lightning_app.analysis.serve import tensorboard_path
 from lightning_app.analysis.tensorboard import run_url
+from lightning_app.grid_axes import BLOCK
 from lightning_app.records import OUTCOMES
 
 TEXT = frozenset({"variant", "outcome", "diverged_rule"})
 
 
-def cautions(grid: Grid) -> Markup:
+def cautions(grid: GridResults) -> Markup:
     """What may not be concluded."""
     return element(
         "aside",
@@ -35,7 +37,7 @@ def what_was_run(contents: Contents) -> Markup:
     return section("run", "What was run?", *parts, _unfinished(contents), _tensorboard(grid))
 
 
-def _facts(grid: Grid) -> Markup:
+def _facts(grid: GridResults) -> Markup:
     rows = [
         element("tr", element("th", name, scope="row"), element("td", value))
         for name, value in facts(grid).items()
@@ -69,7 +71,7 @@ def _published(contents: Contents) -> Markup:
         "Published figures and ours. They are not the same experiment: read the differences "
         f"before the numbers. Ours: {' '.join(our_settings(contents.grid))}"
     )
-    return table(contents.next_table(), caption, columns, [element("tbody", *rows)])
+    return html_table(contents.next_table(), caption, columns, [element("tbody", *rows)])
 
 
 def _all_cells(contents: Contents) -> Markup:
@@ -114,7 +116,7 @@ def _all_cells(contents: Contents) -> Markup:
         "TensorBoard where it runs (see below). "
         f"{in_short(grid)}"
     )
-    return table(contents.next_table(), caption, columns, [element("tbody", *rows)])
+    return html_table(contents.next_table(), caption, columns, [element("tbody", *rows)])
 
 
 def _classes(key: str, record: dict[Any, Any]) -> str | None:
@@ -174,10 +176,10 @@ def _unfinished(contents: Contents) -> Markup:
         ".",
     )
     body = [element("tbody", *rows)]
-    return Markup(heading + table(contents.next_table(), caption, columns, body) + again)
+    return Markup(heading + html_table(contents.next_table(), caption, columns, body) + again)
 
 
-def _tensorboard(grid: Grid) -> Markup:
+def _tensorboard(grid: GridResults) -> Markup:
     grids = grid.parts or (grid,)
     alone = [element("code", f"tensorboard --logdir {part.folder}") for part in grids]
     return Markup(

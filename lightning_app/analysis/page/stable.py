@@ -6,7 +6,7 @@ from lightning_app.analysis.numbers import DASH, rate
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.parts import column, head, scored, section
-from lightning_app.analysis.sensitivity import Score
+from lightning_app.analysis.score import Score
 
 
 def stable(contents: Contents) -> Markup:

@@ -9,16 +9,22 @@ from pathlib import Path
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from lightning_app.analysis.runs import Cell, Grid, curve, read_grid
+from lightning_app.analysis.grid_results import CellResult, GridResults, read_results
 from lightning_app.analysis.tensorboard.pages import CURVES, curve_tag, layout
-from lightning_app.analysis.tensorboard.summaries import LAST, SUFFIX, markdown, replace, scalar
+from lightning_app.analysis.tensorboard.summaries import (
+    LAST,
+    SUFFIX,
+    markdown_summary,
+    replace,
+    scalar,
+)
 from lightning_app.analysis.tensorboard.table import (
     ended,
     experiment,
     final_metrics,
     finished_at,
     metric_tags,
-    references,
+    reference_cells,
     started,
 )
 from lightning_app.analysis.tensorboard.text import run_text
@@ -37,8 +43,8 @@ def write_index(grid_dir: Path, only_new: bool = False) -> None:
     they are compared with are not looked at: what a supervisor has the time for, every now and
     then.
     """
-    grid = read_grid(grid_dir)
-    tags, compared = metric_tags(grid), references(grid)
+    grid = read_results(grid_dir)
+    tags, compared = metric_tags(grid), reference_cells(grid)
     for old in grid.folder.glob(f"events.out.tfevents.*{SUFFIX}"):  # of earlier versions
         old.unlink(missing_ok=True)
     begun = [cell for cell in grid.cells if cell.state != "waiting"]
@@ -51,15 +57,15 @@ def write_index(grid_dir: Path, only_new: bool = False) -> None:
             replace(cell.folder, finished_at(cell), _events(grid, tags, cell, compared))
 
 
-def _is_indexed(grid: Grid, cell: Cell, compared: Mapping[str, Cell]) -> bool:
-    """Whether a finished cell has a file that was written after all that it tells of."""
+def _is_indexed(grid: GridResults, cell: CellResult, compared: Mapping[str, CellResult]) -> bool:
+    """Whether a finished cell has an index file that is newer than all of its sources."""
     if not cell.finished:
         return False
-    told = [grid.folder / "plan.json", cell.folder / "result.json"]
+    sources = [grid.folder / "plan.json", cell.folder / "result.json"]
     other = compared.get(cell.id)
     if other is not None and other.finished:
-        told.append(other.folder / "result.json")
-    newest = max(path.stat().st_mtime for path in told)
+        sources.append(other.folder / "result.json")
+    newest = max(path.stat().st_mtime for path in sources)
     files = [
         path
         for path in cell.folder.glob(f"events.out.tfevents.{LAST}.*{SUFFIX}")
@@ -69,10 +75,10 @@ def _is_indexed(grid: Grid, cell: Cell, compared: Mapping[str, Cell]) -> bool:
 
 
 def _events(
-    grid: Grid, tags: Sequence[str], cell: Cell, compared: Mapping[str, Cell]
+    grid: GridResults, tags: Sequence[str], cell: CellResult, compared: Mapping[str, CellResult]
 ) -> list[tuple[int, Summary]]:
     """Parameters, status, text and, once there is a result, curves and metrics of one cell."""
-    events = [(0, started(grid, cell)), (0, markdown(TEXT, run_text(grid, cell)))]
+    events = [(0, started(grid, cell)), (0, markdown_summary(TEXT, run_text(grid, cell)))]
     if cell.state == "unfinished":
         return events
     events.append((0, ended(cell)))
@@ -88,7 +94,7 @@ def _events(
     return events + [(last, scalar(tag, value)) for tag, value in finals.items()]
 
 
-def _thinned(cell: Cell, tag: str) -> list[tuple[int, float]]:
-    points = [point for point in zip(*curve(cell, tag), strict=True) if math.isfinite(point[1])]
+def _thinned(cell: CellResult, tag: str) -> list[tuple[int, float]]:
+    points = [point for point in cell.curve(tag).items() if math.isfinite(point[1])]
     stride = math.ceil(len(points) / POINTS) or 1
     return points[::-1][::stride][::-1]

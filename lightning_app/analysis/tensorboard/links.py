@@ -3,10 +3,10 @@
 import re
 from urllib.parse import quote
 
-from lightning_app.analysis.runs import Cell
+from lightning_app.analysis.grid_results import CellResult
 
 
-def run_url(base: str, cell: Cell) -> str:
+def run_url(base: str, cell: CellResult) -> str:
     """The address that opens TensorBoard with this run alone.
 
     `base` is the server's own address, ``http://127.0.0.1:6006``. Time series goes by `runFilter`,

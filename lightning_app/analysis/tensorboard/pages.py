@@ -4,15 +4,16 @@
 # The generated protocol buffer modules of TensorBoard carry no type information.
 
 import re
-from pathlib import Path
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
-from lightning_app.analysis.runs import LOSS, Cell, Grid
+from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.tensorboard.summaries import tensor
+from lightning_app.records import LOSS
+from lightning_app.run_folder import METRICS
+from lightning_app.tables import column_names
 
-_LONGEST = 1 << 20  # bytes of a line
 CURVES = ("train/nll", LOSS)
 HEALTH = {
     "train/grad_norm": "gradient norm",
@@ -31,7 +32,7 @@ INSIDE = {
 """What a probed quantity is called; one that is not here is a learned gain, called by its name."""
 
 
-def layout(grid: Grid) -> Summary:
+def layout(grid: GridResults) -> Summary:
     """The pages: a chart for each variant and loss; what all runs log; what some runs probe."""
     pages = layout_pb2.Layout()
     warmup = pages.category.add(title="Warm-up")
@@ -50,10 +51,14 @@ def layout(grid: Grid) -> Summary:
             gain = f"learned gain {quantity.replace('_', ' ')}, by layer"
             chart = inside.chart.add(title=INSIDE.get(quantity, gain))
             chart.multiline.tag.append(f"^probe/{re.escape(quantity)}/")
-    return tensor(metadata.CONFIG_SUMMARY_TAG, metadata.PLUGIN_NAME, pages.SerializeToString())
+    return tensor(
+        metadata.CONFIG_SUMMARY_TAG,
+        metadata.PLUGIN_NAME,
+        pages.SerializeToString(deterministic=True),
+    )
 
 
-def curve_tag(cell: Cell, tag: str) -> str:
+def curve_tag(cell: CellResult, tag: str) -> str:
     """The tag under which the curve of a finished run stands once more."""
     return f"{_curves(cell.variant)}warmup_{cell.warmup or 0}/{tag}"
 
@@ -62,19 +67,12 @@ def _curves(variant: str) -> str:
     return f"curves/{variant}/"
 
 
-def _probed(grid: Grid) -> list[str]:
+def _probed(grid: GridResults) -> list[str]:
     """The quantities that some finished run has logged, those of `INSIDE` first."""
     found = {
         tag.split("/")[1]
         for cell in grid.finished
-        for tag in _columns(cell.folder / "metrics.csv")
+        for tag in column_names(cell.folder / METRICS)
         if tag.startswith("probe/") and tag.count("/") > 1
     }
     return [*(name for name in INSIDE if name in found), *sorted(found - INSIDE.keys())]
-
-
-def _columns(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:  # its first line alone, as this is asked often
-        return file.readline(_LONGEST).decode(errors="replace").rstrip().split(",")

@@ -24,7 +24,7 @@ def scalar(tag: str, value: float) -> Summary:
     return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
 
 
-def markdown(tag: str, text: str) -> Summary:
+def markdown_summary(tag: str, text: str) -> Summary:
     """A text of the Text tab."""
     return tensor(tag, "text", text.encode())
 

@@ -11,23 +11,24 @@ from typing import Any
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
+from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.metric import titled
-from lightning_app.analysis.runs import LOSS, Cell, Grid, label
 from lightning_app.analysis.tensorboard.summaries import tensor
-from lightning_app.records import OUTCOMES
+from lightning_app.grid_axes import label
+from lightning_app.records import LOSS, OUTCOMES
 from lightning_app.task_facts import task_facts
 
 DELTA = "delta"
-"""Nats per token that a cell loses against its reference run (`references`)."""
+"""Nats per token that a cell loses against its reference run (`reference_cells`)."""
 REPORTED = ("val/accuracy",)
 """Scores that every run reports, whatever its config asks for."""
-UNTOLD = ("test/perplexity", "test/accuracy")
-"""Metrics that the table goes without: a run has at most forty tags."""
+LEFT_OUT = ("test/perplexity", "test/accuracy")
+"""Metrics that the table leaves out: a run has at most 40 tags."""
 _END = {"failed": "FAILURE", "damaged": "UNKNOWN"}  # by state
 FIELDS = {"BOOL": "bool_value", "FLOAT64": "number_value", "STRING": "string_value"}
 
 
-def metric_tags(grid: Grid) -> list[str]:
+def metric_tags(grid: GridResults) -> list[str]:
     """Metric columns: what the task always reports, then whatever else a finished run holds."""
     tested = grid.setting("model.objective.evaluate_test")
     scores = [score.metric for score in task_facts(grid.setting("model.objective.kind")).scores]
@@ -35,18 +36,18 @@ def metric_tags(grid: Grid) -> list[str]:
     expected += [tag for tag in scores if tested and tag.startswith("test/")]
     expected += [tag for tag in scores if tag in REPORTED]
     found = {tag for cell in grid.finished for tag in cell.metrics if tag[:4] in ("val/", "test")}
-    told = [*expected, *sorted(found - {*expected, *UNTOLD})]
-    return list(dict.fromkeys([grid.metric, *told]))  # what the grid is judged by comes first
+    tags = [*expected, *sorted(found - {*expected, *LEFT_OUT})]
+    return list(dict.fromkeys([grid.metric, *tags]))  # the metric of the grid comes first
 
 
-def references(grid: Grid) -> dict[str, Cell]:
+def reference_cells(grid: GridResults) -> dict[str, CellResult]:
     """For the id of each cell the run that it is compared with, where the grid has one.
 
     That is the cell of the same variant, rate, seed and other axes with the grid's reference
     warm-up; for that cell itself it is the cell itself.
     """
 
-    def twin(cell: Cell) -> tuple[Any, ...]:
+    def twin(cell: CellResult) -> tuple[Any, ...]:
         return cell.variant, cell.lr, cell.group, cell.seed
 
     wanted = grid.reference_warmup
@@ -56,8 +57,8 @@ def references(grid: Grid) -> dict[str, Cell]:
     return {cell.id: found[twin(cell)] for cell in grid.cells if twin(cell) in found}
 
 
-def delta(cell: Cell, reference: Cell | None) -> float:
-    """`l(cell) - l(reference)`, nats per token, 0 for the reference itself (`Cell.loss`).
+def loss_difference(cell: CellResult, reference: CellResult | None) -> float:
+    """`l(cell) - l(reference)`, nats per token, 0 for the reference itself (`CellResult.loss`).
 
     NaN where one of them has no finite loss, and where the reference itself stalled: what a
     variant loses without warm-up is not defined where it learns nothing with it.
@@ -67,7 +68,7 @@ def delta(cell: Cell, reference: Cell | None) -> float:
     return cell.loss - reference.loss
 
 
-def experiment(grid: Grid, tags: Sequence[str]) -> Summary:
+def experiment(grid: GridResults, tags: Sequence[str]) -> Summary:
     """The columns of the table, the same for every cell."""
     described = api_pb2.Experiment(name=grid.name, description=grid.question)
     columns: dict[str, Sequence[Any]] = {"variant": grid.variants, **grid.axes}
@@ -96,7 +97,7 @@ def experiment(grid: Grid, tags: Sequence[str]) -> Summary:
     )
 
 
-def started(grid: Grid, cell: Cell) -> Summary:
+def started(grid: GridResults, cell: CellResult) -> Summary:
     """The parameters of a cell, each in the type of its column; what it has none of is left out."""
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=_seconds(cell.record.get("started")))
     start.hparams["variant"].string_value = cell.variant
@@ -112,7 +113,7 @@ def started(grid: Grid, cell: Cell) -> Summary:
     return _hparams(metadata.SESSION_START_INFO_TAG, data)
 
 
-def ended(cell: Cell) -> Summary:
+def ended(cell: CellResult) -> Summary:
     """How a cell ended that no longer runs."""
     end = plugin_data_pb2.SessionEndInfo(
         status=getattr(api_pb2, f"STATUS_{_END.get(cell.state, 'SUCCESS')}"),
@@ -122,27 +123,29 @@ def ended(cell: Cell) -> Summary:
     return _hparams(metadata.SESSION_END_INFO_TAG, data)
 
 
-def final_metrics(cell: Cell, tags: Sequence[str], reference: Cell | None) -> dict[str, float]:
+def final_metrics(
+    cell: CellResult, tags: Sequence[str], reference: CellResult | None
+) -> dict[str, float]:
     """The metrics of a finished cell by column; NaN where not finite, none where not defined."""
     finals: dict[str, float] = {}
     for tag in tags:
         if tag in cell.metrics:
             value = cell.metrics[tag]
             finals[tag] = math.nan if value is None else value
-    lost = delta(cell, reference)
+    lost = loss_difference(cell, reference)
     if math.isfinite(lost):
         finals[DELTA] = lost
     return finals
 
 
-def finished_at(cell: Cell) -> float:
+def finished_at(cell: CellResult) -> float:
     """When a cell finished, in seconds since 1970; 0 before."""
     return _seconds(cell.record.get("finished"))
 
 
 def _hparams(tag: str, data: plugin_data_pb2.HParamsPluginData) -> Summary:
     data.version = metadata.PLUGIN_DATA_VERSION
-    return tensor(tag, metadata.PLUGIN_NAME, b"", data.SerializeToString())
+    return tensor(tag, metadata.PLUGIN_NAME, b"", data.SerializeToString(deterministic=True))
 
 
 def _seconds(time: str | None) -> float:

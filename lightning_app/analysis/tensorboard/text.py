@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.papers import read_mapping
-from lightning_app.analysis.runs import Cell, Grid, label
+from lightning_app.grid_axes import label
 
 FENCE = "```"
 
 
-def run_text(grid: Grid, cell: Cell) -> str:
+def run_text(grid: GridResults, cell: CellResult) -> str:
     """One Markdown text. A run that has not ended has left no block yet."""
     parts = [f"# {cell.name}", grid.question or "No question is written in the grid file."]
     config = cell.folder / "config.yaml"

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from lightning_app.analysis.figures import write
-from lightning_app.analysis.figures.drawing import Drawing
-from lightning_app.analysis.runs import read_grid
+from lightning_app.analysis.figures.drawing import FigureFiles
+from lightning_app.analysis.grid_results import read_results
 
 
 class Drawn:
@@ -18,8 +18,8 @@ class Drawn:
 
     def __init__(self, folder: Path, out: Path) -> None:
         self.out = out
-        self.list = write.write_figures(read_grid(folder), out)
-        self.by_name: dict[str, Drawing] = {drawing.path.stem: drawing for drawing in self.list}
+        self.list = write.write_figures(read_results(folder), out)
+        self.by_name: dict[str, FigureFiles] = {drawing.path.stem: drawing for drawing in self.list}
 
     @property
     def names(self) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from lightning_app.analysis.runs import read_grid
+from lightning_app.analysis.grid_results import read_results
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -74,7 +74,7 @@ def test_every_run_has_its_mark(make_grid, draw, outcome):
     """A dot for each run, a cross for each that stalled."""
     folder = make_grid(outcome).folder
     text = draw(folder).svg("loss_by_warmup")
-    stalled = sum(cell.state == "diverged" for cell in read_grid(folder).cells)
+    stalled = sum(cell.state == "diverged" for cell in read_results(folder).cells)
     links = re.findall(r"<title>([^<]*)</title>.*?</a>", text, flags=re.DOTALL)
     assert len(links) == 30
     assert sum("stalled" in words for words in links) == stalled == 5

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from lightning_app.analysis.runs import read_grid
-from lightning_app.analysis.sensitivity import scores
+from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.sensitivity import sensitivity_scores
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -68,7 +68,7 @@ def test_the_frontier_is_that_of_the_scores(make_grid, draw):
     assert found["at_least"].tolist() == [False, True, True, True]
     told = {
         (score.variant, int(score.score.removeprefix("eta_max w="))): score.estimate
-        for score in scores(read_grid(folder))
+        for score in sensitivity_scores(read_results(folder))
         if score.score.startswith("eta_max")
     }
     assert found["lr"].to_dict() == told

@@ -12,7 +12,7 @@ from lightning_app.analysis.figures import links, slices
 from lightning_app.analysis.figures.layout import LETTERS, thinned, wrapped
 from lightning_app.analysis.figures.slices import MOST_PANELS, drawn_slices
 from lightning_app.analysis.figures.write import QUESTIONS
-from lightning_app.analysis.runs import read_grid
+from lightning_app.analysis.grid_results import read_results
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -84,7 +84,7 @@ def test_every_run_is_linked_and_told(make_grid, draw, outcome):
         there = drawn.out / unquote(link.attrib[LINK])
         found[there.resolve()] = title.text
     assert set(found) == {fake.run(cell).resolve() for cell in fake.cells}
-    for cell in read_grid(fake.folder).cells:
+    for cell in read_results(fake.folder).cells:
         told = found[cell.folder.resolve()]
         assert told.startswith(f"{cell.variant}, warm-up {cell.warmup}, lr 0.004, seed {cell.seed}")
         assert f"{cell.loss:.4f}" in told
@@ -131,14 +131,14 @@ def test_no_more_panels_are_drawn_than_a_page_can_hold(make_grid):
     """Whole combinations of the other axes, in their order; the first one in any case."""
     presets, widths = ["post_ln", "pre_ln", "sas"], list(range(100, 100 + MOST_PANELS // 3 + 9))
     axes = {SEED: [1], PRESET: presets, "model.architecture.model_dim": widths}
-    grid = read_grid(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
     drawn = drawn_slices(grid)
     assert [len(cells) for cells in drawn.values()] == [3] * (MOST_PANELS // 3)
     assert [group for group, _ in drawn] == [
         f"model.architecture.model_dim={width}" for width in widths[: MOST_PANELS // 3]
     ]
     many = {SEED: [1], PRESET: [f"v{i}" for i in range(MOST_PANELS + 1)]}
-    grid = read_grid(make_grid(lambda a: 2.0, many, curves=False, name="many").folder)
+    grid = read_results(make_grid(lambda a: 2.0, many, curves=False, name="many").folder)
     assert [len(cells) for cells in drawn_slices(grid).values()] == [MOST_PANELS + 1]
 
 
@@ -200,7 +200,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_degenerate_grids_are_drawn_as_far_as_they_go(make_grid, draw, axes, end):
     """And every run with a loss is in the first figures."""
-    grid = read_grid(make_grid(end, axes, curves=False, sensitivity={}).folder)
+    grid = read_results(make_grid(end, axes, curves=False, sensitivity={}).folder)
     drawn = draw(grid.folder)
     runs = pd.concat(drawn.table(name) for name in drawn.names if name.startswith("loss_by_warmup"))
     assert sorted(runs[runs["mark"] == "run"]["run"]) == sorted(cell.name for cell in grid.finished)

@@ -1,40 +1,30 @@
 """Read a grid folder: the plan, and what every planned cell has left on disk so far."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning_app.analysis.papers import number_of, read_grid_file, read_plan
 from lightning_app.errors import UserError
+from lightning_app.grid_axes import BLOCK, PRESET, RATE, SEED, WARMUP, label, lookup, variant
+from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import Groups, strangers
 from lightning_app.records import (
     LOSS,
     OUTCOMES,
-    PRUNED,
-    RESULT,
     Newer,
     Unsound,
     outcome,
     read_pruned,
-    read_record,
     read_result,
     read_yaml,
 )
-from lightning_app.tables import bytes_of, check_probes, check_table, check_text, rows_of
+from lightning_app.run_folder import METRICS, RunFolder
+from lightning_app.tables import CHECKS, Curve, read_curves
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-SEED = "seed_everything"
-WARMUP = "model.schedule.warmup_steps"
-RATE = "model.optimizer.lr"
-BLOCK = "model.block."
-PRESET = "model.block.preset"
 OTHER_DATA = "other_data"
 State = Literal[
     "ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged", "other_data"
@@ -42,7 +32,7 @@ State = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class CellResult:
     """One planned run.
 
     `state`: `ok` or `diverged` (a result exists), `pruned` (the grid's pruner ended it), `failed`
@@ -73,6 +63,11 @@ class Cell:
         return self.result is not None
 
     @property
+    def failed(self) -> bool:
+        """Whether it stalled, or its loss was not finite any more."""
+        return self.state == "diverged"
+
+    @property
     def record(self) -> Mapping[str, Any]:
         """The fields of `result.json`, none before the run has finished."""
         return self.result or {}
@@ -91,7 +86,7 @@ class Cell:
     def damage(self) -> dict[str, str]:
         """What is wrong with files in its folder, by name: those that a report reads."""
         found = {}
-        for name, check in _CHECKS.items():
+        for name, check in CHECKS.items():
             path = self.folder / name
             try:
                 if path.exists():
@@ -106,6 +101,15 @@ class Cell:
         """A file of its folder, None where it is missing or damaged."""
         path = self.folder / name
         return path if name not in self.damage and path.is_file() else None
+
+    def curves(self, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+        """The `wanted` columns of its `metrics.csv`, none where the file is missing or damaged."""
+        path = self.sound(METRICS)
+        return {} if path is None else read_curves(path, wanted)
+
+    def curve(self, tag: str) -> Curve:
+        """One column of its `metrics.csv`, empty where it has none."""
+        return self.curves(tag.__eq__).get(tag, {})
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -132,16 +136,16 @@ class Cell:
         """
         if self.state == "diverged":
             return self.entropy
-        return min(_number(self.metrics.get(LOSS)), self.entropy)
+        return min(as_number(self.metrics.get(LOSS)), self.entropy)
 
     @property
     def capped(self) -> bool:
         """Whether it trained and its loss counts as less than it is, as it has not yet learned."""
-        return self.state == "ok" and _number(self.metrics.get(LOSS)) > self.entropy
+        return self.state == "ok" and as_number(self.metrics.get(LOSS)) > self.entropy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class GridResults:
     """A grid folder. `cells` holds every planned cell, finished or not, in the order of the plan.
 
     `config` is the grid's base over the resolved config of one run, which knows every default.
@@ -161,15 +165,15 @@ class Grid:
     mode: str
     reference_warmup: int | None
     baseline: str | None
-    cells: tuple[Cell, ...]
+    cells: tuple[CellResult, ...]
     pruner: str | None = None
     published: tuple[Mapping[str, Any], ...] = ()
-    parts: tuple["Grid", ...] = ()
+    parts: tuple["GridResults", ...] = ()
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     damaged_configs: tuple[str, ...] = ()
 
     @cached_property
-    def finished(self) -> tuple[Cell, ...]:
+    def finished(self) -> tuple[CellResult, ...]:
         return tuple(cell for cell in self.cells if cell.finished)
 
     @cached_property
@@ -193,51 +197,34 @@ class Grid:
         return None if key in self.axes else lookup(self.config, key)
 
 
-def failures(cells: Iterable[Cell]) -> str:
+def failures(cells: Iterable[CellResult]) -> str:
     """How the runs that failed did so, in words: `stalled`, `non-finite` or both."""
     found = {cell.word for cell in cells if cell.state == "diverged"}
     return " or ".join(word for word in OUTCOMES.values() if word in found)
 
 
-def outcomes(cells: Iterable[Cell]) -> str:
+def outcomes(cells: Iterable[CellResult]) -> str:
     """How many runs ended in each way that is not simply `ok`: `2 stalled, 1 non-finite`."""
     words = [cell.word for cell in cells if cell.finished]
     shown = [word for key, word in OUTCOMES.items() if key != "trained"]
     return ", ".join(f"{words.count(word)} {word}" for word in shown if word in words)
 
 
-def lookup(tree: Any, key: str) -> Any:
-    """The value at a dotted key, or None."""
-    for part in key.split("."):
-        if not isinstance(tree, Mapping) or part not in tree:
-            return None
-        tree = tree[part]
-    return tree
-
-
-def label(value: Any) -> str:
-    """A short text for the value of an axis: strings as they are, the rest as compact JSON."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:g}"
-    return json.dumps(value, separators=(",", ":"), sort_keys=True)
-
-
-def read_grid(folder: Path) -> Grid:
+def read_results(folder: Path) -> GridResults:
     """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
 
     A cell whose result is damaged counts as not finished. Raises `UserError` for a folder that is
     no grid, for a plan or grid file that cannot be understood, and for what a newer version made.
     """
     folder = Path(folder)
-    for needed in ("grid.yaml", "plan.json"):
-        if not (folder / needed).is_file():
-            raise UserError(f"{folder}: holds no {needed}, so it is not the folder of a grid")
-    plan, grid = read_plan(folder / "plan.json"), read_grid_file(folder / "grid.yaml")
+    paths = GridFolder(folder)
+    for needed in (paths.specification, paths.plan):
+        if not needed.is_file():
+            raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
+    plan, grid = read_plan(paths.plan), read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
-    config, damaged = _config(folder, plan, grid)
-    found = Grid(
+    config, damaged = _config(paths, plan, grid)
+    found = GridResults(
         folder=folder,
         name=plan["name"],
         question=(grid.get("question") or "").strip(),
@@ -247,7 +234,7 @@ def read_grid(folder: Path) -> Grid:
         mode=metric.get("mode") or "min",
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
-        cells=tuple(_cell(folder, entry, config, grid) for entry in plan["cells"]),
+        cells=tuple(_cell(paths, entry, config, grid) for entry in plan["cells"]),
         pruner=grid.get("pruner"),
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
@@ -255,7 +242,7 @@ def read_grid(folder: Path) -> Grid:
     return without_strangers(found)
 
 
-def without_strangers(grid: Grid) -> Grid:
+def without_strangers(grid: GridResults) -> GridResults:
     """The grid without the results that were trained on other data than those beside them.
 
     What compares runs then never compares such ones, whatever it is.
@@ -272,7 +259,7 @@ def without_strangers(grid: Grid) -> Grid:
     return replace(grid, cells=cells, strangers={**grid.strangers, **found}) if found else grid
 
 
-def damaged_files(grid: Grid) -> list[str]:
+def damaged_files(grid: GridResults) -> list[str]:
     """A line for each file that a report has to go without, with what is wrong."""
     lines = {line: None for part in grid.parts or (grid,) for line in part.damaged_configs}
     for cell in grid.cells:
@@ -283,157 +270,13 @@ def damaged_files(grid: Grid) -> list[str]:
     return list(lines)
 
 
-def results_frame(grid: Grid) -> "pd.DataFrame":
-    """One row per planned cell: identity, state, axes, metrics, loss, budget, device, data sizes.
-
-    `status` is the cell's state; only `ok` and `diverged` have finished and have metrics.
-    `outcome` says how those ended. `loss` is the `l` of every score (`Cell.loss`),
-    `reference_warmup` what its grid compares with. A number that a run does not have, or that was
-    not finite, is NaN.
-    """
-    import pandas as pd
-
-    axes = [key for key in grid.axes if key not in (SEED, WARMUP, RATE)]
-    text = _columns_as_text(grid.axes, axes)
-    measured = [cell.metrics for cell in grid.finished]
-    metrics = list(dict.fromkeys(name for each in measured for name in each)) or [grid.metric]
-    parts = grid.parts or (grid,)
-    references = [part.reference_warmup for part in parts for _ in part.cells]
-    rows = []
-    for cell, reference in zip(grid.cells, references, strict=True):
-        diverged, sizes = cell.record.get("diverged") or {}, cell.data.get("sizes") or {}
-        values = {key: cell.axes.get(key) for key in axes}
-        rows.append(
-            _identity(cell)
-            | {"reference_warmup": reference}
-            | {key: label(values[key]) if key in text else values[key] for key in axes}
-            | {name: _number(cell.metrics.get(name)) for name in metrics}
-            | {"outcome": cell.outcome, "loss": cell.loss, "unigram_entropy": cell.entropy}
-            | {"diverged_step": diverged.get("step"), "diverged_rule": diverged.get("rule")}
-            | {key: cell.record.get(key) for key in _BUDGET}
-            | {"data": cell.data.get("name"), "protocol": cell.data.get("protocol")}
-            | {f"data_{split}": sizes.get(split) for split in ("train", "valid", "test")}
-        )
-    columns = [*_IDENTITY, "reference_warmup", *axes, *metrics, "outcome"]
-    columns += ["loss", "unigram_entropy"]
-    columns += ["diverged_step", "diverged_rule", *_BUDGET]
-    columns += ["data", "protocol", "data_train", "data_valid", "data_test"]
-    return pd.DataFrame(rows, columns=columns).astype(_kinds(columns))
-
-
-def validations_frame(grid: Grid) -> "pd.DataFrame":
-    """One row per cell and validation: identity, step, tokens, seconds, every `val/` metric.
-
-    Each `metrics.csv` is read once. `tokens` and `seconds` are sums since the start of training,
-    NaN where the run did not log them at that step.
-    """
-    import pandas as pd
-
-    rows: list[dict[str, Any]] = []
-    for cell in grid.cells:
-        path = cell.sound("metrics.csv")
-        found = {} if path is None else _validations(path)
-        rows += [_identity(cell) | {"step": step} | found[step] for step in sorted(found)]
-    logged = dict.fromkeys(key for row in rows for key in row if key.startswith("val/"))
-    columns = [*_IDENTITY, "step", "tokens", "seconds", *(sorted(logged) or [LOSS])]
-    return pd.DataFrame(rows, columns=columns).astype(_kinds(columns))
-
-
-_IDENTITY = ("id", "name", "status", "group", "variant", "baseline", "warmup", "lr", "seed")
-_BUDGET = ("steps", "tokens", "seconds", "parameters", "device", "devices", "precision")
-_BUDGET += ("peak_memory_bytes", "attempt")
-_WHOLE = (
-    "warmup",
-    "reference_warmup",
-    "seed",
-    "diverged_step",
-    "step",
-    "steps",
-    "tokens",
-    "parameters",
-    "devices",
-)
-_WHOLE += ("peak_memory_bytes", "attempt", "data_train", "data_valid", "data_test")
-
-
-def _identity(cell: Cell) -> dict[str, Any]:
-    return {key: getattr(cell, "state" if key == "status" else key) for key in _IDENTITY}
-
-
-def _kinds(columns: Iterable[str]) -> dict[str, str]:
-    """The types that pandas would not guess: whole numbers with gaps, and columns without any."""
-    whole = {key: "Int64" for key in columns if key in _WHOLE}
-    return whole | {"lr": "float64", "seconds": "float64"}
-
-
-def _validations(path: Path) -> dict[int, dict[str, float]]:
-    """The validations of one sound `metrics.csv` by step; of a value logged twice, the last."""
-    names, *rows = rows_of(path)
-    kept = [at for at, name in enumerate(names) if name.startswith("val/")]
-    if not kept:
-        return {}
-    step = names.index("step")
-    sums = [at for at, name in enumerate(names) if name in _SUMS]
-    validated, spent = itemgetter(*kept), itemgetter(*sums or kept)
-    found: dict[int, dict[str, float]] = {}
-    others: dict[int, list[str]] = {}
-    for row in rows:
-        if "".join(validated(row)):
-            values = found.setdefault(int(float(row[step])), {})
-            values |= {names[at]: float(row[at]) for at in kept if row[at]}
-        if "".join(spent(row)):
-            others[int(float(row[step]))] = row
-    for at, values in found.items():
-        row = others.get(at, [])
-        values |= {_SUMS[names[n]]: float(row[n]) for n in sums if row and row[n]}
-    return found
-
-
-_SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
-
-
-def curve(cell: Cell, tag: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one column of the run's `metrics.csv`, both empty where it has none,
-    also where the file is damaged (`Cell.damage`).
-
-    Steps are optimizer steps, from 1.
-    """
-    path = cell.sound("metrics.csv")
-    if path is None:
-        return [], []
-    names, *rows = rows_of(path)
-    if tag not in names:
-        return [], []
-    step, column = names.index("step"), names.index(tag)
-    points = {int(float(row[step])): float(row[column]) for row in rows if row[column]}
-    steps = sorted(points)
-    return steps, [points[step] for step in steps]
-
-
-_CHECKS: Mapping[str, Callable[[Path], object]] = {
-    "metrics.csv": lambda path: check_table(bytes_of(path)),
-    "probes.csv": lambda path: check_probes(bytes_of(path)),
-    "hypotheses.txt": lambda path: check_text(bytes_of(path)),
-    "references.txt": lambda path: check_text(bytes_of(path)),
-    "block.json": lambda path: _check_block(read_record(path)),
-    "env.json": read_record,
-}
-
-
-def _check_block(tree: Mapping[str, Any]) -> None:
-    for side, stack in tree.items():
-        blocks = stack.get("blocks", []) if isinstance(stack, dict) else None
-        if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
-            raise Unsound(f"damaged: {side} is no stack of blocks")
-
-
 def _config(
-    folder: Path, plan: Mapping[str, Any], grid: Mapping[str, Any]
+    paths: GridFolder, plan: Mapping[str, Any], grid: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """The config of one run under the grid's base, and a line for each damaged one before it."""
     base, damaged = grid.get("base_config") or {}, []
     for entry in plan["cells"]:
-        path = folder / "runs" / entry["name"] / "config.yaml"
+        path = paths.run(entry["name"]).config
         try:
             return _merge(read_yaml(path), base), damaged
         except FileNotFoundError:
@@ -450,26 +293,26 @@ def _merge(under: Any, over: Any) -> Any:
 
 
 def _cell(
-    folder: Path, entry: Mapping[str, Any], config: Mapping[str, Any], grid: Mapping[str, Any]
-) -> Cell:
-    axes, run = entry["axes"], folder / "runs" / entry["name"]
+    paths: GridFolder, entry: Mapping[str, Any], config: Mapping[str, Any], grid: Mapping[str, Any]
+) -> CellResult:
+    axes, run = entry["axes"], paths.run(entry["name"])
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
-        return number_of(folder / "plan.json" if key in axes else run, key, found, kind)
+        return number_of(paths.plan if key in axes else run.path, key, found, kind)
 
     metric = (grid.get("metric") or {}).get("name")
     result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
     others = [key for key in axes if key not in (SEED, WARMUP, RATE) and not key.startswith(BLOCK)]
     baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
-        baseline = _variant({**axes, PRESET: baseline}, config)
-    return Cell(
+        baseline = variant({**axes, PRESET: baseline}, config)
+    return CellResult(
         id=entry["id"],
         name=entry["name"],
-        folder=run,
+        folder=run.path,
         axes=axes,
-        variant=_variant(axes, config),
+        variant=variant(axes, config),
         baseline=baseline,
         group=", ".join(f"{key}={label(axes[key])}" for key in others) or "all",
         warmup=value(WARMUP, int),
@@ -481,46 +324,30 @@ def _cell(
     )
 
 
-def _variant(axes: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    block = [key for key in axes if key.startswith(BLOCK) and key != PRESET]
-    parts = [label(axes[PRESET])] if PRESET in axes else []
-    parts += [f"{key.removeprefix(BLOCK)}={label(axes[key])}" for key in block]
-    return "+".join(parts) or label(lookup(config, PRESET) or "base")
-
-
 def _outcome(
-    run: Path, identity: str, metric: str | None, prunes: bool
+    run: RunFolder, identity: str, metric: str | None, prunes: bool
 ) -> tuple[dict[str, Any] | None, State, str | None]:
     """Result, state, and the last line of the error of one run folder.
 
     Where the grid no longer `prunes`, a run that was pruned before is an unfinished one.
     """
-    name = RESULT
+    path = run.result
     try:
-        if result := read_result(run / RESULT, identity, metric):
+        if result := read_result(path, identity, metric):
             return result, result["status"], None
-        name = PRUNED
-        if prunes and read_pruned(run / PRUNED, identity):
+        path = run.pruned
+        if prunes and read_pruned(path, identity):
             return None, "pruned", None
     except Newer as error:
-        raise UserError(f"{run / name}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
     except Unsound as error:
-        return None, "damaged", f"{name}: {error}"
-    attempts = [path for path in (run / "attempts").glob("*") if path.name.isdigit()]
-    if not attempts:
+        return None, "damaged", f"{path.name}: {error}"
+    last = run.last_attempt()
+    if not last:
         return None, "waiting", None
-    error = max(attempts, key=lambda path: int(path.name)) / "error.txt"
-    if not error.is_file():
-        return None, "unfinished", None
-    lines = error.read_text(encoding="utf-8", errors="replace").split("\n")
-    return None, "failed", next((line for line in reversed(lines) if line.strip()), "no message")
+    error = run.attempt(last).error_line()
+    return (None, "unfinished", None) if error is None else (None, "failed", error)
 
 
-def _number(value: Any) -> float:
+def as_number(value: Any) -> float:
     return math.nan if value is None else float(value)
-
-
-def _columns_as_text(axes: Mapping[str, list[Any]], keys: Iterable[str]) -> set[str]:
-    """Axes whose values do not share one primitive type, which no column of a table could hold."""
-    kinds = {key: {type(value) for value in axes[key] if value is not None} for key in keys}
-    return {key for key in kinds if len(kinds[key]) > 1 or kinds[key] & {dict, list}}

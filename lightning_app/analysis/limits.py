@@ -1,0 +1,181 @@
+"""What the runs of a grid cannot show, in sentences made from the settings of those runs."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from lightning_app.analysis.facts import budget_of, coupling_of, range_of, records_of, trained_on
+from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults, damaged_files
+from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
+from lightning_app.analysis.strays import stray_runs
+from lightning_app.analysis.together import differing_settings, shared
+from lightning_app.grid_axes import label
+from lightning_app.mixtures import left_out, statements
+from lightning_app.records import LOSS
+
+
+def limits(grid: GridResults) -> list[str]:
+    """What the runs cannot tell, from what they were."""
+    if grid.parts:
+        return _limits_of_all(grid)
+    items = [text for text in (left_out(grid.strangers), stray_runs(grid)) if text]
+    items += statements(records_of(grid)).values()
+    items += [
+        f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "
+        "leave it later, so “stalls” and Δ hold for this budget, not for training to the end.",
+    ]
+    rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
+    if len(rates) == 1:
+        items.append(
+            f"One learning rate, {rates[0]:g}. The rate at which warm-up begins to matter depends "
+            "on the variant and on the data; another rate can change the order."
+        )
+    elif rates:
+        items.append(
+            f"Learning rates from {rates[0]:g} to {rates[-1]:g}; outside of them nothing is known."
+        )
+    items.append(
+        f"What was trained on: {trained_on(grid)}; {range_of(grid, 'parameters')} parameters. "
+        "Intervals are over seeds only: they do not cover other corpora, languages, depths or "
+        "widths."
+    )
+    seeds = len({cell.seed for cell in grid.finished})
+    if seeds < 2:
+        items.append(
+            "One seed: differences between variants may be chance; there are no intervals over "
+            "seeds."
+        )
+    else:
+        few = " With so few, an interval is wide or lucky." if seeds < FEW_SEEDS else ""
+        families = len({(cell.group, cell.lr) for cell in grid.cells})
+        across = f", which does not reach across the {families} of them" if families > 1 else ""
+        items.append(
+            f"{seeds} seeds. Intervals are Student's t at {LEVEL:.0%}, not corrected for several "
+            "comparisons; p values are, over the variants of one rate and one value of the other "
+            f"axes (Holm){across}.{few}"
+        )
+        items.append(
+            "What the intervals are worth, in simulated grids (benchmarks/coverage.py): those of "
+            "Δ, relative Δ and the interaction hold the truth in 93 to 97 %, with skewed or "
+            "heavy-tailed noise too; those of the mean loss of one arm in 92 to 93 % where noise "
+            "is strongly skewed; those of stalls in 95 % on average over the true share, in 83 to "
+            "100 % at a single one. Of variants that are the same, p values call any different in "
+            "at most 5.2 % of tables; in up to 6 % where noise is skewed and unequal, or half of "
+            "the runs stall."
+        )
+        items.append(
+            "An interval is of seeds that end alike. Where some seeds of an arm stalled and others "
+            "did not there is none (it would hold in 41 to 95 %), and from fewer than "
+            f"{FEW_SEEDS} seeds no p value where arms differ in stalls: of 23 variants that all "
+            "stall as often as not, 3 seeds would call one different in 22 % of grids."
+        )
+    items += [*_early(grid), *_damaged(grid), *_not_asked(grid)]
+    kind, coupling = coupling_of(grid)
+    if kind == "inverse_sqrt" and coupling == "paper":
+        items.append(
+            "The schedule is coupled: no warm-up is also almost no learning rate after the first "
+            "steps. In short runs this alone makes a variant look sensitive, Pre-LN most of all. "
+            "Do not read Δ as the effect of warm-up; use coupling: decoupled for that."
+        )
+    elif kind == "inverse_sqrt":
+        reference = grid.setting("model.schedule.reference_steps")
+        items.append(
+            "Warm-up and decay are decoupled: all arms share the decay of reference "
+            f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
+            "comparable with papers that couple the two (Xiong et al. 2020)."
+        )
+    pruned = sum(cell.state == "pruned" for cell in grid.cells)
+    if grid.pruner is not None:
+        items.append(
+            f"Pruner: {grid.pruner}. {pruned} of {len(grid.cells)} cells were ended early because "
+            "they did badly. They are left out, so means over the others flatter the variants that "
+            "lost most; no sensitivity is reported."
+        )
+    apart = sum(cell.state == OTHER_DATA for cell in grid.cells)
+    missing = len(grid.cells) - len(grid.finished) - pruned - apart
+    if missing:
+        items.append(
+            f"{missing} of {len(grid.cells)} cells have no result. Seeds are compared in pairs, so "
+            "a missing cell takes its partner out of the score as well."
+        )
+    return items
+
+
+def _limits_of_all(grid: GridResults) -> list[str]:
+    """What holds between the grids, then what all say alike, then what one says."""
+    differ = [
+        f"{key} ({' / '.join(map(label, values))})"
+        for key, values in differing_settings(grid).items()
+    ]
+    found = [
+        "Each grid is compared with its own baseline and its own reference warm-up; no test "
+        "compares one grid with another. Where they read differently, it may be chance, or any of "
+        f"the settings that differ: {'; '.join(differ) or 'none but what their axes say'}.",
+    ]
+    if common := shared(grid):
+        found.append(
+            f"{common} cells are in more than one grid: the same runs, shown in each, so that the "
+            "grids agree there by construction."
+        )
+    found_in = {part.name: limits(part) for part in grid.parts}
+    alike = [
+        item for item in found_in[grid.parts[0].name] if all(item in t for t in found_in.values())
+    ]
+    each = [
+        f"{name}: {item}" for name, items in found_in.items() for item in items if item not in alike
+    ]
+    return [*found, *alike, *each]
+
+
+def _not_asked(grid: GridResults) -> list[str]:
+    """What no score can say, for want of an arm."""
+    reference = grid.reference_warmup
+    baselines = {cell.baseline for cell in grid.cells}
+    items = []
+    if 0 not in grid.warmups:
+        items.append("No arm without warm-up: who needs it cannot be said, and Δ is undefined.")
+    elif not reference or reference not in grid.warmups:
+        items.append("No arm with a reference warm-up to compare with: Δ is undefined.")
+    if not baselines & set(grid.variants):
+        items.append(
+            "No arm of a baseline: no variant can be said to need warm-up more than another."
+        )
+    return items
+
+
+def _early(grid: GridResults) -> list[str]:
+    """Runs that have not yet learned, and runs without the metric of the grid."""
+    items = []
+    early = [cell for cell in grid.finished if cell.outcome == "not_yet_learned"]
+    if early:
+        capped = [cell for cell in early if cell.capped]
+        items.append(
+            f"Not yet learned: {len(early)} of {len(grid.finished)} runs. Their loss was falling "
+            "when the budget ended and lay above the bar of a stall; they did not fail. One cap "
+            f"holds for all variants, so the loss of {len(capped)} of them counts as the unigram "
+            f"entropy in every score, though it ended higher: {_named(capped) or 'none'}. A longer "
+            "budget is needed to compare them."
+        )
+    lacking = [cell for cell in grid.finished if cell.metrics.get(grid.metric) is None]
+    if lacking and grid.metric != LOSS:
+        items.append(
+            f"{len(lacking)} of {len(grid.finished)} finished runs have no finite {grid.metric}, "
+            "the metric of the grid; its means leave them out, which flatters their variants: "
+            f"{_named(lacking)}."
+        )
+    return items
+
+
+def _named(cells: Sequence[CellResult]) -> str:
+    """How many cells there are of each variant and warm-up."""
+    found = Counter(f"{cell.variant} at warm-up {cell.warmup or 0:,}" for cell in cells)
+    return ", ".join(f"{count} of {where}" for where, count in found.items())
+
+
+def _damaged(grid: GridResults) -> list[str]:
+    lines = damaged_files(grid)
+    if not lines:
+        return []
+    return [
+        f"{len(lines)} files are damaged, and what they held is missing here: {'; '.join(lines)}. "
+        "`ablate doctor` says what can be mended."
+    ]

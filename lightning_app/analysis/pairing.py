@@ -1,0 +1,165 @@
+"""The runs of each variant, and runs of the same seeds compared at several settings."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_app.analysis.grid_results import CellResult, GridResults, failures
+from lightning_app.analysis.score import Score, join_notes
+from lightning_app.analysis.statistics import ended_alike, mean, seeds_interval
+
+NEVER = "never learned"
+IS_BASELINE = "is the baseline"
+NOT_YET = "not yet learned within this budget"
+LEARNED = 0.1  # nats under `H_uni` that a mean loss must reach to count as having learned anything
+
+Key = tuple[int, float, int]  # warm-up, rate, seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """The planned cells of one variant within one group of the other axes.
+
+    `cells` holds the finished ones.
+    """
+
+    group: str
+    variant: str
+    baseline: str | None
+    planned: frozenset[Key]
+    cells: Mapping[Key, CellResult] = field(repr=False)
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({lr for _, lr, _ in self.planned})
+
+    @property
+    def warmups(self) -> list[int]:
+        return sorted({warmup for warmup, _, _ in self.planned})
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for _, _, seed in self.planned})
+
+    def at(self, points: Iterable[tuple[int, float]]) -> "Paired":
+        """The seeds that finished at every one of the (warm-up, rate) points."""
+        points = sorted(set(points))
+        planned = [s for s in self.seeds if all((*point, s) in self.planned for point in points)]
+        seeds = [s for s in planned if all((*point, s) in self.cells for point in points)]
+        return Paired(self.cells, points, seeds, len(planned))
+
+
+class Paired:
+    """Losses of the same seeds at several (warm-up, rate) points."""
+
+    def __init__(
+        self,
+        cells: Mapping[Key, CellResult],
+        points: Sequence[tuple[int, float]],
+        seeds: Sequence[int],
+        planned: int,
+    ) -> None:
+        self.points, self.seeds, self.planned = points, seeds, planned
+        self.runs = {(point, s): cells[(*point, s)] for point in points for s in seeds}
+
+    def losses(self, point: tuple[int, float]) -> list[float]:
+        return [self.runs[point, seed].loss for seed in self.seeds]
+
+    def mean(self, point: tuple[int, float]) -> float:
+        return mean(self.losses(point))
+
+    @property
+    def entropy(self) -> float:
+        return mean([cell.entropy for cell in self.runs.values()])
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        diverged = sum(cell.state == "diverged" for cell in self.runs.values())
+        return {"seeds": len(self.seeds), "cells": len(self.runs), "diverged": diverged}
+
+    @property
+    def missing(self) -> str:
+        return join_notes(unfinished("seeds", self.planned, len(self.seeds)), self.early)
+
+    @property
+    def early(self) -> str:
+        """Which runs have not yet learned and so count as the unigram entropy."""
+        counted = [
+            f"{capped} of {len(self.seeds)} at warm-up {point[0]}"
+            for point in self.points
+            if (capped := sum(self.runs[point, seed].capped for seed in self.seeds))
+        ]
+        if not counted:
+            return ""
+        return f"not yet learned {' and '.join(counted)}, counted as the unigram entropy"
+
+    def failed(self, point: tuple[int, float]) -> list[bool]:
+        return [self.runs[point, seed].state == "diverged" for seed in self.seeds]
+
+    @property
+    def mixed(self) -> str:
+        """Why there is no interval over these seeds, where some failed and others did not."""
+        counted = [
+            f"{sum(self.failed(point))} of {len(self.seeds)} at warm-up {point[0]}"
+            for point in self.points
+            if not ended_alike(self.failed(point))
+        ]
+        if not counted:
+            return ""
+        return f"{failures(self.runs.values())} {' and '.join(counted)}, so no interval over seeds"
+
+
+def arms(grid: GridResults) -> list[Arm]:
+    """The cells by group and variant."""
+    planned: dict[tuple[str, str], dict[Key, CellResult]] = {}
+    for cell in grid.cells:
+        key = (cell.warmup or 0, cell.lr or 0.0, cell.seed or 0)
+        planned.setdefault((cell.group, cell.variant), {})[key] = cell
+    return [
+        Arm(
+            group=group,
+            variant=variant,
+            baseline=next(iter(cells.values())).baseline,
+            planned=frozenset(cells),
+            cells={key: cell for key, cell in cells.items() if cell.finished},
+        )
+        for (group, variant), cells in planned.items()
+    ]
+
+
+def mean_loss(cells: Sequence[CellResult]) -> tuple[float, float, float]:
+    """The mean loss of the finished runs of one point, and its t interval over seeds."""
+    losses = [cell.loss for cell in cells]
+    low, high, _ = seeds_interval(losses, [cell.failed for cell in cells])
+    return mean(losses), low, high
+
+
+def unfinished(what: str, planned: int, finished: int) -> str:
+    """How many of the planned runs or seeds a score does not have, in words."""
+    missing = planned - finished
+    return f"{missing} of {planned} {what} not finished" if missing else ""
+
+
+def why_nothing(pairs: Paired) -> str:
+    """Why there is nothing to score, empty if there is something."""
+    return "" if pairs.seeds else "no seed has finished every run that it needs"
+
+
+def why_never_learned(pairs: Paired, point: tuple[int, float]) -> str:
+    """Why no score is defined: at this point the variant never learned; empty if it did."""
+    if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
+        return ""
+    ends = {pairs.runs[point, seed].outcome for seed in pairs.seeds}
+    early = "not_yet_learned" in ends and ends <= {"not_yet_learned", "trained"}
+    return NOT_YET if early else NEVER
+
+
+def score_identity(arm: Arm, lr: float, score: str) -> dict[str, Any]:
+    """The fields that identify a score."""
+    return {"group": arm.group, "lr": lr, "variant": arm.variant, "score": score}
+
+
+def undefined(arm: Arm, lr: float, score: str, reason: str, pairs: Paired | None = None) -> Score:
+    """A score without a value, with the reason in its note."""
+    counts: dict[str, Any] = pairs.counts if pairs else {}
+    return Score(**score_identity(arm, lr, score), **counts, note=reason)

@@ -1,0 +1,55 @@
+"""One score of one variant, its row in `sensitivity.csv`, and the notes that go with it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
+
+    `each` holds seed and value where there are fewer than 5 seeds, or no interval as some seeds
+    failed; `bootstrap` the ends of the bootstrap-t interval, from 5 seeds. The table has both in
+    the note.
+    """
+
+    group: str
+    lr: float
+    variant: str
+    score: str
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    p_holm: float = math.nan
+    seeds: int = 0
+    cells: int = 0
+    diverged: int = 0
+    note: str = ""
+    each: tuple[tuple[int, float], ...] = ()
+    bootstrap: tuple[float, float] | None = None
+
+
+def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
+    """The scores as a table, one row per group, rate, variant and score."""
+    import pandas as pd
+
+    columns = [column.name for column in fields(Score)][:-2]
+    table = []
+    for row in rows:
+        listed = ", ".join(f"{seed}: {value:.4f}" for seed, value in row.each)
+        ends = ", ".join(f"{end:.4f}" for end in row.bootstrap or ())
+        note = join_notes(
+            row.note, listed and f"per seed {listed}", ends and f"bootstrap-t [{ends}]"
+        )
+        table.append(asdict(row) | {"note": note})
+    return pd.DataFrame(table, columns=columns)
+
+
+def join_notes(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

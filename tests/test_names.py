@@ -1,0 +1,74 @@
+"""One name, one meaning: classes and public functions of the package, and the length of modules."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "lightning_app"
+FILES = sorted(PACKAGE.rglob("*.py"))
+MOST_LINES = 400
+
+LONGER: dict[str, str] = {
+    "data/synthetic.py": "the grammar and the vocabulary of the synthetic corpus: a table",
+    "blocks/presets.py": "becomes a package",
+    "ablation/trial.py": "the body of a worker",
+    "ablation/grid.py": "becomes several modules",
+    "ablation/plan.py": "becomes several modules",
+    "ablation/doctor/command.py": "becomes smaller",
+}
+"""Longer modules, each with a reason."""
+
+COMMANDS = "the function that reads the arguments of a command, and the work of that command"
+TO_RENAME = (
+    *("Clock", "Layer", "Linear", "Options", "Run", "Score", "Shape", "Source", "Stop"),
+    *("count_devices", "data_config", "fraction", "gains", "gather", "join", "key_of"),
+    *("output_sums", "parse", "plain", "read_lines", "read_progress", "report", "run_cell"),
+    *("same", "show", "spread", "variant", "work"),
+)
+SHARED: dict[str, str] = {
+    **dict.fromkeys(("bench", "blocks", "prepare", "probe", "submit", "translate"), COMMANDS),
+    **dict.fromkeys(TO_RENAME, "not yet renamed"),
+}
+"""Names that several modules define, each with a reason."""
+
+
+def definitions(path: Path) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+    """Yield the classes and functions of a module; of its methods none."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name, node
+
+
+def places(kind: type[ast.ClassDef | ast.FunctionDef]) -> dict[str, list[str]]:
+    """Return the modules that define each name; a private class counts without its underscore."""
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for name, node in definitions(path):
+            if isinstance(node, kind):
+                spelling = name.lstrip("_") if kind is ast.ClassDef else name
+                found.setdefault(spelling, []).append(path.relative_to(PACKAGE).as_posix())
+    return found
+
+
+def repeated(kind: type[ast.ClassDef | ast.FunctionDef]) -> dict[str, list[str]]:
+    return {
+        name: modules
+        for name, modules in places(kind).items()
+        if len(modules) > 1 and not name.startswith("_")
+    }
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    assert {n: m for n, m in repeated(ast.ClassDef).items() if n not in SHARED} == {}
+
+
+def test_a_public_function_has_a_name_of_its_own() -> None:
+    assert {n: m for n, m in repeated(ast.FunctionDef).items() if n not in SHARED} == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_a_module_is_short(path: Path) -> None:
+    if path.relative_to(PACKAGE).as_posix() not in LONGER:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
