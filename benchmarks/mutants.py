@@ -165,6 +165,8 @@ MUTANTS = (
     mutant(
         "two streams end without the first",
         PRESETS,
+        "return stream.x + final_norm(stream.total)",
+        "return final_norm(stream.total)",
         "return stream.x + self.final_norm(stream.total)",
         "return self.final_norm(stream.total)",
     ),
@@ -221,6 +223,8 @@ MUTANTS = (
     mutant(
         "t_fixup encoder scale",
         at("blocks/test_presets.py", "models/test_initialization.py"),
+        "0.67 * depth**-0.25",
+        "0.67 * depth**-0.5",
         "0.67 * stack.depth**-0.25",
         "0.67 * stack.depth**-0.5",
     ),
@@ -324,13 +328,13 @@ MUTANTS = (
     ),
     mutant(
         "one more sentence of a validation is decoded",
-        TASKS,
+        at("objectives", "tasks", "callbacks/test_pictures.py"),
         "wanted &= batch.index < limit",
         "wanted &= batch.index <= limit",
     ),
     mutant(
         "cased bleu",
-        TASKS,
+        at("objectives", "tasks", "callbacks/test_pictures.py", "test_module.py"),
         "tokenize=how, lowercase=True",
         "tokenize=how, lowercase=False",
     ),
@@ -415,6 +419,8 @@ MUTANTS = (
         MASKED,
         "(FIXED_SEED, 0) if self._seed is None",
         "(FIXED_SEED, epoch) if self._seed is None",
+        "(FIXED_SEED, 0) if self.seed is None",
+        "(FIXED_SEED, epoch) if self.seed is None",
     ),
     mutant(
         "a batch leaves its budget unused",
@@ -440,13 +446,13 @@ MUTANTS = (
     # Checkpoints and going on.
     mutant(
         "other wiring in a checkpoint is let through",
-        at("ablation/test_checkpoint.py"),
+        at("ablation/test_trial.py"),
         'for part in ("block", "architecture"):',
         'for part in ("architecture",):',
     ),
     mutant(
         "other data of a checkpoint is let through",
-        at("ablation/test_checkpoint.py", "data/test_datamodule.py", "ablation/test_corpora.py"),
+        at("test_damage.py"),
         'if there != here:\n            raise UserError(\n                f"is of other data',
         'if False:\n            raise UserError(\n                f"is of other data',
         "if there != here:",

@@ -158,3 +158,39 @@ def test_a_step_that_is_not_logged_never_waits(
 def test_tf32_is_off_unless_asked_for() -> None:
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_dropout_draws_anew_at_each_step_batch_and_rank(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second epoch has the same batches at other steps; two ranks have different shares."""
+    trained = module(dropout=0.3)
+    corpus = data(cache)
+    corpus.prepare_data()
+    corpus.setup("fit")
+    trained.build(corpus.vocab_size)
+    batch = next(iter(corpus.train_dataloader()))
+    draws = []
+    for step, index, rank in ((0, 0, 0), (9, 0, 0), (0, 1, 0), (0, 0, 1)):
+        monkeypatch.setattr(TransformerModule, "global_step", property(lambda _, s=step: s))
+        monkeypatch.setattr(TransformerModule, "global_rank", property(lambda _, r=rank: r))
+        trained.on_train_batch_start(batch, index)
+        draws.append(float(torch.rand(())))
+        trained.on_train_batch_start(batch, index)
+        assert float(torch.rand(())) == draws[-1]
+    assert len(set(draws)) == 4
+
+
+def test_each_evaluation_is_of_its_own_weights(tmp_path: Path, cache: str) -> None:
+    """Nothing of a validation is left in the sums of the next."""
+    trained, corpus = module(), data(cache)
+    fitter = trainer(tmp_path, limit_val_batches=2)
+    (first,) = fitter.validate(trained, corpus, verbose=False)
+    assert trained.model is not None
+    with torch.no_grad():
+        for parameter in trained.model.parameters():
+            parameter.mul_(3.0)
+    (second,) = fitter.validate(trained, corpus, verbose=False)
+    (again,) = fitter.validate(trained, corpus, verbose=False)
+    assert second == again
+    assert second["val/nll"] != pytest.approx(first["val/nll"], rel=1e-3)

@@ -84,3 +84,9 @@ def test_equal_batches(rows: int, size: int):
         batches = equal_batches(rows, size, shuffle)
         assert sorted(np.concatenate(batches).tolist()) == list(range(rows))
         assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
+
+
+def test_a_batch_takes_what_its_budget_holds_to_the_last_token() -> None:
+    lengths = np.array([4] * 6)
+    assert [len(rows) for rows in global_batches(lengths, lengths, 12)] == [3, 3]
+    assert [len(rows) for rows in global_batches(lengths, lengths, 11)] == [2, 2, 2]

@@ -92,6 +92,15 @@ def test_what_cannot_change_a_result_leaves_the_id(fields: dict[str, Any], plain
     assert cell_id(config(**fields)) == plain
 
 
+def test_a_number_of_batches_is_no_share_of_them() -> None:
+    """For the Trainer 1 is one batch and 1.0 is all; a pinned default keeps its type."""
+    whole = relevance.relevant(config(seed_everything=1))
+    changed = relevance.relevant({**config(), "seed_everything": 1.0})
+    assert changed == {**whole, "seed_everything": 1.0}
+    some, share = (cell_id(config(trainer__limit_train_batches=n)) for n in (1, 1.0))
+    assert some != share
+
+
 def test_a_limit_of_the_test_split_counts_where_it_is_evaluated() -> None:
     without = {"model__objective__evaluate_test": False}
     limited = config(**without, trainer__limit_test_batches=2)
