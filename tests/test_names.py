@@ -12,7 +12,6 @@ MOST_LINES = 400
 
 LONGER: dict[str, str] = {
     "data/synthetic.py": "the grammar and the vocabulary of the synthetic corpus: a table",
-    "blocks/presets.py": "becomes a package",
     "ablation/trial.py": "the body of a worker",
     "ablation/grid.py": "becomes several modules",
     "ablation/plan.py": "becomes several modules",
@@ -23,7 +22,7 @@ LONGER: dict[str, str] = {
 COMMANDS = "the function that reads the arguments of a command, and the work of that command"
 TO_RENAME = (
     *("Clock", "Layer", "Linear", "Options", "Run", "Score", "Shape", "Source", "Stop"),
-    *("count_devices", "data_config", "fraction", "gains", "gather", "join", "key_of"),
+    *("count_devices", "data_config", "fraction", "gains", "growth", "gather", "join", "key_of"),
     *("output_sums", "parse", "plain", "read_lines", "read_progress", "report", "run_cell"),
     *("same", "show", "spread", "variant", "work"),
 )
