@@ -143,10 +143,21 @@ def _differing(tree: Tree, known: Mapping[str, Any], name: Callable[[str], str])
         if pinned in known:
             is_default = _same(value, known[pinned])
         else:
-            is_default = _is_new_default(pinned, value)
+            is_default = _is_new_default(pinned, value) or _is_new_slot(pinned, value)
         if not is_default:
             found[key] = value
     return found
+
+
+def _is_new_slot(key: str, value: Any) -> bool:
+    """Whether a field of a block that came after the pins is absent there: null, false or none.
+
+    So a new slot of a block leaves the ids of all blocks that do not use it as they are.
+    """
+    if not key.startswith("blocks.") or value not in (None, False, "none"):
+        return False
+    siblings = key.rpartition(".")[0] + "."
+    return any(pinned.startswith(siblings) for pinned in pins()["blocks"])
 
 
 def _is_new_default(key: str, value: Any) -> bool:

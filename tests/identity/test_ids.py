@@ -229,3 +229,14 @@ def test_a_run_from_the_checkpoint_of_another_is_another_experiment() -> None:
     assert long.going_on(None, "z").id not in (long.id, extended.id)
     longer = record(trainer__max_steps=8).going_on(extended, "y")
     assert longer.config["continued_from"] == ["x", "y"]
+
+
+@pytest.mark.parametrize("absent", [None, False, "none"])
+def test_a_new_slot_changes_no_id_of_blocks_without_it(absent: Any) -> None:
+    block = {"around_self": {"norm_input": "layer_norm"}, "layout": "sequential"}
+    before = relevant_blocks({"encoder": {"blocks": [block]}})
+    around = {"norm_input": "layer_norm", "new_gate": absent}
+    after = {"around_self": around, "layout": "sequential", "new_slot": absent}
+    assert relevant_blocks({"encoder": {"blocks": [after]}}) == before
+    used = relevant_blocks({"encoder": {"blocks": [{**after, "new_slot": "conv"}]}})
+    assert used["encoder.0"] == {**before["encoder.0"], "new_slot": "conv"}
