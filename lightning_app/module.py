@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torchmetrics import SumMetric
 
+from lightning_app.blocks.auxiliary import auxiliary_terms
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Block
 from lightning_app.bounds import check_accumulation
@@ -18,7 +19,7 @@ from lightning_app.objectives.base import ObjectiveConfig, Sums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
 from lightning_app.steps import is_logged
-from lightning_app.tasks.base import build_task
+from lightning_app.tasks.base import build_task, join
 
 
 def mix(*numbers: int) -> int:
@@ -144,19 +145,25 @@ class TransformerModule(pl.LightningModule):
         self.profiled = True
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        assert self.model is not None
         sums = self.objective.sums(self.model, batch)
         loss, nll = sums.loss / batch.normalizer, sums.nll / batch.normalizer
+        terms = auxiliary_terms(self.model, batch.normalizer)
+        for term in terms.values():
+            loss = loss + term
         step = self.global_step + 1
         if is_logged(self.trainer, step):
-            self._log_training(loss.detach(), nll, step)
+            parts = {"train/loss": loss, "train/nll": nll}
+            parts |= {f"train/aux/{name}": term for name, term in terms.items()}
+            self._log_training(parts, step)
         return {"loss": loss, "nll": nll}
 
-    def _log_training(self, loss: torch.Tensor, nll: torch.Tensor, step: int) -> None:
+    def _log_training(self, parts: dict[str, torch.Tensor], step: int) -> None:
         # The mean over ranks of (share / (tokens / world)) is the global loss.
-        both = self.trainer.strategy.reduce(torch.stack([loss, nll]), reduce_op="mean")
-        values = both.tolist()
+        stacked = torch.stack([part.detach() for part in parts.values()])
+        values = self.trainer.strategy.reduce(stacked, reduce_op="mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        logged = {"train/loss": values[0], "train/nll": values[1], "train/lr": rate}
+        logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
         for logger in self.loggers:
             logger.log_metrics(logged, step=step)
 
@@ -237,6 +244,8 @@ class TransformerModule(pl.LightningModule):
         checkpoint["vocab_size"] = self.vocab_size
         checkpoint["profiled"] = self.profiled
         checkpoint["finite"] = is_finite(checkpoint["state_dict"])
+        if streams := join(self.objective.streams()):
+            checkpoint["streams"] = streams
         # A run that is killed after this goes on from here: what it logged must be there then.
         for logger in self.loggers:
             logger.save()
@@ -245,3 +254,4 @@ class TransformerModule(pl.LightningModule):
         if self.model is None:
             self.build(checkpoint["vocab_size"])
         self.profiled = checkpoint["profiled"]
+        self.objective.load_streams(checkpoint.get("streams", {}))

@@ -1,5 +1,6 @@
 """The one module: checkpoints that load safely, and training that goes on from them."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_app.blocks.attention import ShapingSpec
+from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term
 from lightning_app.blocks.residual import Gain
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.interruption import SaveOnInterrupt
@@ -18,6 +20,7 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule
+from lightning_app.tasks.base import Task
 from lightning_app.tasks.translation import TranslationBatch
 from tests.runs import data, module, trainer
 
@@ -194,3 +197,57 @@ def test_each_evaluation_is_of_its_own_weights(tmp_path: Path, cache: str) -> No
     (again,) = fitter.validate(trained, corpus, verbose=False)
     assert second == again
     assert second["val/nll"] != pytest.approx(first["val/nll"], rel=1e-3)
+
+
+class Penalty(torch.nn.Module, AuxiliaryTerms):
+    """A stand-in for a part of a model with a penalty on its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.span = torch.nn.Parameter(torch.tensor(2.0))
+
+    def auxiliary_terms(self) -> dict[str, Term]:
+        return {"span": Term(self.span, weight=0.25)}
+
+
+def test_auxiliary_terms_are_trained_and_logged(tmp_path: Path, cache: str) -> None:
+    def losses(*, penalised: bool) -> tuple[dict[str, float], Any]:
+        pl.seed_everything(3)
+        system = module("masked_lm", preset="pre_ln")
+        datamodule = data(cache, "masked_lm")
+        datamodule.prepare_data()
+        datamodule.setup()
+        system.build(datamodule.vocab_size)
+        if penalised:
+            assert system.model is not None
+            system.model.penalty = Penalty()
+        folder = tmp_path / str(penalised)
+        fitter = trainer(folder, max_steps=1, logger=CSVLogger(folder), log_every_n_steps=1)
+        fitter.fit(system, datamodule=datamodule)
+        rows = csv.DictReader(next(folder.rglob("metrics.csv")).read_text().splitlines())
+        values = {k: float(v) for row in rows for k, v in row.items() if v}
+        return values, system.model
+
+    (plain, _), (found, model) = losses(penalised=False), losses(penalised=True)
+    assert "train/aux/span" not in plain
+    assert found["train/aux/span"] == 0.5
+    assert found["train/loss"] == pytest.approx(plain["train/loss"] + 0.5)
+    assert found["train/nll"] == plain["train/nll"]
+    assert float(model.penalty.span.detach()) < 2.0
+
+
+def test_the_state_of_streams_is_in_the_checkpoint(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = module("masked_lm", preset="pre_ln")
+    kept = {0: torch.randn(2, 3), 7: torch.randn(2, 3)}
+    monkeypatch.setattr(trained.objective, "streams", lambda: kept)
+    fitter = trainer(tmp_path, max_steps=1)
+    fitter.fit(trained, datamodule=data(cache, "masked_lm"))
+    fitter.save_checkpoint(tmp_path / "x.ckpt")
+    loaded: list[Any] = []
+    monkeypatch.setattr(Task, "load_streams", lambda self, streams: loaded.append(streams))
+    TransformerModule.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    (streams,) = loaded
+    assert list(streams) == [0, 7]
+    assert all(torch.equal(streams[number], kept[number]) for number in kept)

@@ -85,6 +85,17 @@ class Task(ABC):
     def sums(self, model: Any, batch: Any) -> Sums:
         """Return the sums over the predicted tokens of `batch`, differentiable once."""
 
+    def streams(self) -> Mapping[int, Any]:
+        """Return the state that training keeps for each stream of text of this rank.
+
+        Streams have numbers of their own, whatever the number of ranks. The state of all of them is
+        part of a checkpoint: tensors and plain values, with the tensors on the CPU.
+        """
+        return {}
+
+    def load_streams(self, streams: Mapping[int, Any]) -> None:  # noqa: B027
+        """Go on from the state of all streams, of which a rank takes its own."""
+
     def start_decoding(self) -> None:  # noqa: B027
         """Forget what an earlier evaluation decoded."""
 
@@ -175,6 +186,15 @@ def task_class(name: str) -> type[Task]:
 def build_task(config: ObjectiveConfig) -> Task:
     """Return the task that `config` names."""
     return task_class(config.kind)(config)
+
+
+def join(parts: Mapping[int, Any]) -> dict[int, Any]:
+    """Join what the ranks hold by number, each number once."""
+    if not torch.distributed.is_initialized():
+        return dict(parts)
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, parts)
+    return {number: value for part in gathered for number, value in part.items()}
 
 
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:

@@ -17,7 +17,7 @@ from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import Marks, SearchConfig, search
 from lightning_app.objectives.base import ObjectiveConfig, Sums
 from lightning_app.objectives.output import output_sums
-from lightning_app.tasks.base import Predictions, Task, task
+from lightning_app.tasks.base import Predictions, Task, join, task
 
 GREEDY = SearchConfig(beam=1)
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
@@ -107,15 +107,6 @@ class TranslationRows:
         )
 
 
-def gather(hypotheses: dict[int, list[int]]) -> dict[int, list[int]]:
-    """Join the hypotheses of all ranks by the row they translate, each row once."""
-    if not torch.distributed.is_initialized():
-        return hypotheses
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, hypotheses)
-    return {row: tokens for part in parts for row, tokens in part.items()}
-
-
 @task("translation")
 @final
 class Translation(Task):
@@ -184,7 +175,7 @@ class Translation(Task):
         ``bleu``: tokenised and lower-cased, as the papers report it. ``sacrebleu`` (test alone):
         detokenised (Post 2018, 1804.08771); its signature is kept.
         """
-        hypotheses = gather(self._hypotheses)
+        hypotheses = join(self._hypotheses)
         if not hypotheses:
             return {}
         split = "valid" if stage == "val" else stage
