@@ -34,8 +34,8 @@ CELL = """
 import json, multiprocessing, resource, sys, time
 from pathlib import Path
 from lightning_app.ablation import program
-from lightning_app.ablation.grid import read_grid
-from lightning_app.ablation.plan import cell_tree, combinations
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.cells import cell_tree, combinations
 from lightning_app.ablation.supervision.process import Job, prepare_data, run_rank
 from lightning_app.ablation.supervision.slots import Slot
 
@@ -62,7 +62,7 @@ def used():
     return usage.ru_utime + usage.ru_stime
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
-grid = read_grid("demo")
+grid = read_spec("demo")
 tree = cell_tree(grid.base_config, list(combinations(grid))[number])
 receiver, sender = fork.Pipe(duplex=False)
 in_child(plan, tree, sender)

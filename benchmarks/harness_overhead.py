@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 import yaml
 
-from lightning_app.ablation.trial import Run
+from lightning_app.ablation.run import Run
 from lightning_app.config import resolve
 from lightning_app.optim import build_optimizer, build_schedule
 from lightning_app.parser import data_module, transformer_module

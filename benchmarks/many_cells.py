@@ -35,7 +35,8 @@ from typing import IO, Any
 
 import yaml
 
-from lightning_app.ablation.plan import Cell, Plan, load_plan
+from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.plan import Plan, load_plan
 from lightning_app.blocks.presets import PRESETS
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"

@@ -50,7 +50,7 @@ def add_storage(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--storage",
         metavar="URL",
-        help="the queue: journal, postgresql://user@host/db, grpc://host:port or sqlite:///FILE "
+        help="the queue: journal, postgresql://user@host/db or sqlite:///FILE "
         "(default: ABLATE_STORAGE, else a journal in the grid's folder)",
     )
 
@@ -91,7 +91,7 @@ def add_run(command: argparse.ArgumentParser) -> None:
 
 
 def add_submit(command: argparse.ArgumentParser) -> None:
-    """Add what SLURM is told; options of `ablate run` follow after ``--``."""
+    """Add the options for SLURM, and those of `ablate run` for each supervisor."""
     add = command.add_argument
     add("--array", type=int, default=1, metavar="N", help="supervisors, one a job (default: 1)")
     add("--concurrent", type=int, metavar="M", help="at most M of them at once")
@@ -121,20 +121,13 @@ def add_submit(command: argparse.ArgumentParser) -> None:
 
 
 def add_storage_commands(command: argparse.ArgumentParser) -> None:
-    """Add `storage serve` and `storage proxy`."""
+    """Add `storage serve`."""
     parts = command.add_subparsers(dest="action", metavar="ACTION", required=True)
     text = "start a PostgreSQL for the queue; it ends with Ctrl-C and keeps its data"
     serve = parts.add_parser("serve", help=text, description=text, allow_abbrev=False)
     serve.add_argument("--dir", type=Path, required=True, metavar="D", help="its folder")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
     serve.add_argument("--port", type=int, default=5433, help="default: 5433; 0: any free one")
-    text = "start Optuna's proxy, which spares a database many connections"
-    proxy = parts.add_parser("proxy", help=text, description=text, allow_abbrev=False)
-    add_storage(proxy)
-    proxy.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
-    proxy.add_argument("--port", type=int, default=13000, help="default: 13000; 0: any free one")
-    text = "as the supervisors have it (default: 120)"
-    proxy.add_argument("--lost-after", type=float, default=120.0, metavar="SECONDS", help=text)
 
 
 def add_bench(command: argparse.ArgumentParser) -> None:

@@ -64,7 +64,7 @@ def lightning(args: argparse.Namespace) -> int:
     files = [b for a, b in pairwise(args.rest) if a in ("--config", "-c")]
     files += [a.removeprefix("--config=") for a in args.rest if a.startswith("--config=")]
     precheck(files, args.rest, args.command)
-    from lightning_app.ablation.trial import Run
+    from lightning_app.ablation.run import Run
 
     try:
         Run([args.command, *args.rest])
@@ -87,13 +87,13 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.overview import plan_command
+    from lightning_app.ablation.plan_command import plan_command
 
     return plan_command(args.grid, args.experiments, probe=args.probe, as_json=args.json)
 
 
 def run(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.commands import run_command
+    from lightning_app.ablation.run_command import run_command
     from lightning_app.ablation.supervision.options import Options
 
     options = Options.of(vars(args))
@@ -101,13 +101,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def status(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.status import status_command
+    from lightning_app.ablation.status_command import status_command
 
     return status_command(args.grid, args.experiments, as_json=args.json)
 
 
 def report(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.commands import report_command
+    from lightning_app.ablation.report_command import report_command
 
     if args.port is not None and not args.serve:
         raise UserError("--port: is the port of --serve, which is not given")
@@ -125,7 +125,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.slurm.submit import run_options, submit_command
+    from lightning_app.ablation.submit import run_options, submit_command
     from lightning_app.ablation.supervision.options import Options
 
     Options.of(vars(args))  # refused here, not in each job
@@ -151,20 +151,16 @@ def submit(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.doctor.command import doctor_command
+    from lightning_app.ablation.doctor import doctor_command
 
     return doctor_command(args.grid, args.experiments, storage=args.storage, fix=args.fix)
 
 
 def storage(args: argparse.Namespace) -> int:
-    from lightning_app.ablation.queue.server import proxy_command, serve_command
-    from lightning_app.ablation.supervision.options import check_count
+    from lightning_app.ablation.queue.server import serve_command
 
     check_port(args.port)
-    if args.action == "serve":
-        return serve_command(args.dir, args.host, args.port)
-    check_count("--lost-after", args.lost_after)
-    return proxy_command(args.storage, args.host, args.port, args.lost_after)
+    return serve_command(args.dir, args.host, args.port)
 
 
 def probe(args: argparse.Namespace) -> int:
@@ -266,11 +262,11 @@ def build_parser() -> argparse.ArgumentParser:
     command = add("submit", submit, "run a grid on a SLURM cluster: an array of supervisors")
     add_grid(command)
     add_submit(command)
-    command = add("doctor", doctor, "look for damage in a grid's folder and its queue; --fix mends")
+    command = add("doctor", doctor, "look for damage in the folders of a grid; --fix repairs")
     add_grid(command)
     add_storage(command)
     command.add_argument("--fix", action="store_true", help="repair what can be repaired safely")
-    command = add("storage", storage, "a queue for several hosts: serve a database, or a proxy")
+    command = add("storage", storage, "a queue for several hosts: serve a database")
     add_storage_commands(command)
 
     command = add("probe", probe, "signals and gradients of a block, as numbers and figures")

@@ -85,11 +85,23 @@ def writing_in(folder: Path) -> Iterator[None]:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path`, or `path` with the first number from 2 on that nothing is named by."""
+    """Return `path`, or `path` with the first number from 2 on that is no existing name."""
     if not os.path.lexists(path):
         return path
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
     return next(each for each in numbered if not os.path.lexists(each))
+
+
+def move(source: Path, target: Path) -> Path:
+    """Rename a file or folder to `target` or, if that exists, to a free name beside it.
+
+    Returns the path that it has then. Raises `UserError` if a folder cannot be written.
+    """
+    target = free_name(target)
+    with writing_in(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with writing_in(source.parent):
+        return source.rename(target)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from lightning_app.ablation.checkpoint import (
     find_checkpoint,
 )
 from lightning_app.ablation.display import plain_console
-from lightning_app.ablation.trial import run_name
+from lightning_app.ablation.run import run_name
 from lightning_app.config import check
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id

@@ -32,7 +32,8 @@ PACKAGES = (
 APART = (
     *("analysis", "bench", "catalogue", "identity", "theory"),
     *("__init__.py", "__main__.py", "archive.py", "arguments.py", "bounds.py", "cli.py"),
-    *("errors.py", "experiment.py", "files.py", "hardware.py", "importing.py", "memory.py"),
+    *("errors.py", "experiment.py", "files.py", "grid_axes.py", "grid_folder.py", "hardware.py"),
+    *("importing.py", "memory.py", "run_folder.py", "run_state.py"),
     *("mixtures.py", "names.py", "precheck.py", "preparation.py", "probing.py", "provenance.py"),
     *("records.py", "saved.py", "shipped.py", "tables.py", "translate.py"),
     *("probes/figures.py", "probes/pictures.py"),
@@ -40,7 +41,7 @@ APART = (
 """Folders and files of the package that cannot change a number of a run. All others count, so that
 a new file counts until it is listed here."""
 
-ABLATION = ("trial.py", "checkpoint.py", "supervision/ranks.py")
+ABLATION = ("run.py", "run_cell.py", "run_output.py", "checkpoint.py", "supervision/ranks.py")
 """The files of `ablation` that count: the others plan, queue, supervise and show."""
 
 _SECONDS = 10.0  # that git may take

@@ -58,7 +58,7 @@ def read_state(
         folder: The run's folder, which need not exist.
         identity: The id that its result must have.
         metric: The metric of its grid, which a trained run must have reported.
-        prunes: Whether the grid has a pruner. If not, `pruned.json` means nothing.
+        prunes: Whether the grid has a pruner. If not, a run that was pruned is to go on.
 
     Raises:
         DamagedRun: if a result is damaged, belongs to another cell, or is of a newer version.
@@ -69,7 +69,7 @@ def read_state(
         if result := read_result(path, identity, metric):
             return RunState(state="done", attempts=attempts, result=result)
         path = folder.pruned
-        if prunes and (pruned := read_pruned(path, identity)):
+        if (pruned := read_pruned(path, identity)) and prunes:
             return RunState(state="pruned", attempts=attempts, pruned=pruned)
     except Unsound as error:
         raise DamagedRun(path, error) from error

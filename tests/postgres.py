@@ -118,14 +118,3 @@ def serve(folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
-
-
-@contextmanager
-def proxy(storage: str, lost_after: int = 120) -> Iterator[Command]:
-    """Serve `storage` by gRPC on a free port of loopback."""
-    seconds = str(lost_after)
-    command = Command("proxy", "--storage", storage, "--port", "0", "--lost-after", seconds)
-    try:
-        yield command
-    finally:
-        command.stop()

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.grid import read_grid
-from lightning_app.ablation.plan import cell_tree, expand
-from lightning_app.ablation.trial import run_cell
+from lightning_app.ablation.cells import cell_tree
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import expand
+from lightning_app.ablation.run_cell import run_cell
 from lightning_app.config import resolve
 from lightning_app.experiment import identity_of
 
@@ -28,7 +29,7 @@ def test_a_base_is_a_config_of_its_own(path: Path) -> None:
 def test_a_grid_has_the_cells_that_it_states(path: Path) -> None:
     stated = re.search(r"^# (\d+) cells: (.*)", path.read_text(), re.M)
     assert stated, "the opening states the number of cells"
-    plan, configs = expand(read_grid(path), resolve, partial(identity_of, fetch=False))
+    plan, configs = expand(read_spec(path), resolve, partial(identity_of, fetch=False))
     assert plan.name == path.stem
     assert len(plan.cells) == int(stated[1])
     steps = re.search(r"([\d,]+) steps", stated[2])
@@ -46,7 +47,7 @@ def test_the_first_cell_of_a_grid_trains(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Two steps, on the built-in corpus and with small batches."""
-    grid = read_grid(path)
+    grid = read_spec(path)
     plan, _ = expand(grid, resolve, partial(identity_of, fetch=False))
     tree: dict[str, Any] = cell_tree(grid.base_config, plan.cells[0].axes)
     tree["trainer"] = {**tree["trainer"], "max_steps": 2, "limit_val_batches": 1}

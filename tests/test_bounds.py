@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import expand
 from lightning_app.ablation.resolving import resolve_cell
 from lightning_app.config import resolve
@@ -115,9 +115,9 @@ def grid(folder: Path, tree: dict[str, Any], metric: str = "val/nll", /, **axes:
 def test_a_seed_of_a_grid_is_a_whole_number(tmp_path: Path, seed: Any) -> None:
     """As it is written: the parser would take the text '1' and true."""
     with pytest.raises(UserError, match=r"mine\.yaml: seed_everything: expected a whole number"):
-        read_grid(grid(tmp_path, base(seed_everything=seed), model__optimizer__lr=[0.1]))
+        read_spec(grid(tmp_path, base(seed_everything=seed), model__optimizer__lr=[0.1]))
     with pytest.raises(UserError, match=r"mine\.yaml: axes: seed_everything: expected a whole"):
-        read_grid(grid(tmp_path, base(), seed_everything=[3, seed]))
+        read_spec(grid(tmp_path, base(), seed_everything=[3, seed]))
 
 
 @pytest.mark.parametrize("section", ["model__optimizer__eps", "trainer__x", "data__window"])
@@ -125,9 +125,9 @@ def test_a_seed_of_a_grid_is_a_whole_number(tmp_path: Path, seed: Any) -> None:
 def test_a_number_of_a_grid_is_finite(tmp_path: Path, section: str, value: float) -> None:
     said = rf"{section.replace('__', r'.')}: -?(nan|inf) is not a finite number"
     with pytest.raises(UserError, match=said):
-        read_grid(grid(tmp_path, base(**{section: value}), seed_everything=[1]))
+        read_spec(grid(tmp_path, base(**{section: value}), seed_everything=[1]))
     with pytest.raises(UserError, match=said):
-        read_grid(grid(tmp_path, base(), **{section: [1, value]}))
+        read_spec(grid(tmp_path, base(), **{section: [1, value]}))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_file_that_is_too_much(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"name: mine\n{text}\n")
     with pytest.raises(UserError) as caught:
-        read_grid(path)
+        read_spec(path)
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -177,7 +177,7 @@ def test_a_metric_is_one_that_every_cell_reports(
 ) -> None:
     path = grid(tmp_path, base(name, **fields), metric, seed_everything=[1], **axes)
     with pytest.raises(UserError) as caught:
-        expand(read_grid(path), resolve_cell, identity_of)
+        expand(read_spec(path), resolve_cell, identity_of)
     assert said in str(caught.value)
 
 
@@ -185,4 +185,4 @@ def test_a_metric_that_every_cell_reports_stays_possible(tmp_path: Path) -> None
     tree = base(**{FALSE: True, "model__objective__validation_bleu": 3})
     for metric in ("test/nll", "test/bleu", "test/sacrebleu", "val/bleu", "val/accuracy"):
         path = grid(tmp_path, tree, metric, seed_everything=[1, 2])
-        assert len(expand(read_grid(path), resolve_cell, identity_of)[0].cells) == 2
+        assert len(expand(read_spec(path), resolve_cell, identity_of)[0].cells) == 2

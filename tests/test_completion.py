@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_app import parser
-from lightning_app.ablation.grid import read_grid
-from lightning_app.ablation.plan import cell_tree, combinations, expand
+from lightning_app.ablation.cells import cell_tree, combinations
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import expand
 from lightning_app.completion import complete_plain
 from lightning_app.config import parse, resolve
 from lightning_app.errors import UserError
@@ -40,7 +41,7 @@ def test_every_shipped_config(path: Path) -> None:
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_every_value_of_a_shipped_grid(path: Path) -> None:
-    grid = read_grid(path)
+    grid = read_spec(path)
     seen: set[tuple[str, str]] = set()
     for axes in combinations(grid):
         values = {(axis, json.dumps(value)) for axis, value in axes.items()}
@@ -167,7 +168,7 @@ def test_a_thousand_values_of_an_axis_ask_the_parser_once(
     path = tmp_path / "many.yaml"
     many = {"name": "many", "base_config": tree, "axes": {"model.optimizer.lr": rates}}
     path.write_text(yaml.safe_dump(many))
-    grid, asked, plain = read_grid(path), [], parser.parse
+    grid, asked, plain = read_spec(path), [], parser.parse
 
     def counted(tree: dict[str, Any]) -> dict[str, Any]:
         asked.append(tree)

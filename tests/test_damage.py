@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_app.ablation.checkpoint import WholeCheckpoints
-from lightning_app.ablation.trial import run_cell
+from lightning_app.ablation.run_cell import run_cell
 from lightning_app.cli import main
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare

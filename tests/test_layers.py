@@ -75,6 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "files",
         "importing",
         "memory",
+        "names",
         "parser",
         *FOLDERS,
         "sections",

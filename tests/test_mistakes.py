@@ -105,7 +105,7 @@ MISTAKES = [
     of_grid("run", "max_epochs: 0 trains nothing", grid(axes={"trainer.max_epochs": [0, 1]})),
     of_grid("plan", "only with model.objective.evaluate_test", grid(metric={"name": "test/nll"})),
     of_grid("plan", "only with model.objective.validation_bleu", grid(metric={"name": "val/bleu"})),
-    of_grid("status", "value 1 stands twice", grid(axes={"seed_everything": [1, 1]})),
+    of_grid("status", "value 1 is given twice", grid(axes={"seed_everything": [1, 1]})),
     of_grid("doctor", "is not on the axis", grid(sensitivity={"baseline": "sas"})),
     of_grid("plan", "inf is not a finite number", grid(config(model__optimizer__lr=1e999))),
 ]

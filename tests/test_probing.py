@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from lightning_app.ablation.trial import Run
+from lightning_app.ablation.run import Run
 from lightning_app.cli import main, overrides_of
 from lightning_app.config import resolve
 from lightning_app.datamodule import TextDataModule

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main, parse
@@ -40,7 +40,7 @@ def test_a_command_is_understood(command: str) -> None:
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
         assert config_parser().parse_args(rest).trainer.max_steps > 0
     for grid in getattr(args, "grids", [args.grid] if hasattr(args, "grid") else []):
-        assert read_grid(grid).axes
+        assert read_spec(grid).axes
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if re.match("ablate blocks( \\w+)?$", c)])
@@ -92,4 +92,4 @@ def test_the_example_grid_is_one(tmp_path: Path) -> None:
     tree["base"] = str(Path("ablations").resolve() / tree["base"])
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(tree))
-    assert len(read_grid(path).axes) == 3
+    assert len(read_spec(path).axes) == 3

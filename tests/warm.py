@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("lightning_app.parser", "lightning_app.ablation.trial", "lightning_app.cli")
+MODULES = ("lightning_app.parser", "lightning_app.ablation.run_cell", "lightning_app.cli")
 SIZE = 1 << 20  # bytes of a request
 
 

@@ -1,7 +1,7 @@
-"""Finished runs of planned cells that lie under another name: an id means the same anywhere.
+"""Finished runs of planned cells that have another name: equal ids mean equal experiments.
 
-A cell's run is found in the folder of its grid, though a value of an axis or the axis itself has
-gone since; in that of another grid or of `ablate fit`; and where its id is one of schema 1.
+The run of a cell is found in the folder of its grid, even if a value of an axis or the axis itself
+was removed since; in that of another grid or of `ablate fit`; and if its id is one of schema 1.
 """
 
 import json
@@ -11,137 +11,146 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
-import yaml
-
-from lightning_app.ablation.plan import Cell, Plan
-from lightning_app.ablation.runs import LOCK, RESULT, run_folder, trim_checkpoints
-from lightning_app.files import write_whole, writing_in
+from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.grid import Grid
+from lightning_app.data.config import DataConfig
+from lightning_app.data.corpus import data_config
+from lightning_app.errors import UserError
+from lightning_app.files import write_whole
+from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.ids import identify
-from lightning_app.identity.relevant import relevant_blocks
-from lightning_app.records import Unsound, read_result
+from lightning_app.identity.relevant import completed, relevant_blocks
+from lightning_app.records import Unsound, read_json, read_result, read_yaml
+from lightning_app.run_folder import RunFolder
 
-_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SUFFIX = 8  # digits of the id that end the name of a run's folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FinishedElsewhere:
     """A finished run of a planned cell, in a folder that is not the one planned for it."""
 
     cell: Cell
-    folder: Path
+    folder: RunFolder
     result: Mapping[str, Any]
 
 
-def find_finished(directory: Path, plan: Plan) -> list[Found]:
-    """Find the cells of a plan that are finished elsewhere, below the folder of `directory`."""
-    folders: dict[str, list[Path]] = {}
+def find_finished(grid: Grid) -> list[FinishedElsewhere]:
+    """Find the cells of a grid that are finished elsewhere in the folder of experiments."""
+    folders: dict[str, list[RunFolder]] = {}
     found = []
-    for cell in plan.cells:
-        if os.path.lexists(run_folder(directory, cell)):
+    for cell in grid.cells:
+        if os.path.lexists(grid.run(cell).path):
             continue
-        # Most often nothing is missing, and then no folder is listed.
-        folders = folders or _folders_by_suffix(directory)
+        # Usually nothing is missing, and then no folder is listed.
+        folders = folders or _folders_by_suffix(grid.folder)
         for folder in _candidates(cell, folders):
-            result = _result_of(folder, cell, plan)
+            result = _result_of(folder, cell, grid)
             if result is not None:
-                found.append(Found(cell=cell, folder=folder, result=result))
+                found.append(FinishedElsewhere(cell=cell, folder=folder, result=result))
                 break
     return found
 
 
-def take_over(directory: Path, found: Iterable[Found], keep: str) -> list[str]:
+def take_over(grid: Grid, found: Iterable[FinishedElsewhere]) -> list[str]:
     """Give the runs that were found their planned names; return a line for each grid they were in.
 
-    Runs of this grid are renamed, those of others copied. Holds the supervisor's lock.
-
-    Args:
-        directory: The grid's folder.
-        found: What `find_finished` has found there.
-        keep: The checkpoints to keep of a run that has ended: all, last, best or none.
+    Runs of this grid are renamed, those of others copied. The caller holds the supervisor's lock.
     """
     origins: Counter[str] = Counter()
     for each in found:
-        target = run_folder(directory, each.cell)
-        with writing_in(target.parent):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source = each.folder
-            if source.parent != target.parent:
-                source = target.with_name(f".{target.name}.part")
-                shutil.rmtree(source, ignore_errors=True)
-                shutil.copytree(each.folder, source, ignore=shutil.ignore_patterns(LOCK))
-                trim_checkpoints(source, keep)
-            former = {"former_id": each.result["id"]} if each.result["id"] != each.cell.id else {}
-            origin = each.folder.parent.parent
-            came = {"taken_from": f"{origin.name}/{each.folder.name}"}
-            result = {**each.result, "id": each.cell.id, "name": target.name, **former, **came}
-            write_whole(source / RESULT, json.dumps(result, indent=1))
-            os.rename(source, target)
+        target = grid.run(each.cell)
+        source = each.folder
+        if source.path.parent != target.path.parent:
+            source = _copy(source, target, grid.spec.checkpoints)
+        former = {"former_id": each.result["id"]} if each.result["id"] != each.cell.id else {}
+        origin = each.folder.path.parent.parent
+        came = {"taken_from": f"{origin.name}/{each.folder.name}"}
+        result = {**each.result, "id": each.cell.id, "name": target.name, **former, **came}
+        write_whole(source.result, json.dumps(result, indent=1))
+        os.rename(source.path, target.path)
         origins[str(origin)] += 1
     return [f"{count} cells are finished in {name}: taken over" for name, count in origins.items()]
 
 
-def strays(directory: Path, plan: Plan) -> list[str]:
-    """The names of finished runs in a grid's folder that its plan does not hold."""
-    planned = {cell.name for cell in plan.cells}
-    runs = directory / "runs"
-    names = sorted(path.name for path in runs.iterdir()) if runs.is_dir() else []
-    return [name for name in names if name not in planned and (runs / name / RESULT).is_file()]
+def _copy(source: RunFolder, target: RunFolder, keep: str) -> RunFolder:
+    """Copy a run of another grid beside its planned place, with the checkpoints to `keep`."""
+    copy = RunFolder(target.path.with_name(f".{target.name}.part"))
+    shutil.rmtree(copy.path, ignore_errors=True)
+    shutil.copytree(source.path, copy.path, ignore=shutil.ignore_patterns(source.lock.name))
+    copy.trim_checkpoints(keep)
+    return copy
 
 
-def _folders_by_suffix(directory: Path) -> dict[str, list[Path]]:
-    """All folders of runs below the parent of `directory`, its own first, by the name's end."""
-    grids = sorted(directory.parent.iterdir()) if directory.parent.is_dir() else []
-    found: dict[str, list[Path]] = {}
-    for grid in sorted(grids, key=lambda grid: grid != directory):
-        runs = grid / "runs"
-        for path in sorted(runs.iterdir()) if runs.is_dir() else ():
-            if not path.name.startswith("."):
-                found.setdefault(path.name[-_SUFFIX:], []).append(path)
+def _folders_by_suffix(grid: GridFolder) -> dict[str, list[RunFolder]]:
+    """All folders of runs beside those of a grid, its own first, by the end of their names."""
+    experiments = grid.path.parent
+    paths = sorted(experiments.iterdir()) if experiments.is_dir() else []
+    found: dict[str, list[RunFolder]] = {}
+    for path in sorted(paths, key=lambda path: path != grid.path):
+        for run in GridFolder(path).all_runs():
+            found.setdefault(run.name[-_SUFFIX:], []).append(run)
     return found
 
 
-def _candidates(cell: Cell, folders: Mapping[str, list[Path]]) -> Iterator[Path]:
+def _candidates(cell: Cell, folders: Mapping[str, list[RunFolder]]) -> Iterator[RunFolder]:
     for identity in filter(None, (cell.id, cell.former)):
         yield from folders.get(identity[:_SUFFIX], ())
 
 
-def _result_of(folder: Path, cell: Cell, plan: Plan) -> dict[str, Any] | None:
-    """The result of a folder if it is the cell's, also under its id of schema 1."""
-    with suppress(Unsound):  # damaged, or of a newer version: its own grid says so
-        return read_result(folder / RESULT, cell.id, plan.metric)
+def _result_of(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any] | None:
+    """The result in a folder if it is the cell's, under its id of today or of schema 1."""
+    with suppress(Unsound):  # damaged, or of a newer version: the commands on its own grid say so
+        return read_result(folder.result, cell.id, grid.plan.metric)
     with suppress(Unsound):
-        result = read_result(folder / RESULT, cell.former, plan.metric)
-        if result is not None and _is_the_same(folder, result, cell, plan):
+        result = read_result(folder.result, cell.former, grid.plan.metric)
+        if result is not None and _is_the_same(folder, result, cell, grid):
             return result
     return None
 
 
-def _is_the_same(folder: Path, result: Mapping[str, Any], cell: Cell, plan: Plan) -> bool:
+def _is_the_same(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: Grid) -> bool:
     """Whether a run with an id of schema 1 is the experiment of `cell`.
 
     That id left out the callbacks, plugins and strategy, the definition of the blocks and the
-    corpus, so all of these are compared: by the run's config, by its `block.json`, and by the
-    checksum of its tokens.
+    corpus. All of these are compared: by the run's config, by its `block.json`, and by the checksum
+    of its tokens.
     """
     try:
-        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=_YAML)
-        stacks = json.loads((folder / "block.json").read_text(encoding="utf-8"))
-        blocks, checksum = relevant_blocks(stacks), result["data"]["checksum"]
-        for data, corpus in zip(plan.data, plan.corpora, strict=True):
-            if identify(config, blocks=blocks, corpus=corpus).id == cell.id:
-                return checksum == _checksum(data)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        config = read_yaml(folder.config)
+        blocks = relevant_blocks(read_json(folder.block))
+        checksum = result["data"]["checksum"]
+        corpora = dict(zip(grid.plan.corpora, grid.plan.data, strict=True))
+        alike = (
+            corpus
+            for corpus in corpora
+            if identify(config, blocks=blocks, corpus=corpus).id == cell.id
+        )
+        corpus = next(alike, None)
+        if corpus is None:
+            return False
+        # Prepared as the run says: an axis may give each cell another vocabulary.
+        places = {key: corpora[corpus][key] for key in ("root", "cache")}
+        data = data_config({**completed(config)["data"], **places})
+    except (
+        FileNotFoundError,
+        Unsound,
+        UserError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ):
         return False  # damaged: the cell runs again
-    return False
+    return checksum == _checksum(data, corpus)
 
 
-def _checksum(section: Mapping[str, Any]) -> str:
-    """The checksum of the tokens that a `data` section comes to now; prepares the corpus."""
-    from lightning_app.data.corpus import data_config
+@lru_cache(maxsize=256)
+def _checksum(config: DataConfig, corpus: str) -> str:
+    """The checksum of the tokens of a corpus, which is prepared; `corpus` is its digest."""
     from lightning_app.data.prepare import prepare
 
-    return prepare(data_config(section)).meta["checksum"]
+    return prepare(config).meta["checksum"]

@@ -1,4 +1,4 @@
-"""Checkpoints: which one a command starts from, whether it is of this run, how one is written."""
+"""Checkpoints: the one that a command starts from, whether it fits the run, how one is written."""
 
 import os
 import shutil
@@ -16,11 +16,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_app.archive import seal
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
-from lightning_app.files import free_name
+from lightning_app.files import move
 from lightning_app.identity.relevant import leaves
+from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.saved import read_checkpoint
-
-NAMED = ("last", "best")
 
 
 class Checkpoint(NamedTuple):
@@ -30,21 +29,23 @@ class Checkpoint(NamedTuple):
         path: Its file.
         step: The step after which it was written.
         vocab_size: Of its model.
-        data: What it says about the data of its run; None of a run before that was recorded.
+        data: What it says about the data of its run; None if it is too old to say it.
+        averaged: Whether its weights are averages, with the raw weights beside them.
     """
 
     path: Path
     step: int
     vocab_size: int
     data: Mapping[str, Any] | None
+    averaged: bool
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Writes a sealed checkpoint beside its place and moves it there in one step.
+    """Writes a sealed checkpoint to a temporary file beside its place and renames it.
 
-    Lightning writes it in the folder for temporary files. Where that is another file system, as
-    with experiments on a shared one, the move is a copy, and a kill in its middle leaves neither
-    the old checkpoint nor the new.
+    Lightning writes it to the folder of temporary files. If that is on another file system than the
+    experiments, the move is a copy, and a kill during the copy leaves neither the old checkpoint
+    nor the new one.
     """
 
     def save_checkpoint(
@@ -56,7 +57,7 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 
 def with_whole_checkpoints(plugins: Any) -> list[Any]:
-    """Return a Trainer's plugins with the above, unless they bring another way to write."""
+    """Return a Trainer's plugins with `WholeCheckpoints`, unless they have a `CheckpointIO`."""
     plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
     plugins = [plugin for plugin in plugins if plugin is not None]
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -72,7 +73,7 @@ def copy_whole(source: Path, target: Path) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BufferedRandom]:
-    """Give a file that takes the place of `path` once it is whole and on the disk."""
+    """Yield a file that replaces `path` once it is complete and on the disk."""
     temporary = path.with_name(f".{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -93,21 +94,20 @@ def find_checkpoint(given: str, folder: Path) -> Path:
     Raises:
         UserError: if there is no such file.
     """
-    path = folder / "checkpoints" / f"{given}.ckpt" if given in NAMED else Path(given)
+    path = RunFolder(folder).checkpoint(given) if given in NAMED else Path(given)
     if not path.is_file():
         raise UserError(f"--ckpt_path {given}: there is no file {path}")
     return path
 
 
 def checkpoint_of_cell(
-    folder: Path, model: Mapping[str, Any], data: TextDataModule, rank: int = 0
+    folder: RunFolder, model: Mapping[str, Any], data: TextDataModule, rank: int = 0
 ) -> Checkpoint | None:
-    """Return the checkpoint from which a cell goes on, or None where it starts at step 0.
+    """Return the checkpoint from which a cell continues, or None if it starts at step 0.
 
-    One that is damaged or of other data is put aside by the first rank, as the rest of the folder
-    can be made again from nothing.
+    The first rank moves one that is damaged or of other data away: the run can be trained again.
     """
-    path = folder / "checkpoints" / "last.ckpt"
+    path = folder.checkpoint("last")
     if not path.is_file():
         return None
     ending = ".damaged"
@@ -117,8 +117,7 @@ def checkpoint_of_cell(
         check_data(checkpoint, data)
     except UserError as error:
         if rank == 0:
-            aside = free_name(path.with_suffix(ending))
-            path.replace(aside)
+            aside = move(path, path.with_suffix(ending))
             _say(f"{error}; put aside as {aside.name}, the cell starts at step 0")
         return None
     return checkpoint
@@ -148,11 +147,12 @@ def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
         checkpoint["global_step"],
         checkpoint["vocab_size"],
         checkpoint.get(TextDataModule.__qualname__),
+        "averaging_state" in checkpoint,
     )
 
 
 def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
-    """Refuse a checkpoint of other data, and say where it does not know of which it is.
+    """Refuse a checkpoint of other data, and print a line if it does not say of which it is.
 
     Raises:
         UserError: naming the file and both digests.
@@ -169,7 +169,7 @@ def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
             f"tokens, that of the data {here}"
         )
     else:
-        _say(f"{path}: does not say of which data it is; taken as of the config's")
+        _say(f"{path}: does not say of which data it is; assumed to be of the config's")
 
 
 @rank_zero_only

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from lightning_app.ablation.runs import fraction
+from lightning_app.run_state import fraction
 
 _REFRESH = 1.0  # seconds
 _LOOKS = {  # of the states of cells in a bar: a character and its colour

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_app.errors import UserError, nearest
-
-SECTIONS = ("seed_everything", "trainer", "model", "data")
+from lightning_app.names import SECTIONS
 
 CLASSES = (
     "lightning_app.callbacks.probes.SignalProbe",

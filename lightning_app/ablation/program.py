@@ -7,7 +7,7 @@ import torch
 import torch.utils.tensorboard  # the logger would import it in every cell
 from jsonargparse import set_parsing_settings
 
-from lightning_app.ablation import trial
+from lightning_app.ablation import run_cell as trainer
 from lightning_app.ablation.here import here
 from lightning_app.ablation.imports import CLASSES
 from lightning_app.ablation.resolving import parse_cell as parse
@@ -48,9 +48,9 @@ def run_cell(job: Job, rank: int) -> None:
     import_only_known_classes()
     if job.slot.devices > 1:
         accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
-        join(rank, job.slot.devices, job.meeting, accelerator)
-    trial.run_cell(
-        job.folder,
+        join(rank, job.slot.devices, job.record.meeting, accelerator)
+    trainer.run_cell(
+        job.folder.path,
         job.attempt,
         rank=rank,
         pruned_by=job.metric,

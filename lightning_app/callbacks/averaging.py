@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -24,13 +23,14 @@ def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
     return [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
 
 
-def check_averaging(trainer: pl.Trainer, checkpoint: Path | None) -> None:
+def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool) -> None:
     """Refuse averages that would not be right, before anything is written.
 
     Args:
         trainer: With all of its callbacks.
-        checkpoint: What the run goes on from. Its weights are averages where the run that wrote
-            it had such a callback; only the same callback finds the raw weights in it.
+        checkpoint: Where the run continues, None if it starts at step 0.
+        averaged: Whether the weights of the checkpoint are averages. Only the callback that wrote
+            them finds the raw weights in it.
 
     Raises:
         UserError: naming the callback.
@@ -44,8 +44,6 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None) -> None:
         raise UserError(f"trainer.callbacks: {names} needs whole models, which {kind} has not")
     if checkpoint is None:
         return
-    stored = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    averaged = "averaging_state" in stored
     if averaged and not found:
         raise UserError(
             f"--ckpt_path {checkpoint}: holds averaged weights, and trainer.callbacks has no "

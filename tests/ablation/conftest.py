@@ -15,8 +15,11 @@ import yaml
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from lightning_app.ablation.plan import load_plan
-from lightning_app.ablation.runs import Run, read_run
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import Plan, load_plan
+from lightning_app.grid_folder import GridFolder
+from lightning_app.run_state import RunState
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -96,16 +99,23 @@ class World:
                 continue  # ended meanwhile, or a zombie that nobody has waited for
         return found
 
-    def runs(self) -> dict[str, Run]:
-        plan = load_plan(self.folder)
+    def plan(self) -> Plan:
+        """The plan in the grid's folder."""
+        plan = load_plan(self.folder / "plan.json")
         assert plan is not None
-        return {cell.name: read_run(self.folder, cell) for cell in plan.cells}
+        return plan
+
+    def value(self) -> Grid:
+        """The grid, its folder and the plan in it."""
+        return Grid(read_spec(self.grid), GridFolder(self.folder), self.plan())
+
+    def runs(self) -> dict[str, RunState]:
+        grid = self.value()
+        return {cell.name: grid.state(cell) for cell in grid.cells}
 
     def study(self) -> optuna.Study:
-        plan = load_plan(self.folder)
-        assert plan is not None
         storage = JournalStorage(JournalFileBackend(str(self.folder / "optuna.journal")))
-        return optuna.load_study(study_name=plan.study, storage=storage)
+        return optuna.load_study(study_name=self.plan().study, storage=storage)
 
     def states(self) -> Counter[str]:
         return Counter(trial.state.name for trial in self.study().get_trials(deepcopy=False))

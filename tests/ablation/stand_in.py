@@ -106,7 +106,7 @@ def count_devices() -> int:
 
 
 def run_cell(job: Job, rank: int) -> None:
-    run_dir, attempt = job.folder, job.attempt
+    run_dir, attempt = job.folder.path, job.attempt
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     steps, behaviour = config["trainer"]["max_steps"], config["data"]["behaviour"]
     note("start", run_dir.name, attempt, os.getpid())
@@ -149,9 +149,9 @@ def run_cell(job: Job, rank: int) -> None:
 def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
     """Report the learning rate, as if that were a loss, and look for the supervisor's word."""
     value = config["model"]["optimizer"]["lr"]
-    with (job.record / "reports.jsonl").open("a") as file:
+    with job.record.reports.open("a") as file:
         file.write(json.dumps({"step": step, "value": value}) + "\n")
-    return (job.record / "stop").exists()
+    return job.record.stop.exists()
 
 
 def leave_pruned(job: Job, config: dict, step: int, started: str) -> None:
@@ -168,7 +168,7 @@ def leave_pruned(job: Job, config: dict, step: int, started: str) -> None:
         "started": started,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
     }
-    write_whole(job.folder / "pruned.json", json.dumps(pruned))
+    write_whole(job.folder.pruned, json.dumps(pruned))
     note("pruned", job.folder.name, job.attempt)
 
 
@@ -194,11 +194,10 @@ def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
 
 
 def main() -> int:
-    from lightning_app.ablation.grid import read_grid
-    from lightning_app.ablation.queue.patience import StorageLost
-    from lightning_app.ablation.supervision.guard import Interrupted
+    from lightning_app.ablation.grid_spec import read_spec
     from lightning_app.ablation.supervision.options import Options
     from lightning_app.ablation.supervision.runner import run_grid
+    from lightning_app.grid_folder import GridFolder
 
     grid, folder, workers, *rest = sys.argv[1:]
     words: dict[str, str] = {}
@@ -217,22 +216,24 @@ def main() -> int:
         wait="nowait" not in words,
     )
     try:
-        run_grid(
-            read_grid(grid), Path(folder), options, program="stand_in", corpus=lambda data: CORPUS
+        ending = run_grid(
+            read_spec(grid),
+            GridFolder(Path(folder)),
+            options,
+            program="stand_in",
+            corpus=lambda data: CORPUS,
         )
     except UserError as error:
         print(f"ablate: {error}", file=sys.stderr)
         return 2
-    except Interrupted:
-        return 130
-    except StorageLost as error:
-        print(f"ablate: {error}", file=sys.stderr)
-        return 130
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         print(f"ablate: {error}", file=sys.stderr)
         return 1
+    if ending.cut:
+        print(f"ablate: {ending.cut}", file=sys.stderr)
+        return 130
     return 0
 
 

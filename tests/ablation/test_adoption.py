@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.adoption import find_finished, strays, take_over
-from lightning_app.ablation.commands import plan_command, status_command
-from lightning_app.ablation.doctor.command import doctor_command
-from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.adoption import find_finished, take_over
+from lightning_app.ablation.doctor import doctor_command
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import Plan, expand, load_plan
-from lightning_app.ablation.runs import read_run
-from lightning_app.ablation.supervision.runner import current_plan
+from lightning_app.ablation.plan_command import plan_command
+from lightning_app.ablation.status_command import status_command
+from lightning_app.ablation.supervision.runner import current_grid
 from lightning_app.analysis.grid_results import read_results as read_folder
 from lightning_app.config import resolve
+from lightning_app.data.corpus import data_config
+from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError
 from lightning_app.experiment import identity_of
+from lightning_app.grid_folder import GridFolder
 
 FORMER = Path(__file__).parent / "made_at_b91519c"
 Edit = Callable[[dict[str, Any]], object]
@@ -33,18 +37,28 @@ def former(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(root: Path, name: str = "former", **changes: Any) -> tuple[Path, Plan]:
-    """A plan of the grid, with changes to its file, and the folder of a grid of this name."""
+def planned(root: Path, name: str = "former", **changes: Any) -> Grid:
+    """The grid with changes to its file, and with a new plan."""
     tree = yaml.safe_load((FORMER / "former.yaml").read_text()) | {"name": name}
     for key, value in changes.items():
         tree[key] = tree[key] | value
     grid = root / f"{name}.yaml"
     grid.write_text(yaml.safe_dump(tree))
-    return root / "experiments" / name, expand(read_grid(grid), resolve, identity_of)[0]
+    return grid_of(grid)
 
 
-def states(folder: Path, plan: Plan) -> list[str]:
-    return [read_run(folder, cell).state for cell in plan.cells]
+def grid_of(path: Path) -> Grid:
+    spec = read_spec(path)
+    folder = GridFolder(path.parent / "experiments" / spec.name)
+    return Grid(spec, folder, expand(spec, resolve, identity_of)[0])
+
+
+def states(grid: Grid) -> list[str]:
+    return [grid.state(cell).state for cell in grid.cells]
+
+
+def strays(grid: Grid) -> list[str]:
+    return [run.name for run in grid.folder.strays({cell.name for cell in grid.cells})]
 
 
 def edit(path: Path, change: Edit) -> None:
@@ -64,20 +78,23 @@ def test_a_folder_of_b91519c_is_finished_for_every_command(
     assert plan_command(grid, experiments) == 0
     text = capsys.readouterr().out
     assert "4 cells, 0 excluded, 4 done, 0 failed, 0 to run" in text
-    assert "4 of them finished under another name: taken over by run" in text
+    assert "4 of them finished under another name: `ablate run` takes them over" in text
     assert len(read_folder(folder).finished) == 4
     assert {path: path.read_bytes() for path in before} == before  # these were looks
-    spec = read_grid(grid)
-    plan = current_plan(spec, folder, lambda: expand(spec, resolve, identity_of)[0], alone=True)
+    spec = read_spec(grid)
+    made = current_grid(
+        spec, GridFolder(folder), lambda: expand(spec, resolve, identity_of)[0], alone=True
+    )
+    plan = made.plan
     assert capsys.readouterr().out == f"4 cells are finished in {folder}: taken over\n"
-    assert states(folder, plan) == ["done"] * 4
-    assert load_plan(folder) == plan
+    assert states(made) == ["done"] * 4
+    assert load_plan(folder / "plan.json") == plan
     assert sorted(path.name for path in (folder / "runs").iterdir()) == sorted(
         cell.name for cell in plan.cells
     )
     assert len(read_folder(folder).finished) == 4
     assert status_command(grid, experiments) == 0
-    assert find_finished(folder, plan) == []
+    assert find_finished(made) == []
     record = json.loads((folder / "runs" / plan.cells[0].name / "result.json").read_text())
     assert (record["former_id"], record["id"]) == (plan.cells[0].former, plan.cells[0].id)
 
@@ -89,10 +106,9 @@ def test_doctor_takes_a_folder_of_b91519c_over(
     assert doctor_command(grid, experiments) == 1
     assert "is the finished run of the cell post_ln-warmup0-" in capsys.readouterr().out
     assert doctor_command(grid, experiments, fix=True) == 0
-    assert "taken over as post_ln-warmup0-" in capsys.readouterr().out
+    assert "fixed: take it over" in capsys.readouterr().out
     assert doctor_command(grid, experiments) == 0
-    folder, plan = planned(former)
-    assert states(folder, plan) == ["done"] * 4
+    assert states(planned(former)) == ["done"] * 4
 
 
 @pytest.mark.parametrize(
@@ -108,50 +124,49 @@ def test_doctor_takes_a_folder_of_b91519c_over(
 )
 def test_what_ids_of_schema_1_left_out_is_compared(former: Path, name: str, change: Edit) -> None:
     """These runs had the same id as the planned cell, and are other experiments."""
-    folder, plan = planned(former)
-    runs = sorted((folder / "runs").iterdir())
+    grid = planned(former)
+    runs = sorted(grid.folder.runs.iterdir())
     edit(runs[0] / name, change)
-    found = find_finished(folder, plan)
-    assert sorted(each.folder for each in found) == runs[1:]
-    assert strays(folder, plan) == [run.name for run in runs]
+    found = find_finished(grid)
+    assert sorted(each.folder.path for each in found) == runs[1:]
+    assert strays(grid) == [run.name for run in runs]
 
 
 def test_a_damaged_run_of_schema_1_runs_again(former: Path) -> None:
-    folder, plan = planned(former)
-    runs = sorted((folder / "runs").iterdir())
+    grid = planned(former)
+    runs = sorted(grid.folder.runs.iterdir())
     (runs[0] / "block.json").unlink()
     (runs[1] / "config.yaml").write_text("[torn")
     (runs[2] / "result.json").write_text("{")
-    assert [each.folder for each in find_finished(folder, plan)] == runs[3:]
+    assert [each.folder.path for each in find_finished(grid)] == runs[3:]
 
 
 def test_cells_are_found_under_another_grids_name(former: Path) -> None:
     take_over_all(former)
-    folder, plan = planned(former, name="other")
-    found = find_finished(folder, plan)
+    other = planned(former, name="other")
+    found = find_finished(other)
     assert len(found) == 4
-    assert take_over(folder, found, "all") == [
+    assert take_over(other, found) == [
         f"4 cells are finished in {former / 'experiments' / 'former'}: taken over"
     ]
-    assert states(folder, plan) == ["done"] * 4
-    old, plan = planned(former)
-    assert states(old, plan) == ["done"] * 4  # copied, not moved
+    assert states(other) == ["done"] * 4
+    assert states(planned(former)) == ["done"] * 4  # copied, not moved
 
 
 def test_cells_are_found_after_a_value_or_an_axis_is_removed(former: Path) -> None:
     take_over_all(former)
     fewer = {"model.block.preset": ["pre_ln"], "model.schedule.warmup_steps": [60]}
-    folder, plan = planned(former, axes=fewer)
-    assert states(folder, plan) == ["done"]
-    assert len(strays(folder, plan)) == 3
+    grid = planned(former, axes=fewer)
+    assert states(grid) == ["done"]
+    assert len(strays(grid)) == 3
     tree = yaml.safe_load((FORMER / "former.yaml").read_text())
     tree["base_config"]["model"]["schedule"]["warmup_steps"] = 60
     tree["axes"] = {"model.block.preset": ["pre_ln"]}
     (former / "former.yaml").write_text(yaml.safe_dump(tree))
-    plan = expand(read_grid(former / "former.yaml"), resolve, identity_of)[0]
-    assert states(folder, plan) == ["missing"]  # the name of its folder is another
-    take_over(folder, find_finished(folder, plan), "all")
-    assert states(folder, plan) == ["done"]
+    grid = grid_of(former / "former.yaml")
+    assert states(grid) == ["missing"]  # the name of its folder is another
+    take_over(grid, find_finished(grid))
+    assert states(grid) == ["done"]
 
 
 def test_a_look_does_not_rewrite_a_plan(former: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,29 +193,62 @@ def test_a_plan_holds_no_longer_once_its_corpus_is_edited(tmp_path: Path) -> Non
         (corpus / f"{split}.en").write_text("one\ntwo\n")
     data = {"name": "text", "root": str(corpus), "tokenizer": "word", "vocab_size": None}
     base = yaml.safe_load((FORMER / "former.yaml").read_text())["base_config"] | {"data": data}
-    folder, plan = planned(tmp_path, base_config=base)
-    spec = read_grid(tmp_path / "former.yaml")
-    folder.mkdir(parents=True)
+    grid = planned(tmp_path, base_config=base)
+    grid.folder.path.mkdir(parents=True)
     made = []
 
     def make() -> Plan:
-        made.append(expand(spec, resolve, identity_of)[0])
+        made.append(expand(grid.spec, resolve, identity_of)[0])
         return made[-1]
 
-    assert current_plan(spec, folder, make, alone=True) == plan
-    assert current_plan(spec, folder, make, alone=True) == plan
+    def current(alone: bool) -> Grid:
+        return current_grid(grid.spec, grid.folder, make, alone)
+
+    assert current(alone=True).plan == grid.plan
+    assert current(alone=True).plan == grid.plan
     assert len(made) == 1
-    (corpus / "train.de").write_text("eins\ndrei\n")
-    again = current_plan(spec, folder, make, alone=True)
+    grid.folder.specification.write_text("[torn")
+    assert current(alone=True).plan == grid.plan
+    assert read_spec(grid.folder.specification).tree() == grid.spec.tree()
+    grid.folder.plan.write_text("{")
+    assert current(alone=True).plan == grid.plan
     assert len(made) == 2
-    assert not {cell.id for cell in again.cells} & {cell.id for cell in plan.cells}
+    (corpus / "train.de").write_text("eins\ndrei\n")
+    again = current(alone=True)
+    assert len(made) == 3
+    assert not {cell.id for cell in again.cells} & {cell.id for cell in grid.cells}
     (corpus / "train.de").write_text("eins\nvier\n")
     with pytest.raises(UserError, match="on another state of its corpus"):
-        current_plan(spec, folder, make, alone=False)
+        current(alone=False)
 
 
 def take_over_all(root: Path) -> None:
-    folder, plan = planned(root)
-    assert len(take_over(folder, find_finished(folder, plan), "all")) == 1
-    (folder / "plan.json").unlink()
+    grid = planned(root)
+    assert len(take_over(grid, find_finished(grid))) == 1
+    grid.folder.plan.unlink()
     assert plan_command(root / "former.yaml", root / "experiments") == 0
+
+
+def test_runs_of_schema_1_are_found_where_an_axis_varies_the_data(former: Path) -> None:
+    """One corpus, two vocabularies: each run is compared with the tokens of its own."""
+    vocabularies = [60, 50]
+    tree = yaml.safe_load((former / "former.yaml").read_text())
+    tree["axes"] |= {"data.vocab_size": vocabularies}
+    (former / "former.yaml").write_text(yaml.safe_dump(tree))
+    grid = grid_of(former / "former.yaml")
+    for run in grid.folder.all_runs():  # the second vocabulary, as that commit would have left it
+        copy = shutil.copytree(run.path, run.path.with_name("copy"))
+        config = yaml.safe_load((copy / "config.yaml").read_text())
+        config["data"]["vocab_size"] = 50
+        (copy / "config.yaml").write_text(yaml.safe_dump(config))
+        result = json.loads((copy / "result.json").read_text())
+        result["id"] = identity_of(config).former
+        result["data"]["checksum"] = prepare(data_config(config["data"])).meta["checksum"]
+        (copy / "result.json").write_text(json.dumps(result))
+        copy.rename(run.path.with_name(f"{run.name[:-9]}-{result['id'][:8]}"))
+    found = find_finished(grid)
+    assert len(found) == len(grid.cells) == 8
+    assert take_over(grid, found) == [f"8 cells are finished in {grid.folder}: taken over"]
+    for cell in grid.cells:
+        config = yaml.safe_load(grid.run(cell).config.read_text())
+        assert config["data"]["vocab_size"] == cell.axes["data.vocab_size"]

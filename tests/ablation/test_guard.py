@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.ablation.supervision.guard import (
-    Interrupted,
+from lightning_app.ablation.supervision.locks import (
     if_free,
     is_supervised,
     supervisor_lock,
     turn,
 )
+from lightning_app.ablation.supervision.stopping import Interrupted
 from lightning_app.errors import UserError
+from lightning_app.grid_folder import GridFolder
 
 HOLD = """\
 import sys, time
 from pathlib import Path
-from lightning_app.ablation.supervision.guard import supervisor_lock
-with supervisor_lock(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "several") as alone:
+from lightning_app.grid_folder import GridFolder
+from lightning_app.ablation.supervision.locks import supervisor_lock
+with supervisor_lock(GridFolder(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "several") as alone:
     print(alone, flush=True)
     time.sleep(60)
 """
@@ -45,49 +47,49 @@ def holder(folder: Path, storage: str, kind: str) -> Iterator[tuple[subprocess.P
 def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
     with holder(tmp_path, "journal", "one") as (process, alone):
         assert alone == "True"
-        assert is_supervised(tmp_path)
+        assert is_supervised(GridFolder(tmp_path))
         for several in (False, True):
             with (
                 pytest.raises(UserError, match=f"process {process.pid} on .* is already running"),
-                supervisor_lock(tmp_path, "journal", several),
+                supervisor_lock(GridFolder(tmp_path), "journal", several),
             ):
                 pass
-    assert not is_supervised(tmp_path)
-    with supervisor_lock(tmp_path, "journal") as alone:
+    assert not is_supervised(GridFolder(tmp_path))
+    with supervisor_lock(GridFolder(tmp_path), "journal") as alone:
         assert alone
 
 
 def test_several_share_a_folder_and_a_storage(tmp_path: Path) -> None:
     with holder(tmp_path, "postgresql://a", "several") as (process, alone):
         assert alone == "True"
-        with supervisor_lock(tmp_path, "postgresql://a", several=True) as alone:
+        with supervisor_lock(GridFolder(tmp_path), "postgresql://a", several=True) as alone:
             assert not alone
         with (
             pytest.raises(
                 UserError, match=f"postgresql://b is not the postgresql://a of.*{process.pid}"
             ),
-            supervisor_lock(tmp_path, "postgresql://b", several=True),
+            supervisor_lock(GridFolder(tmp_path), "postgresql://b", several=True),
         ):
             pass
         with (
             pytest.raises(UserError, match="is already running this grid"),
-            supervisor_lock(tmp_path, "journal"),
+            supervisor_lock(GridFolder(tmp_path), "journal"),
         ):
             pass
         with holder(tmp_path, "postgresql://a", "several") as (_, second):
             assert second == "False"
             process.kill()
             process.wait()
-            with supervisor_lock(tmp_path, "postgresql://a", several=True) as alone:
+            with supervisor_lock(GridFolder(tmp_path), "postgresql://a", several=True) as alone:
                 assert not alone  # the second is still there
-    with supervisor_lock(tmp_path, "journal") as alone:
+    with supervisor_lock(GridFolder(tmp_path), "journal") as alone:
         assert alone
 
 
 def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
     with holder(tmp_path, "journal", "one") as (process, _):
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(UserError), supervisor_lock(tmp_path, "journal"):
+        with pytest.raises(UserError), supervisor_lock(GridFolder(tmp_path), "journal"):
             pass
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.grid import read_grid
+from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.cli import main
 from lightning_app.errors import UserError
 from tests import warm
@@ -274,7 +274,7 @@ def test_known_classes_stay_possible(capsys, folder: Path) -> None:
         plugins=[known("plugins.HalfPrecision", precision="bf16-true")],
     )
     write(folder, base, **{"trainer.precision": ["32-true", "bf16-mixed"]})
-    assert read_grid("grid.yaml").base_config == base
+    assert read_spec("grid.yaml").base_config == base
     assert main(["plan", "grid.yaml"]) == 0
     assert "2 cells" in capsys.readouterr().out
 
@@ -324,4 +324,4 @@ def test_a_name_cannot_leave_the_experiments_folder(tmp_path: Path, name: str) -
     path = write(tmp_path, {})
     path.write_text(path.read_text().replace("name: mine", f"name: {name!r}"))
     with pytest.raises(UserError, match="name: expected letters"):
-        read_grid(path)
+        read_spec(path)

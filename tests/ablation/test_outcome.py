@@ -11,7 +11,7 @@ import pytest
 import yaml
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-from lightning_app.ablation.trial import Run
+from lightning_app.ablation.run import Run
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
 from lightning_app.objectives.base import ObjectiveConfig

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.overview import plan_command
 from lightning_app.ablation.plan import load_plan
-from lightning_app.ablation.runs import run_folder
+from lightning_app.ablation.plan_command import plan_command
 from lightning_app.ablation.supervision.slots import default_workers
 from tests.records import pruned, result
 
@@ -44,10 +43,10 @@ def planned(grid: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def end(root: Path, count: int, name: str = "result.json", other_bytes: int = 0) -> None:
     """Leave `count` runs that have ended, of `other_bytes` besides their checkpoint."""
-    plan = load_plan(root / NAME)
+    plan = load_plan(root / NAME / "plan.json")
     assert plan is not None
     for cell in plan.cells[:count]:
-        folder = run_folder(root / NAME, cell)
+        folder = root / NAME / "runs" / cell.name
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "last.ckpt").write_bytes(bytes(12345))
         (folder / "log").write_bytes(bytes(other_bytes))

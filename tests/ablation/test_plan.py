@@ -6,31 +6,26 @@ from typing import Any
 import pytest
 import stand_in  # pyright: ignore[reportMissingImports]
 
-from lightning_app.ablation.grid import Grid, read_grid
-from lightning_app.ablation.plan import (
-    Plan,
-    cell_tree,
-    combinations,
-    devices_of,
-    expand,
-    load_plan,
-    made_from,
-    save_plan,
-    variant,
-)
+from lightning_app.ablation.cells import cell_tree, combinations
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import GridSpec, read_spec
+from lightning_app.ablation.plan import DamagedPlan, Plan, expand, is_valid, load_plan, made_from
+from lightning_app.ablation.plan_checks import devices_of
 from lightning_app.errors import UserError
+from lightning_app.grid_axes import variant
+from lightning_app.grid_folder import GridFolder
 
 PRESET, WARMUP, SEED = "model.block.preset", "model.schedule.warmup_steps", "seed_everything"
 
 
-def grid(**changes: Any) -> Grid:
+def grid(**changes: Any) -> GridSpec:
     axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
     values = {"base_config": {}, "axes": axes, "exclude": (), "sensitivity": {}}
     texts = {"source": "g.yaml", "name": "tiny", "question": "", "metric": "val/nll", "mode": "min"}
-    return Grid(**{**texts, **values, **changes})
+    return GridSpec(**{**texts, **values, **changes})
 
 
-def plan_of(given: Grid) -> Plan:
+def plan_of(given: GridSpec) -> Plan:
     return expand(given, stand_in.resolve, stand_in.identify)[0]
 
 
@@ -182,24 +177,32 @@ def test_a_variant_is_the_blocks_axes_preset_first() -> None:
 def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path) -> None:
     given = grid()
     plan = plan_of(given)
-    assert load_plan(tmp_path) is None
-    save_plan(tmp_path, given, plan)
-    assert load_plan(tmp_path) == plan
-    assert plan.made_from == made_from(given) == made_from(read_grid(tmp_path / "grid.yaml"))
+    path = tmp_path / "plan.json"
+    assert load_plan(path) is None
+    saved = Grid(given, GridFolder(tmp_path), plan)
+    assert not saved.is_saved()
+    saved.save()
+    assert saved.is_saved()
+    assert load_plan(path) == plan
+    assert is_valid(plan, given, lambda data: stand_in.CORPUS)
+    for wrong in (replace(plan.cells[0], name="other"), replace(plan.cells[0], id="0" * 16)):
+        edited = replace(plan, cells=(wrong, *plan.cells[1:]))
+        assert not is_valid(edited, given, lambda data: stand_in.CORPUS)
+    assert plan.made_from == made_from(given) == made_from(read_spec(tmp_path / "grid.yaml"))
     assert made_from(replace(given, base_config={"data": {"delay": 1}})) != plan.made_from
     tree = json.loads((tmp_path / "plan.json").read_text())
     assert (tree["schema"], tree["name"], tree["excluded"]) == (2, "tiny", 0)
     assert tree["cells"][0].keys() == {"id", "name", "axes", "former"}
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(UserError, match=r"plan\.json: torn or damaged .* to plan anew"):
-        load_plan(tmp_path)
+    with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged .*`ablate run` makes"):
+        load_plan(path)
     (tmp_path / "plan.json").write_text(json.dumps({**tree, "schema": 99}))
     with pytest.raises(UserError, match=r"plan\.json: schema 99: .* update the program$"):
-        load_plan(tmp_path)
+        load_plan(path)
     for wrong in ({**tree, "cells": 3}, {**tree, "cells": [{"id": 1}]}, {"schema": 1}, []):
         (tmp_path / "plan.json").write_text(json.dumps(wrong))
-        with pytest.raises(UserError, match=r"plan\.json: torn or damaged"):
-            load_plan(tmp_path)
+        with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged"):
+            load_plan(path)
 
 
 def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:

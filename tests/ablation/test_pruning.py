@@ -11,7 +11,7 @@ from conftest import World
 from optuna.trial import TrialState
 
 from lightning_app.ablation.queue.pruning import Reports, make_pruner
-from lightning_app.ablation.runs import REPORTS, STOP
+from lightning_app.run_folder import RunFolder
 
 STEPS = range(10, 100, 10)
 
@@ -31,7 +31,7 @@ def report(folder: Path, attempt: int, step: int, value: float) -> None:
     record = folder / "attempts" / str(attempt)
     record.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"step": step, "value": value if math.isfinite(value) else None})
-    with (record / REPORTS).open("a") as file:
+    with (record / "reports.jsonl").open("a") as file:
         file.write(line + "\n")
 
 
@@ -44,11 +44,11 @@ def test_the_median_rule_stops_what_is_worse_than_half(
     good, bad = grid.ask(), grid.ask()
     report(tmp_path / "good", 1, 10, sign * 2.9)
     report(tmp_path / "bad", 1, 10, sign * 3.1)
-    assert not reports.look(good, tmp_path / "good", 1)
-    assert reports.look(bad, tmp_path / "bad", 1)
-    assert not (tmp_path / "good" / "attempts" / "1" / STOP).exists()
-    assert (tmp_path / "bad" / "attempts" / "1" / STOP).exists()
-    assert reports.look(bad, tmp_path / "bad", 1)  # as long as it has not heard
+    assert not reports.look(good, RunFolder(tmp_path / "good"), 1)
+    assert reports.look(bad, RunFolder(tmp_path / "bad"), 1)
+    assert not (tmp_path / "good" / "attempts" / "1" / "stop").exists()
+    assert (tmp_path / "bad" / "attempts" / "1" / "stop").exists()
+    assert reports.look(bad, RunFolder(tmp_path / "bad"), 1)  # as long as it has not heard
     values = [trial.intermediate_values for trial in grid.get_trials()[-2:]]
     assert values == [{10: sign * 2.9}, {10: sign * 3.1}]
 
@@ -60,10 +60,10 @@ def test_nothing_is_pruned_before_enough_cells_are_complete(tmp_path: Path) -> N
     grid.add_trial(optuna.create_trial(value=1.0))
     trial = grid.ask()
     report(tmp_path, 1, 10, 99.0)
-    assert not reports.look(trial, tmp_path, 1)
+    assert not reports.look(trial, RunFolder(tmp_path), 1)
     complete(grid, 1.0)
     report(tmp_path, 1, 20, 99.0)
-    assert reports.look(trial, tmp_path, 1)
+    assert reports.look(trial, RunFolder(tmp_path), 1)
 
 
 def test_what_is_not_finite_is_not_reported(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_is_not_finite_is_not_reported(tmp_path: Path) -> None:
     trial = grid.ask()
     report(tmp_path, 1, 10, math.nan)
     report(tmp_path, 1, 20, math.inf)
-    assert not reports.look(trial, tmp_path, 1)
+    assert not reports.look(trial, RunFolder(tmp_path), 1)
     assert grid.trials[-1].intermediate_values == {}
 
 
@@ -81,23 +81,23 @@ def test_a_cell_that_goes_on_brings_the_reports_of_its_earlier_attempts(tmp_path
     first = grid.ask()
     report(tmp_path, 1, 10, 3.0)
     report(tmp_path, 1, 20, 2.0)
-    assert not reports.look(first, tmp_path, 1)
+    assert not reports.look(first, RunFolder(tmp_path), 1)
     reports.forget(first)
     grid.tell(first, state=TrialState.FAIL)
     complete(grid, *[1.0] * 5)
     second = grid.ask()
     report(tmp_path, 2, 20, 2.0)  # made again from the checkpoint at step 10
-    assert reports.look(second, tmp_path, 2)
-    assert (tmp_path / "attempts" / "2" / STOP).exists()
-    assert not (tmp_path / "attempts" / "1" / STOP).exists()
+    assert reports.look(second, RunFolder(tmp_path), 2)
+    assert (tmp_path / "attempts" / "2" / "stop").exists()
+    assert not (tmp_path / "attempts" / "1" / "stop").exists()
 
 
 def test_every_step_is_reported_once_whoever_reports(tmp_path: Path, recwarn) -> None:
     grid = study("median")
     trial = grid.ask()
-    for step in STEPS:
+    for step in STEPS:  # each with a new reader, as after a restart of the supervisor
         report(tmp_path, 1, step, 1.0)
-        assert not Reports().look(trial, tmp_path, 1)  # as after a restart of the supervisor
+        assert not Reports().look(trial, RunFolder(tmp_path), 1)
     assert list(grid.trials[-1].intermediate_values) == list(STEPS)
     assert [str(each.message) for each in recwarn] == []
 
@@ -107,7 +107,7 @@ def test_a_trial_that_others_have_ended_is_left_alone(tmp_path: Path) -> None:
     trial = grid.ask()
     grid.tell(trial.number, state=TrialState.FAIL)
     report(tmp_path, 1, 10, 1.0)
-    assert not reports.look(trial, tmp_path, 1)
+    assert not reports.look(trial, RunFolder(tmp_path), 1)
 
 
 def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
     grid, reports = study("hyperband"), Reports()
     early = grid.ask()
     report(tmp_path / "early", 1, 10, 99.0)
-    assert not reports.look(early, tmp_path / "early", 1)
+    assert not reports.look(early, RunFolder(tmp_path / "early"), 1)
     complete(grid, 0.5)
     stopped = []
     for number in range(27):
         trial, folder = grid.ask(), tmp_path / str(number)
         for step in STEPS:
             report(folder, 1, step, 1.0 + number)  # each worse than the one before
-            if reports.look(trial, folder, 1):
+            if reports.look(trial, RunFolder(folder), 1):
                 stopped.append(step)
                 break
     assert 18 <= len(stopped) <= 26
@@ -136,7 +136,7 @@ def test_without_a_pruner_nothing_is_pruned(tmp_path: Path) -> None:
     complete(grid, *[1.0] * 9)
     trial = grid.ask()
     report(tmp_path, 1, 10, 99.0)
-    assert not Reports().look(trial, tmp_path, 1)
+    assert not Reports().look(trial, RunFolder(tmp_path), 1)
 
 
 def rates(world: World, *values: float, **changes: object) -> None:

@@ -8,9 +8,14 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from lightning_app.ablation.plan import Cell, Plan
+from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import GridSpec
+from lightning_app.ablation.plan import Plan
 from lightning_app.ablation.queue.queue import Queue
+from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.errors import UserError
+from lightning_app.grid_folder import GridFolder
 from tests.records import result as a_result
 
 AXES = {"model.block.shaped_attention": [None, {"alpha": 1.0}, [1, 2]], "seed_everything": [1]}
@@ -23,6 +28,15 @@ CELLS = tuple(
 def plan(metric: str = "val/nll", mode: str = "min") -> Plan:
     fixed = {"name": "tiny", "hash": "abc", "made_from": "", "excluded": 0, "data": ()}
     return Plan(**fixed, metric=metric, mode=mode, axes=AXES, cells=CELLS)
+
+
+def queue_of(
+    folder: Path, metric: str = "val/nll", mode: str = "min", retry_failed: bool = False
+) -> Queue:
+    texts = {"source": "g.yaml", "name": "tiny", "question": "", "metric": metric, "mode": mode}
+    spec = GridSpec(**texts, base_config={}, axes=AXES, exclude=(), sensitivity={})
+    grid = Grid(spec, GridFolder(folder), plan(metric, mode))
+    return Queue(grid, storage_spec(None, grid.folder.journal, {}), retry_failed=retry_failed)
 
 
 def leave(folder: Path, cell: Cell, status: str = "ok", **metrics: Any) -> dict[str, Any]:
@@ -40,7 +54,7 @@ def study(folder: Path) -> optuna.Study:
 
 
 def test_waiting_cells_show_their_parameters_and_come_in_order(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, plan(), retry_failed=False)
+    queue = queue_of(tmp_path)
     table = study(tmp_path).trials_dataframe()
     assert set(table["state"]) == {"WAITING"}
     assert list(table["user_attrs_name"]) == ["cell0", "cell1", "cell2"]
@@ -57,7 +71,7 @@ def test_waiting_cells_show_their_parameters_and_come_in_order(tmp_path: Path) -
 
 
 def test_what_was_put_back_comes_again_at_the_end(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, plan(), retry_failed=False)
+    queue = queue_of(tmp_path)
     claim = queue.pop() or pytest.fail("empty")
     queue.put_back(claim, "killed: SIGKILL")
     names = []
@@ -89,7 +103,7 @@ def test_what_was_put_back_comes_again_at_the_end(tmp_path: Path) -> None:
 def test_a_failed_run_is_no_better_than_those_that_trained(
     tmp_path: Path, metric: str, mode: str, status: str, value: float | None, expected: float
 ) -> None:
-    queue = Queue(tmp_path, plan(metric, mode), retry_failed=False)
+    queue = queue_of(tmp_path, metric, mode)
     claim = queue.pop() or pytest.fail("empty")
     queue.done(claim, leave(tmp_path, claim.cell, status, **{metric.replace("/", "_", 1): value}))
     minimised = study(tmp_path).direction == optuna.study.StudyDirection.MINIMIZE
@@ -102,12 +116,12 @@ def test_a_failed_run_is_no_better_than_those_that_trained(
 def test_a_metric_that_runs_do_not_report_is_the_users_mistake(tmp_path: Path) -> None:
     leave(tmp_path, CELLS[0], val_nll=1.0)
     with pytest.raises(UserError, match="reports no 'test/bleu', the metric of the grid"):
-        Queue(tmp_path, plan("test/bleu", "max"), retry_failed=False)
+        queue_of(tmp_path, "test/bleu", "max")
 
 
 def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
     leave(tmp_path, CELLS[1], val_nll=1.5)
-    queue = Queue(tmp_path, plan(), retry_failed=False)
+    queue = queue_of(tmp_path)
     assert queue.waiting == 2
     complete = study(tmp_path).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     assert [(trial.user_attrs["name"], trial.value) for trial in complete] == [("cell1", 1.5)]
@@ -116,19 +130,19 @@ def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
 
 
 def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None:
-    queue = Queue(tmp_path, plan(), retry_failed=False)
+    queue = queue_of(tmp_path)
     for _ in CELLS:
         queue.pop()
     leave(tmp_path, CELLS[0], val_nll=1.5)
     attempt = tmp_path / "runs" / "cell1" / "attempts" / "1"
     attempt.mkdir(parents=True)
     (attempt / "error.txt").write_text("Traceback\nValueError: no\n")
-    queue = Queue(tmp_path, plan(), retry_failed=False)
+    queue = queue_of(tmp_path)
     states = [trial.state.name for trial in study(tmp_path).trials]
     assert states == ["COMPLETE", "FAIL", "FAIL", "WAITING"]
     assert study(tmp_path).trials[1].user_attrs["error"] == "ValueError: no"
     assert study(tmp_path).trials[2].user_attrs["error"] == "its supervisor ended"
-    assert Queue(tmp_path, plan(), retry_failed=True).waiting == 2
+    assert queue_of(tmp_path, retry_failed=True).waiting == 2
 
 
 def test_a_result_of_another_experiment_is_not_taken(tmp_path: Path) -> None:
@@ -136,9 +150,56 @@ def test_a_result_of_another_experiment_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "cell0" / "result.json"
     path.write_text(path.read_text().replace(CELLS[0].id, "f" * 16))
     with pytest.raises(UserError, match="is not the planned"):
-        Queue(tmp_path, plan(), retry_failed=False)
+        queue_of(tmp_path)
 
 
 def test_optuna_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Queue(tmp_path, plan(), retry_failed=False)
+    queue_of(tmp_path)
     assert capfd.readouterr() == ("", "")
+
+
+def complete_twice(folder: Path) -> None:
+    known = study(folder)
+    known.add_trial(known.get_trials(states=(optuna.trial.TrialState.COMPLETE,))[0])
+
+
+def of_no_cell(folder: Path) -> None:
+    study(folder).add_trial(optuna.create_trial(value=1.0, user_attrs={"cell": "another"}))
+
+
+def running_forever(folder: Path) -> None:
+    known = study(folder)
+    while "cell" in known.ask().user_attrs:
+        pass
+
+
+def without_its_result(folder: Path) -> None:
+    known = study(folder)
+    trial = known.get_trials(states=(optuna.trial.TrialState.WAITING,))[0]
+    attributes = {"cell": trial.user_attrs["cell"]}
+    known.add_trial(optuna.create_trial(value=1.0, user_attrs=attributes))
+
+
+def another_value(folder: Path) -> None:
+    trial = study(folder).get_trials(states=(optuna.trial.TrialState.COMPLETE,))[0]
+    storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
+    optuna.delete_study(study_name="tiny-abc", storage=storage)
+    fresh = optuna.create_study(study_name="tiny-abc", storage=storage)
+    fresh.add_trial(optuna.create_trial(value=9.0, user_attrs=trial.user_attrs))
+
+
+@pytest.mark.parametrize(
+    "damage", [complete_twice, of_no_cell, running_forever, without_its_result, another_value]
+)
+def test_a_study_that_contradicts_the_disk_is_made_again(tmp_path: Path, damage: Any) -> None:
+    leave(tmp_path, CELLS[0], val_nll=2.0)
+    queue_of(tmp_path).close()
+    damage(tmp_path)
+    queue = queue_of(tmp_path)
+    trials = study(tmp_path).get_trials()
+    states = {"COMPLETE": [("cell0", 2.0)], "WAITING": [("cell1", None), ("cell2", None)]}
+    for state, cells in states.items():
+        found = [trial for trial in trials if trial.state.name == state]
+        assert sorted((t.user_attrs["name"], t.value) for t in found) == cells
+    assert {trial.state.name for trial in trials} <= {*states, "FAIL"}
+    assert queue.elsewhere() == 0

@@ -38,7 +38,9 @@ def config(folder: Path, cache: str, **trainer: Any) -> dict[str, Any]:
 
 def cell(folder: Path, attempt: int) -> warm.Process:
     (folder / "attempts" / str(attempt)).mkdir(parents=True)
-    code = "import sys; from pathlib import Path; from lightning_app.ablation.trial import run_cell"
+    code = (
+        "import sys; from pathlib import Path; from lightning_app.ablation.run_cell import run_cell"
+    )
     code += "; run_cell(Path(sys.argv[1]), int(sys.argv[2]))"
     return warm.start(["-c", code, str(folder), str(attempt)])
 

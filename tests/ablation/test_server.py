@@ -1,4 +1,4 @@
-"""The database that `ablate storage serve` runs, and the proxy in front of one."""
+"""The database that `ablate storage serve` runs."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from lightning_app.ablation.queue.postgres import Cluster, free_port, is_loopback, reachable_name
 from lightning_app.ablation.queue.storages import close_storage, open_storage, storage_spec
 from lightning_app.errors import UserError
-from tests.postgres import ROOT, Command, Server, proxy, serve
+from tests.postgres import ROOT, Command, Server, serve
 
 pytestmark = pytest.mark.xdist_group("server")  # what they share is made once
 
@@ -81,9 +81,8 @@ def addresses(processes: list[psutil.Process]) -> list[str]:
 
 
 def test_nothing_but_loopback_is_listened_on(running: Server) -> None:
-    with proxy(running.url) as front:
-        found = addresses([*running.processes(), *front.processes()])
-    assert len(found) == 2
+    found = addresses(running.processes())
+    assert len(found) == 1
     assert set(found) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
@@ -93,11 +92,8 @@ def test_the_password_lies_in_one_file_and_shows_nowhere(server: Server) -> None
     with psycopg.connect(server.url, autocommit=True) as connection:
         with pytest.raises(psycopg.Error):
             connection.execute(f"ALTER ROLE nobody_such PASSWORD '{password}'")  # pyright: ignore
-        with proxy(server.url) as front:
-            processes = [*server.processes(), *front.processes()]
-            shown = [word for process in processes for word in process.cmdline()]
-            shown += [word for process in processes for word in process.environ().values()]
-        shown.append(front.output)
+        shown = [word for process in server.processes() for word in process.cmdline()]
+        shown += [word for process in server.processes() for word in process.environ().values()]
     server.restart()
     shown.append(server.output)
     assert not [word for word in shown if password in word]
@@ -217,9 +213,6 @@ def test_a_taken_port_is_refused(running: Server, tmp_path: Path) -> None:
     port = str(running.port)
     said = refused("serve", "--dir", str(tmp_path / "other"), "--port", port)
     assert said == f"ablate: 127.0.0.1:{port}: cannot listen there: Address already in use\n"
-    with proxy(running.url) as front:
-        words = ["proxy", "--storage", running.url, "--port", str(front.port)]
-        assert "Address already in use" in refused(*words)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +221,10 @@ def test_a_taken_port_is_refused(running: Server, tmp_path: Path) -> None:
         (["serve", "--host", "no.such.invalid"], "--host: 'no.such.invalid' is no address"),
         (["serve", "--host", "192.0.2.7"], "192.0.2.7:5433: cannot listen there"),
         (["serve", "--port", "99999"], "--port: expected 0 to 65535, found 99999"),
-        (["proxy"], "needs a postgresql:// storage, found"),
-        (["proxy", "--storage", "grpc://127.0.0.1:1"], "needs a postgresql:// storage, found"),
-        (["proxy", "--storage", "postgresql://127.0.0.1:1/x"], "Connection refused"),
     ],
 )
 def test_mistakes_are_told_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
-    folder = ["--dir", str(tmp_path / "db")] if words[0] == "serve" else []
-    assert told in refused(*words, *folder)
+    assert told in refused(*words, "--dir", str(tmp_path / "db"))
 
 
 def test_a_cluster_of_another_version_is_refused(server: Server) -> None:
@@ -260,16 +249,6 @@ def test_a_damaged_cluster_is_told_in_one_line(server: Server) -> None:
     said = refused("serve", "--dir", str(server.folder), "--port", "0")
     assert "PostgreSQL did not start: " in said
     assert "pg_control" in said
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_proxy_cleanly(number: int, running: Server) -> None:
-    with proxy(running.url) as front:
-        name = f"through {number}"
-        assert name in study_names(front.url, make=name)
-        assert study_names(front.url) == study_names(running.url)
-        assert front.stop(number) == 0
-        assert f"in front of {running.url.partition('?')[0]})" in front.output
 
 
 def test_a_free_port_is_free_on_every_address_of_a_host() -> None:

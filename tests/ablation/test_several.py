@@ -9,7 +9,6 @@ import optuna
 import pytest
 from conftest import World  # pyright: ignore[reportMissingImports]
 
-from lightning_app.ablation.plan import load_plan
 from lightning_app.ablation.queue.queue import Queue
 from lightning_app.ablation.queue.storages import (
     StorageSpec,
@@ -32,16 +31,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def spec(server: Server, world: World) -> StorageSpec:
     """The server's database, for a grid that no other test has."""
     world.grid.write_text(world.grid.read_text().replace("name: tiny", f"name: {world.mark}"))
-    return storage_spec(server.url, world.folder, {})
+    return storage_spec(server.url, Path("journal"), {})
 
 
 @contextmanager
 def study_of(world: World, spec: StorageSpec) -> Iterator[optuna.Study]:
-    plan = load_plan(world.folder)
-    assert plan is not None
     storage = open_storage(spec)
     try:
-        yield optuna.load_study(study_name=plan.study, storage=storage)
+        yield optuna.load_study(study_name=world.plan().study, storage=storage)
     finally:
         close_storage(storage)
 
@@ -145,7 +142,7 @@ def test_another_idea_of_when_one_is_lost_is_refused(
     world.wait_for(lambda: len(world.lines("start")) == 2)
     second = world.run(f"storage={server.url}", "lost_after=3")
     assert second.returncode == 2
-    assert "--lost-after: 3 here and 30 where others run this grid" in second.stderr
+    assert "--lost-after: 3 here and 30 for the supervisors that run this grid" in second.stderr
     assert first.wait(timeout=60) == 0
     first.communicate()
     assert_one_result_a_cell(world, spec)
@@ -168,7 +165,7 @@ def test_sqlite_serves_one_worker_alone(world: World, tmp_path: Path) -> None:
     assert "SQLite hands one cell to several workers" in refused.stderr
     assert not world.folder.exists()
     assert world.run(f"storage={url}", workers=1).returncode == 0
-    assert_one_result_a_cell(world, storage_spec(url, world.folder, {}))
+    assert_one_result_a_cell(world, storage_spec(url, Path("journal"), {}))
 
 
 def test_a_queue_larger_than_a_batch_is_run_to_its_end(world: World) -> None:
@@ -176,11 +173,10 @@ def test_a_queue_larger_than_a_batch_is_run_to_its_end(world: World) -> None:
     world.write(seeds=75)
     stopped = world.run("seconds=0")
     assert stopped.returncode == 0, stopped.stderr
-    plan = load_plan(world.folder)
-    assert plan is not None
-    assert len(plan.cells) == 300
+    grid = world.value()
+    assert len(grid.cells) == 300
     assert world.states() == {"WAITING": 256}
-    queue = Queue(world.folder, plan, retry_failed=False)
+    queue = Queue(grid, storage_spec(None, grid.folder.journal, {}))
     names = []
     while (claim := queue.pop()) is not None:
         names.append(claim.cell.name)
@@ -188,4 +184,4 @@ def test_a_queue_larger_than_a_batch_is_run_to_its_end(world: World) -> None:
         folder = world.folder / "runs" / claim.cell.name / "attempts" / "1"
         folder.mkdir(parents=True)
         (folder / "error.txt").write_text("not run\n")
-    assert names == [cell.name for cell in plan.cells]
+    assert names == [cell.name for cell in grid.cells]

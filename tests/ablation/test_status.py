@@ -6,7 +6,7 @@ import pytest
 from conftest import World  # pyright: ignore[reportMissingImports]
 
 from lightning_app.ablation.display import bar
-from lightning_app.ablation.status import status_command
+from lightning_app.ablation.status_command import status_command
 from lightning_app.errors import UserError
 
 

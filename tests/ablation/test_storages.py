@@ -26,7 +26,7 @@ from lightning_app.ablation.queue.storages import (
     storage_spec,
 )
 from lightning_app.errors import UserError
-from tests.postgres import ROOT, Server, proxy, serve
+from tests.postgres import ROOT, Server, serve
 
 pytestmark = pytest.mark.xdist_group("storages")  # what they share is made once
 
@@ -109,22 +109,20 @@ def several(code: str, url: str, count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "kind", "url"),
     [
-        (None, "journal", "grid/optuna.journal"),
-        ("journal", "journal", "grid/optuna.journal"),
+        (None, "journal", "grid"),
+        ("journal", "journal", "grid"),
         (URL, "postgresql", URL),
         ("postgres://ablate@db/ablate", "postgresql", "postgresql://ablate@db/ablate"),
         ("postgresql+psycopg://db/ablate", "postgresql", "postgresql://db/ablate"),
         ("postgresql://a%40b@[::1]:5/x", "postgresql", "postgresql://a%40b@[::1]:5/x"),
         (f"{URL}?sslmode=require", "postgresql", URL),
-        ("grpc://node7:13000", "grpc", "grpc://node7:13000"),
-        ("grpc://[::1]:13000", "grpc", "grpc://[::1]:13000"),
         ("sqlite:///study.db", "sqlite", "sqlite:///study.db"),
     ],
 )
 def test_each_kind_is_read(text: str | None, kind: str, url: str) -> None:
     spec = storage_spec(text, Path("grid"), NOWHERE)
     assert (spec.kind, spec.url, spec.shown) == (kind, url, url)
-    assert spec.several == (kind in ("postgresql", "grpc"))
+    assert spec.several == (kind == "postgresql")
 
 
 @pytest.mark.parametrize(
@@ -142,9 +140,7 @@ def test_each_kind_is_read(text: str | None, kind: str, url: str) -> None:
         (f"postgresql://ablate:{SECRET}@db:port/x", "cannot be read"),
         ("postgresql://db/x?sslmode=require&sslmode=allow", "'sslmode' is given twice"),
         ("postgresql://db/x?passfile=/nowhere/pgpass", "/nowhere/pgpass: No such file"),
-        ("grpc://node7", "grpc://host:port"),
-        (f"grpc://me:{SECRET}@node7:1", "grpc://host:port"),
-        ("grpc://node7:1/study", "grpc://host:port"),
+        ("grpc://node7:13000", "found 'grpc'"),
         ("sqlite://", "sqlite:///FILE and no more"),
         ("sqlite:///:memory:", "sqlite:///FILE and no more"),
         ("sqlite:///study.db?mode=ro", "sqlite:///FILE and no more"),
@@ -162,7 +158,7 @@ def test_a_mistake_is_told_without_the_password(text: str, told: str) -> None:
 def test_the_environment_is_asked_where_the_command_line_is_silent() -> None:
     environment = {"ABLATE_STORAGE": URL}
     assert storage_spec(None, Path("grid"), environment).url == URL
-    assert storage_spec("grpc://a:1", Path("grid"), environment).kind == "grpc"
+    assert storage_spec("sqlite:///a.db", Path("grid"), environment).kind == "sqlite"
     assert storage_spec("journal", Path("grid"), environment).kind == "journal"
     assert storage_spec(None, Path("grid"), {"ABLATE_STORAGE": ""}).kind == "journal"
     with pytest.raises(UserError, match="ABLATE_STORAGE: expected journal"):
@@ -201,7 +197,7 @@ def test_a_storage_on_this_disk_keeps_a_study(
     folder = tmp_path / name
     folder.mkdir()
     text = None if kind == "journal" else f"sqlite:///{quote(str(folder / 'study.db'))}"
-    spec = storage_spec(text, folder, NOWHERE)
+    spec = storage_spec(text, folder / "study.journal", NOWHERE)
     new_study(opened(spec), "kept", cells=2)
     assert len(new_study(opened(spec), "kept").trials) == 2
     assert [path.suffix for path in folder.iterdir()] in ([".db"], [".journal"])
@@ -255,10 +251,7 @@ def test_several_processes_may_use_an_empty_database_first(server: Server, opene
         assert new_study(opened(server.url), "s").trials == []
 
 
-@pytest.mark.parametrize(("kind", "processes"), [("postgresql", 8), ("grpc", 4)])
-def test_one_of_several_processes_wins_each_trial(
-    kind: str, processes: int, server: Server, opened: Opened
-) -> None:
+def test_one_of_several_processes_wins_each_trial(server: Server, opened: Opened) -> None:
     """Claims as the supervisor makes them; pitfall O7 is what SQLite does here."""
     cells = 20
     code = (
@@ -268,32 +261,28 @@ def test_one_of_several_processes_wins_each_trial(
         "    if storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):\n"
         "        print(trial.number)\n"
     )
-    new_study(opened(server.url), kind, cells)
-    with proxy(server.url) as front:
-        url = server.url if kind == "postgresql" else front.url
-        winners = "".join(several(code, url, processes)).split()
+    new_study(opened(server.url), "postgresql", cells)
+    winners = "".join(several(code, server.url, 8)).split()
     assert sorted(map(int, winners)) == list(range(cells))
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "grpc"])
 def test_a_trial_without_heartbeats_is_lost_and_one_with_them_is_not(
-    kind: str, server: Server, opened: Opened
+    server: Server, opened: Opened
 ) -> None:
-    with proxy(server.url, lost_after=2) as front:
-        storage = opened(server.url if kind == "postgresql" else front.url, lost_after=2)
-        study = new_study(storage, f"beats {kind}", cells=3)
-        silent, beating, waiting = (trial._trial_id for trial in study.get_trials())
-        for trial in (silent, beating):
-            storage.record_heartbeat(trial)
-            assert storage.set_trial_state_values(trial, TrialState.RUNNING)
-        storage.record_heartbeat(waiting)
+    storage = opened(server.url, lost_after=2)
+    study = new_study(storage, "beats", cells=3)
+    silent, beating, waiting = (trial._trial_id for trial in study.get_trials())
+    for trial in (silent, beating):
+        storage.record_heartbeat(trial)
+        assert storage.set_trial_state_values(trial, TrialState.RUNNING)
+    storage.record_heartbeat(waiting)
+    states = lost(study)
+    until = time.monotonic() + 60
+    while states == [TrialState.RUNNING, TrialState.RUNNING, TrialState.WAITING]:
+        assert time.monotonic() < until
+        storage.record_heartbeat(beating)
+        time.sleep(0.2)
         states = lost(study)
-        until = time.monotonic() + 60
-        while states == [TrialState.RUNNING, TrialState.RUNNING, TrialState.WAITING]:
-            assert time.monotonic() < until
-            storage.record_heartbeat(beating)
-            time.sleep(0.2)
-            states = lost(study)
     assert states == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
 
 
@@ -321,31 +310,27 @@ def test_heartbeats_do_not_depend_on_the_time_zones_of_hosts(
     assert lost(new_study(east, "zones")) == [TrialState.RUNNING]
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "grpc"])
-def test_a_restart_of_the_database_is_an_outage_that_passes(
-    kind: str, server: Server, opened: Opened
-) -> None:
-    with proxy(server.url) as front:
-        storage = opened(server.url if kind == "postgresql" else front.url)
-        study = new_study(storage, f"restart {kind}", cells=1)
-        (trial,) = study.get_trials()
-        assert server.stop() == 0
-        for call in (
-            lambda: study.get_trials(),
-            lambda: storage.record_heartbeat(trial._trial_id),
-            lambda: storage.set_trial_user_attr(trial._trial_id, "a", 1),
-            lambda: storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING),
-        ):
-            with pytest.raises(Exception) as outage:  # noqa: PT011
-                call()
-            assert is_outage(outage.value)
-            assert "\n" not in reason(outage.value)
-            assert server.password not in reason(outage.value)
-        with pytest.raises(UserError, match="cannot be used"):
-            opened(server.url if kind == "postgresql" else front.url)
-        server.start_again()
-        assert storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        assert [trial.state for trial in study.get_trials()] == [TrialState.RUNNING]
+def test_a_restart_of_the_database_is_an_outage_that_passes(server: Server, opened: Opened) -> None:
+    storage = opened(server.url)
+    study = new_study(storage, "restart", cells=1)
+    (trial,) = study.get_trials()
+    assert server.stop() == 0
+    for call in (
+        lambda: study.get_trials(),
+        lambda: storage.record_heartbeat(trial._trial_id),
+        lambda: storage.set_trial_user_attr(trial._trial_id, "a", 1),
+        lambda: storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING),
+    ):
+        with pytest.raises(Exception) as outage:  # noqa: PT011
+            call()
+        assert is_outage(outage.value)
+        assert "\n" not in reason(outage.value)
+        assert server.password not in reason(outage.value)
+    with pytest.raises(UserError, match="cannot be used"):
+        opened(server.url)
+    server.start_again()
+    assert storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+    assert [trial.state for trial in study.get_trials()] == [TrialState.RUNNING]
 
 
 def test_a_crash_of_the_database_is_an_outage_that_passes(server: Server, opened: Opened) -> None:
@@ -373,58 +358,21 @@ def claimed(storage: BaseStorage, trial: int) -> bool:
         raise
 
 
-def test_a_lost_proxy_is_an_outage(server: Server, opened: Opened) -> None:
-    with proxy(server.url) as front:
-        study = new_study(opened(front.url), "proxy")
-        assert front.stop() == 0
-        with pytest.raises(Exception) as outage:  # noqa: PT011
-            study.get_trials()
-        assert is_outage(outage.value)
-    with pytest.raises(UserError, match=f"{front.url}: no proxy answers there"):
-        opened(front.url)
-
-
-@pytest.mark.parametrize("kind", ["postgresql", "grpc"])
-def test_other_errors_are_no_outages(kind: str, server: Server, opened: Opened) -> None:
-    with proxy(server.url) as front:
-        storage = opened(server.url if kind == "postgresql" else front.url)
-        study = new_study(storage, f"errors {kind}", cells=1)
-        (trial,) = study.get_trials()
-        storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
-        for call in (
-            lambda: storage.get_study_id_from_name("no such study"),
-            lambda: storage.set_trial_user_attr(trial._trial_id, "a", 1),
-            lambda: storage.set_trial_user_attr(10**6, "a", 1),
-            lambda: optuna.create_study(storage=storage, study_name=study.study_name),
-        ):
-            with pytest.raises(Exception) as error:  # noqa: PT011
-                call()
-            assert not is_outage(error.value)
-    assert not is_outage(UserError("a mistake"))
-
-
-def test_a_proxy_must_agree_on_when_trials_are_lost(server: Server, opened: Opened) -> None:
-    with (
-        proxy(server.url, lost_after=30) as front,
-        pytest.raises(UserError, match=r"--lost-after: 60 s here, .* after 30 s"),
+def test_other_errors_are_no_outages(server: Server, opened: Opened) -> None:
+    storage = opened(server.url)
+    study = new_study(storage, "errors", cells=1)
+    (trial,) = study.get_trials()
+    storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
+    for call in (
+        lambda: storage.get_study_id_from_name("no such study"),
+        lambda: storage.set_trial_user_attr(trial._trial_id, "a", 1),
+        lambda: storage.set_trial_user_attr(10**6, "a", 1),
+        lambda: optuna.create_study(storage=storage, study_name=study.study_name),
     ):
-        opened(front.url, lost_after=60.0)
-
-
-def test_another_programs_proxy_is_refused(server: Server) -> None:
-    code = (
-        "import socket; from optuna.storages._grpc.server import make_server\n"
-        "probe = socket.create_server(('127.0.0.1', 0)); port = probe.getsockname()[1]\n"
-        "probe.close()\n"
-        "make_server(open_storage(spec), '127.0.0.1', port).start()\n"
-        "try:\n"
-        "    open_storage(storage_spec(f'grpc://127.0.0.1:{port}', Path(), {}))\n"
-        "except Exception as error:\n"
-        "    print(type(error).__name__, error)\n"
-    )
-    (said,) = several(code, server.url, count=1)
-    assert said.startswith("UserError grpc://127.0.0.1:")
-    assert said.strip().endswith("not a proxy of `ablate storage proxy`")
+        with pytest.raises(Exception) as error:  # noqa: PT011
+            call()
+        assert not is_outage(error.value)
+    assert not is_outage(UserError("a mistake"))
 
 
 def test_a_link_that_breaks_inside_a_transaction_is_an_outage(tmp_path: Path) -> None:
@@ -432,7 +380,7 @@ def test_a_link_that_breaks_inside_a_transaction_is_an_outage(tmp_path: Path) ->
     with serve(tmp_path / "pg") as server:
         storage = open_storage(storage_spec(server.url, tmp_path, {}))
         try:
-            engine = storage._backend.engine  # pyright: ignore[reportAttributeAccessIssue]
+            engine = storage.engine  # pyright: ignore[reportAttributeAccessIssue]
             with engine.connect() as link:
                 pid = link.scalar(text("select pg_backend_pid()"))
                 with engine.connect() as other:

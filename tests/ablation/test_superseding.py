@@ -1,16 +1,14 @@
 """`ablate run --rerun-stale`: cells of another code are done again, beside the old runs."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import World
 
-from lightning_app.ablation.doctor.command import doctor_command
-from lightning_app.ablation.plan import load_plan
 from lightning_app.ablation.superseding import supersede
-from lightning_app.ablation.supervision.guard import supervisor_lock
+from lightning_app.ablation.supervision.locks import supervisor_lock
+from lightning_app.grid_folder import GridFolder
 
 CELLS = 4
 
@@ -46,16 +44,15 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
     run(world, "c", "rerun")
     assert codes(runs) == ["c"] * CELLS
     assert codes(old) == ["a"] * CELLS + ["b"] * CELLS
-    assert sum(path.name.endswith("-2") for path in old.iterdir()) == CELLS
+    assert sum(path.name.endswith(".2") for path in old.iterdir()) == CELLS
 
 
 def test_what_was_cut_short_by_another_code_begins_anew(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
     run(world, "a")
-    plan = load_plan(world.folder)
-    assert plan is not None
+    grid = world.value()
     here = {"provenance": {"code": "a", "libraries": {"torch": "2"}}, "corpora": None}
-    begun, without, lost = (world.folder / "runs" / cell.name for cell in plan.cells[:3])
+    begun, without, lost = (world.folder / "runs" / cell.name for cell in grid.cells[:3])
     for folder in (begun, without, lost):
         (folder / "result.json").unlink()
         (folder / "attempts" / "1" / "provenance.json").write_text('{"code": "old"}')
@@ -63,7 +60,7 @@ def test_what_was_cut_short_by_another_code_begins_anew(world: World) -> None:
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints" / "last.ckpt").write_bytes(b"weights")
     (lost / "attempts" / "1" / "provenance.json").unlink()
-    supersede(world.folder, plan, here)
+    supersede(grid, here)
     aside = {path.name for path in (world.folder / "superseded").iterdir()}
     assert aside == {begun.name, lost.name}
     assert without.is_dir()
@@ -72,31 +69,9 @@ def test_what_was_cut_short_by_another_code_begins_anew(world: World) -> None:
 def test_nobody_else_may_be_at_work(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
     run(world, "a")
-    with supervisor_lock(world.folder):
+    with supervisor_lock(GridFolder(world.folder)):
         world.environment["CODE"] = "b"
         done = world.run("rerun")
     assert done.returncode == 2
     assert "is already running this grid" in done.stderr
     assert codes(world.folder / "runs") == ["a"] * CELLS
-
-
-def test_doctor_names_both_versions(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.write(seeds=1, delay=0, steps=1)
-    run(world, "a")
-    path = next(iter(sorted((world.folder / "runs").glob("*/result.json"))))
-    result = json.loads(path.read_text())
-    result["provenance"]["code"] = "b"
-    path.write_text(json.dumps(result))
-    (world.folder / "superseded" / "one").mkdir(parents=True)
-    examine: Callable[[], int] = lambda: doctor_command(  # noqa: E731
-        world.grid, world.folder.parent, program="stand_in"
-    )
-    assert examine() == 0
-    said = capsys.readouterr().out
-    assert "note: " in said
-    assert "are of 2 versions of the code (" in said
-    assert "b: 1" in said
-    assert "a: 3" in said
-    assert "1 earlier runs, done again since" in said

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_app.ablation.trial import join_metrics
+from lightning_app.ablation.run_output import join_metrics
 from lightning_app.provenance import software
 from tests import warm
 

@@ -6,8 +6,8 @@
 import sys
 from pathlib import Path
 
-from lightning_app.ablation.grid import read_grid
-from lightning_app.ablation.supervision.guard import Interrupted
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.supervision.locks import Interrupted
 from lightning_app.ablation.supervision.options import Options
 from lightning_app.ablation.supervision.runner import run_grid
 
@@ -23,7 +23,7 @@ def main() -> int:
         lost_after=60.0,
     )
     try:
-        run_grid(read_grid(grid), Path(folder), options, program="watched")
+        run_grid(read_spec(grid), Path(folder), options, program="watched")
     except Interrupted:
         return 130
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.commands import report_command
+from lightning_app.ablation.report_command import report_command
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.facts import facts, state_counts
 from lightning_app.analysis.figures.logs import read_log
@@ -173,7 +173,7 @@ def test_a_report_goes_on_without_what_is_damaged(
     grid_file = whole.parent / "demo.yaml"
     shutil.copyfile(whole / "grid.yaml", grid_file)
     monkeypatch.setattr(
-        "lightning_app.ablation.commands.read_grid", lambda path: read_results(whole)
+        "lightning_app.ablation.report_command.read_spec", lambda path: read_results(whole)
     )
     assert report_command([grid_file], whole.parent) == 1
     out, err = capsys.readouterr()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.grid import read_grid as read_file
+from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.analysis.exports.bibliography import bibliography
 from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.published import COLUMNS, comparison, our_settings
@@ -197,7 +197,7 @@ def test_a_grid_without_figures_or_runs(make_grid, outcome):
 
 @pytest.mark.parametrize("name", ["warmup_iwslt14", "warmup_mlm"])
 def test_the_figures_that_ship_name_papers_variants_and_metrics(name):
-    grid = read_file(name)
+    grid = read_spec(name)
     assert len(grid.published) > 5
     for figure in grid.published:
         assert figure["paper"] in bibliography()

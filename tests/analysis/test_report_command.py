@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from lightning_app.ablation.commands import plan_command, report_command, status_command
+from lightning_app.ablation.plan_command import plan_command
+from lightning_app.ablation.report_command import report_command
+from lightning_app.ablation.status_command import status_command
 from lightning_app.analysis.serve import claim
 from lightning_app.errors import UserError
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from lightning_app.ablation.checkpoint import check_checkpoint
-from lightning_app.ablation.trial import Run
+from lightning_app.ablation.run import Run
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule

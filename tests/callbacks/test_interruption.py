@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_app.ablation.trial import checkpoints
+from lightning_app.ablation.run import checkpoints
 from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.module import TransformerModule
 from tests.runs import data, module, trainer

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_app.ablation.trial import checkpoints
+from lightning_app.ablation.run import checkpoints
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule

@@ -1,4 +1,4 @@
-"""A database that restarts is waited for; one that stays away is given up."""
+"""Calls of a storage, repeated while its database restarts, and given up if it stays away."""
 
 import os
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import ParamSpec, TypeVar
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from lightning_app.ablation.queue.storages import StorageSpec, is_outage, reason
-from lightning_app.ablation.supervision.guard import Interrupted
+from lightning_app.ablation.supervision.stopping import Interrupted
 
 _PATIENCE = 600.0  # seconds that a database may be away
-_HURRY = 20.0  # seconds of that for a supervisor that has been told to stop
+_HURRY = 20.0  # seconds of that if the supervisor is to stop
 _RETRY = 1.0  # seconds
 
 P = ParamSpec("P")
@@ -26,8 +26,8 @@ class Patience:
 
     Args:
         spec: The storage, to name it.
-        stopping: Whether the supervisor has been told to stop.
-        returned: Called when the database answers after a silence.
+        stopping: Whether the supervisor is to stop.
+        returned: Called when the database answers again after an outage.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class Patience:
         self._spec = spec
         self._stopping = stopping
         self._returned = returned
-        self._out = False
+        self._away = False
         self._journal: tuple[int, int] | None = None  # which file it is, once it has been opened
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `call` returns, whenever that is.
+        """Return what `call` returns, once it does.
 
-        It may be made twice, as an answer can be lost on its way.
+        The call may be made twice, as its answer can get lost.
 
         Raises:
-            StorageLost: where the database stays away, or somebody has removed the journal.
-            Interrupted: where it does, and the supervisor has been told to stop.
+            StorageLost: if the database stays away, or somebody has removed the journal.
+            Interrupted: if the database is away while the supervisor is to stop.
         """
         self._check_journal()
         retrying = Retrying(
@@ -65,27 +65,27 @@ class Patience:
             if self._stopping():
                 raise Interrupted from error
             raise StorageLost(f"{self._spec.shown}: {reason(error)}") from error
-        if self._out:
+        if self._away:
             print(f"{self._spec.shown}: answers again", flush=True)
-            self._out = False
+            self._away = False
             self._returned()
         if self._journal is None and self._spec.kind == "journal":
             self._journal = _file_of(self._spec)
         return answer
 
     def _check_journal(self, cause: BaseException | None = None) -> None:
-        """Raise `StorageLost` where another journal is in the place of ours, or none.
+        """Raise `StorageLost` if the journal was removed or replaced by another one.
 
-        Optuna would make a new one, in which nothing that we know is found again.
+        Optuna would make a new one, without the trials that this supervisor holds.
         """
         if self._journal is not None and _file_of(self._spec) != self._journal:
             raise StorageLost(f"{self._spec.shown}: was removed or replaced") from cause
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()
-        if error is not None and not self._out:
+        if error is not None and not self._away:
             print(f"{self._spec.shown}: {reason(error)}; waiting for it", flush=True)
-            self._out = True
+            self._away = True
 
 
 def _file_of(spec: StorageSpec) -> tuple[int, int] | None:

@@ -1,20 +1,20 @@
-"""Pruning, seen from the supervisor: what cells report, and the word to stop.
+"""Pruning by the supervisor: it passes the cells' reports to Optuna, and stops hopeless cells.
 
 A cell appends a line to `attempts/<k>/reports.jsonl` at each validation and ends when it finds
-`attempts/<k>/stop`. No process of a cell knows the study, so cells of several processes are pruned
+`attempts/<k>/stop`. No process of a cell opens the study, so cells of several processes are pruned
 in the same way as others.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from lightning_app.ablation.runs import STOP, ReportReader
+from lightning_app.ablation.reports import ReportReader
 from lightning_app.files import write_whole
+from lightning_app.run_folder import RunFolder
 
 _STARTUP = 5  # complete cells that have reported at a step before the median rule prunes there
 
@@ -55,7 +55,7 @@ class _Hyperband(BasePruner):
 
 @dataclass
 class _Reader(ReportReader):
-    """Tells steps that the storage knows from those that the pruner has judged, too."""
+    """Also knows the steps that are in the storage, whether the pruner has judged them or not."""
 
     reported: set[int] = field(default_factory=set)
 
@@ -66,20 +66,19 @@ class Reports:
     def __init__(self) -> None:
         self._readers: dict[int, _Reader] = {}
 
-    def look(self, trial: Trial, folder: Path, attempt: int) -> bool:
-        """Report what is new, and tell the cell to stop where its trial should be pruned.
+    def look(self, trial: Trial, folder: RunFolder, attempt: int) -> bool:
+        """Report what is new, and write the file that stops the cell if its trial is to be pruned.
 
-        Returns whether it was told to, now or before. What earlier attempts reported counts, as
-        the cell goes on from them. A cell may come to its end before it sees the word; what it
-        leaves in its folder says what happened. Where the storage fails, the next look goes on
-        where this one ended.
+        Returns whether the file is there. Reports of earlier attempts count, as the cell continues
+        from them. A cell may end before it finds the file; what it leaves in its folder says what
+        happened. If the storage fails, the next call continues where this one ended.
         """
-        stop = folder / "attempts" / str(attempt) / STOP
+        stop = folder.attempt(attempt).stop
         if stop.is_file():
             return True
         reader = self._readers.get(trial.number)
         if reader is None:
-            known = trial.storage.get_trial(trial._trial_id).intermediate_values
+            known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
             reader = self._readers[trial.number] = _Reader(reported=set(known))
         try:
             for each in range(1, attempt + 1):
@@ -91,7 +90,7 @@ class Reports:
                         write_whole(stop, "pruned\n")
                         return True
         except UpdateFinishedTrialError:
-            pass  # another supervisor has taken the cell over; ours is about to hear of it
+            pass  # another supervisor has taken the cell over; ours will notice at `Queue.tend`
         return False
 
     def forget(self, trial: Trial) -> None:

@@ -1,9 +1,9 @@
-"""`ablate storage serve | proxy`: a database for several hosts, and its proxy."""
+"""`ablate storage serve`: a PostgreSQL database for the queue of several hosts."""
 
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,30 +19,19 @@ from lightning_app.ablation.queue.postgres import (
     is_loopback,
     reachable_name,
 )
-from lightning_app.ablation.queue.storages import (
-    LOST_AFTER,
-    VARIABLE,
-    bracketed,
-    extra_missing,
-    is_outage,
-    open_storage,
-    storage_spec,
-)
+from lightning_app.ablation.queue.storages import VARIABLE, bracketed
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
-
-_CONNECTIONS = 10  # of the proxy to its database, one a thread
-_LAST_CALLS = 5.0  # seconds that calls under way may take when the proxy ends
 
 
 def serve_command(folder: Path, host: str = "127.0.0.1", port: int = 5433) -> int:
     """`ablate storage serve`: serve the PostgreSQL database in `folder` until a signal ends it.
 
-    The folder is made if need be; a later call goes on with its data and its password. Port 0
+    The folder is made if it is missing; a later call serves its data with the same password. Port 0
     takes a free one. Returns 0 after SIGINT or SIGTERM, 1 where the server ended by itself.
 
     Raises:
-        UserError: for an address that cannot be listened on, and a folder that is in use.
+        UserError: for an address where nothing can listen, and a folder that is in use.
     """
     with writing_in(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,45 +59,12 @@ def serve_command(folder: Path, host: str = "127.0.0.1", port: int = 5433) -> in
     return 0
 
 
-def proxy_command(
-    storage: str | None, host: str = "127.0.0.1", port: int = 13000, lost_after: float = LOST_AFTER
-) -> int:
-    """`ablate storage proxy`: serve a PostgreSQL storage by gRPC until a signal ends it.
-
-    `storage` is a URL, by default that of ABLATE_STORAGE; port 0 takes a free one. Supervisors
-    have to count a trial as lost after the same `lost_after` seconds. Returns 0.
-
-    Raises:
-        UserError: for a storage or an address that cannot be used.
-    """
-    spec = storage_spec(storage, Path.cwd())
-    if spec.kind != "postgresql":
-        raise UserError(f"--storage: a proxy needs a postgresql:// storage, found {spec.shown}")
-    try:
-        from lightning_app.ablation.queue.proxy import HeartbeatServer, make_server
-    except ImportError as error:
-        raise extra_missing(spec) from error
-    with _Stop() as stop:
-        port = free_port(host, port)
-        database = open_storage(spec, lost_after, connections=_CONNECTIONS, wrap=HeartbeatServer)
-        server, port = make_server(database, host, port, is_outage)
-        server.start()
-        stop.call(lambda: server.stop(_LAST_CALLS))
-        url = f"grpc://{bracketed(reachable_name(host))}:{port}"
-        print(f"storage: {url}  (in front of {spec.shown})")
-        if not is_loopback(host):
-            print("everybody who reaches this address can read and change the storage")
-        print(f"use: ablate run GRID --storage {url}", flush=True)
-        server.wait_for_termination()
-    return 0
-
-
 class _Stop:
-    """SIGINT and SIGTERM as a wish to end, also where they come before anything can end."""
+    """Counts SIGINT and SIGTERM, and shuts PostgreSQL down as soon as there is one to shut down."""
 
     def __init__(self) -> None:
         self.asked = 0
-        self._act: Callable[[], object] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "_Stop":
@@ -120,25 +76,24 @@ class _Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
-    def call(self, act: Callable[[], object]) -> None:
-        """Call `act` at each wish, and now where one came already."""
-        self._act = act
+    def pass_on_to(self, server: "subprocess.Popen[bytes]") -> None:
+        """Shut the server down at the first signal, past or to come; at once at the second."""
+        self._server = server
         if self.asked:
-            act()
-
-    def pass_on_to(self, process: "subprocess.Popen[bytes]") -> None:
-        """Shut PostgreSQL down at the first wish, at once at the second."""
-        self.call(lambda: process.send_signal(signal.SIGINT if self.asked == 1 else signal.SIGQUIT))
+            self._shut_down()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked += 1
-        if self._act is not None:
-            self._act()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT if self.asked == 1 else signal.SIGQUIT)
 
 
 @contextmanager
 def _only_server(folder: Path) -> Iterator[None]:
-    """Hold the folder, which one command at a time may serve."""
+    """Hold the folder: one command at a time may serve it."""
     holder = folder / "serve.pid"
     lock = FileLock(folder / ".serve.lock", timeout=0)
     with writing_in(folder):

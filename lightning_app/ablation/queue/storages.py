@@ -1,4 +1,4 @@
-"""Where a grid's study lies: a storage named by a URL, opened, and what may befall it meanwhile.
+"""The storage of a grid's study: named by a URL, opened, and the outages of its database.
 
 A password never becomes part of a URL that is shown, logged or handed on.
 """
@@ -8,23 +8,22 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, get_storage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, make_url
 
 from lightning_app.errors import UserError
 
-Kind = Literal["journal", "sqlite", "postgresql", "grpc"]
+Kind = Literal["journal", "sqlite", "postgresql"]
 
 VARIABLE = "ABLATE_STORAGE"
-JOURNAL = "optuna.journal"
 LOST_AFTER = 120.0  # seconds without a heartbeat
 
 _SCHEMES: dict[str, Kind] = {
@@ -32,7 +31,6 @@ _SCHEMES: dict[str, Kind] = {
     "postgres": "postgresql",
     "postgresql+psycopg": "postgresql",
     "sqlite": "sqlite",
-    "grpc": "grpc",
 }
 _SECRETS = ("password", "sslpassword")  # parameters of libpq
 _WHERE_PASSWORDS_GO = (
@@ -49,15 +47,17 @@ _LINK = {
 # Heartbeats are naive times of the session's zone; a stopped holder of a lock loses it.
 _SESSION = "SET TIME ZONE 'UTC'; SET idle_in_transaction_session_timeout = '60s'"
 _FIRST_USE_TRIES = 12
-_READY = 10.0  # seconds that a proxy or a starting server is waited for
 
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """A storage: of which kind, where for Optuna, and how it is named to people.
+    """A storage of Optuna.
 
-    `url` (of a journal: its path) and `shown` hold no password, nor does the printed form of
-    the specification. `parameters` are what libpq needs besides, and may hold one.
+    Attributes:
+        kind: Its kind.
+        url: Its address, of a journal its path; without a password.
+        shown: Its name in messages; without a password.
+        parameters: What libpq needs besides, perhaps a password; not in the printed form.
     """
 
     kind: Kind
@@ -68,13 +68,13 @@ class StorageSpec:
     @property
     def several(self) -> bool:
         """Whether several supervisors may use it at once."""
-        return self.kind in ("postgresql", "grpc")
+        return self.kind == "postgresql"
 
 
 def storage_spec(
-    text: str | None, directory: Path, environment: Mapping[str, str] = os.environ
+    text: str | None, journal: Path, environment: Mapping[str, str] = os.environ
 ) -> StorageSpec:
-    """Read the storage of `--storage`, else of ABLATE_STORAGE, else the journal in `directory`.
+    """Read the storage of `--storage`, else of ABLATE_STORAGE, else take the `journal`.
 
     Raises:
         UserError: for a URL of no known kind, a malformed one, one with a password on the
@@ -85,21 +85,18 @@ def storage_spec(
     if given in ("", "journal"):
         if text == "":
             raise UserError("--storage: expected a URL or 'journal', found nothing")
-        journal = str(directory / JOURNAL)
-        return StorageSpec("journal", journal, journal)
+        return StorageSpec("journal", str(journal), str(journal))
     scheme = given.partition("://")[0]
     if "://" not in given or scheme not in _SCHEMES:
         word = scheme if "://" in given or "@" not in given else "something else"
         raise UserError(
-            f"{source}: expected journal, postgresql://user@host:port/database, "
-            f"grpc://host:port or sqlite:///FILE, found '{word}'"
+            f"{source}: expected journal, postgresql://user@host:port/database or "
+            f"sqlite:///FILE, found '{word}'"
         )
     kind = _SCHEMES[scheme]
     url = _parse(source, kind, given)
     if kind == "sqlite":
         return _sqlite(source, url)
-    if kind == "grpc":
-        return _grpc(source, url)
     spec = _postgresql(source, url, on_command_line=text is not None)
     if "PGPASSWORD" not in environment or "password" in spec.parameters:
         return spec
@@ -107,58 +104,43 @@ def storage_spec(
     return replace(spec, parameters={**spec.parameters, "password": environment["PGPASSWORD"]})
 
 
-def open_storage(
-    spec: StorageSpec,
-    lost_after: float | None = None,
-    connections: int = 1,
-    wrap: Callable[[RDBStorage], BaseStorage] = get_storage,
-) -> BaseStorage:
+def open_storage(spec: StorageSpec, lost_after: float = LOST_AFTER) -> BaseStorage:
     """Open a storage, making the tables of an empty database.
 
     Args:
-        spec: Which one.
-        lost_after: Seconds without a heartbeat after which a trial's supervisor counts as lost,
-            by default as the proxy says, or `LOST_AFTER`.
-        connections: How many are kept open to a database.
-        wrap: What is put around a database, by default Optuna's cache.
+        spec: The storage.
+        lost_after: Seconds without a heartbeat after which the supervisor of a trial is lost.
 
     Raises:
-        UserError: where it cannot be reached or refuses us, and where the extra is missing.
+        UserError: if it cannot be reached or refuses us, and if the extra is not installed.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if spec.kind == "journal":
             return JournalStorage(JournalFileBackend(spec.url))
-        if spec.kind == "grpc":
-            return _open_proxy(spec, lost_after)
-        return wrap(_open_database(spec, lost_after or LOST_AFTER, connections))
+        return _open_database(spec, lost_after)
 
 
 def close_storage(storage: BaseStorage) -> None:
-    """Close the connections of a storage, which the next call would open again."""
-    backend = getattr(storage, "_backend", None)
-    if isinstance(backend, RDBStorage):
-        _disconnect(backend)
-    elif isinstance(storage, GrpcStorageProxy):
-        storage.close()
+    """Close the connections of a storage; the next call would open them again."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def is_outage(error: BaseException) -> bool:
     """Whether `error` says that the storage went away for a moment, so that asking again helps."""
-    if isinstance(error, UserError):  # it could not be opened: a mistake in its address, rather
+    if isinstance(error, UserError):  # it could not be opened: rather a mistake in its address
         return False
     return any(_is_lost_link(each) for each in _causes(error))
 
 
 def reason(error: BaseException) -> str:
-    """What a database or a proxy says in `error`, in one line without statements or passwords."""
+    """The message of the database in `error`: one line without statements or passwords."""
     for each in _causes(error):
         if isinstance(each, exc.DBAPIError):
             return _first_line(each.orig).removeprefix("connection failed: ")
-        details = getattr(each, "details", None)  # of a grpc.RpcError
-        if callable(details):
-            return _first_line(details())
     return _first_line(error)
 
 
@@ -183,13 +165,6 @@ def _sqlite(source: str, url: URL) -> StorageSpec:
         raise UserError(f"{source}: {Path(url.database).parent}: no such folder")
     shown = URL.create("sqlite", database=url.database).render_as_string()
     return StorageSpec("sqlite", shown, shown)
-
-
-def _grpc(source: str, url: URL) -> StorageSpec:
-    if not url.host or url.port is None or url.username or url.database or url.query:
-        raise UserError(f"{source}: expected grpc://host:port and no more")
-    shown = f"grpc://{bracketed(url.host)}:{url.port}"
-    return StorageSpec("grpc", shown, shown)
 
 
 def _postgresql(source: str, url: URL, on_command_line: bool) -> StorageSpec:
@@ -228,15 +203,15 @@ def _password_file(source: str, path: Path) -> Path:
     return path
 
 
-def _open_database(spec: StorageSpec, lost_after: float, connections: int) -> RDBStorage:
+def _open_database(spec: StorageSpec, lost_after: float) -> RDBStorage:
     """Open a database, also where other processes make its tables at this moment."""
     for attempt in range(_FIRST_USE_TRIES):
         try:
-            return _connect(spec, lost_after, connections)
+            return _connect(spec, lost_after)
         except UserError:
             raise
         except ImportError as error:
-            raise extra_missing(spec) from error
+            raise _extra_missing(spec) from error
         except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             if not _may_pass(error) or attempt == _FIRST_USE_TRIES - 1:
                 raise UserError(f"{spec.shown}: cannot be used: {reason(error)}") from error
@@ -247,7 +222,7 @@ def _open_database(spec: StorageSpec, lost_after: float, connections: int) -> RD
     raise AssertionError("the loop returns or raises")
 
 
-def _connect(spec: StorageSpec, lost_after: float, connections: int) -> RDBStorage:
+def _connect(spec: StorageSpec, lost_after: float) -> RDBStorage:
     url = spec.url.replace("{", "{{").replace("}", "}}")  # Optuna fills URLs in like templates
     if spec.kind == "sqlite":
         return _made(url, {"connect_args": {"timeout": 30}})
@@ -256,14 +231,14 @@ def _connect(spec: StorageSpec, lost_after: float, connections: int) -> RDBStora
         {
             "connect_args": {**_LINK, **spec.parameters},
             "pool_pre_ping": True,
-            "pool_size": connections,
+            "pool_size": 1,
             "max_overflow": 2,
         },
         heartbeat_interval=max(1, int(lost_after / 4)),
-        grace_period=_grace_period(lost_after),
+        grace_period=max(1, math.ceil(lost_after)),
     )
     event.listen(storage.engine, "connect", _set_up_session)
-    _disconnect(storage)  # what was opened without it
+    close_storage(storage)  # what was opened without it
     return storage
 
 
@@ -274,14 +249,9 @@ def _made(url: str, engine: dict[str, Any], **options: Any) -> RDBStorage:
         storage.__init__(url, engine, **options)
     except Exception:
         if hasattr(storage, "scoped_session"):
-            _disconnect(storage)
+            close_storage(storage)
         raise
     return storage
-
-
-def _disconnect(database: RDBStorage) -> None:
-    database.remove_session()
-    database.engine.dispose()
 
 
 def _set_up_session(connection: Any, _: object) -> None:
@@ -290,39 +260,7 @@ def _set_up_session(connection: Any, _: object) -> None:
     connection.commit()
 
 
-def _open_proxy(spec: StorageSpec, lost_after: float | None) -> BaseStorage:
-    try:
-        from lightning_app.ablation.queue.proxy import HeartbeatProxy
-    except ImportError as error:
-        raise extra_missing(spec) from error
-    host, _, port = spec.url.removeprefix("grpc://").rpartition(":")
-    proxy = HeartbeatProxy(host, int(port))
-    try:
-        proxy.wait_server_ready(timeout=_READY)
-        proxy.lost_after = proxy.ask_lost_after()
-        if lost_after is not None and proxy.lost_after != _grace_period(lost_after):
-            raise UserError(
-                f"--lost-after: {lost_after:g} s here, but the proxy at {spec.shown} gives "
-                f"trials up after {proxy.lost_after} s"
-            )
-    except Exception as error:
-        proxy.close()
-        if isinstance(error, ConnectionError):
-            raise UserError(f"{spec.shown}: no proxy answers there") from error
-        if isinstance(error, KeyError):
-            raise UserError(f"{spec.shown}: not a proxy of `ablate storage proxy`") from error
-        if is_outage(error):
-            raise UserError(f"{spec.shown}: cannot be used: {reason(error)}") from error
-        raise
-    return proxy
-
-
-def _grace_period(lost_after: float) -> int:
-    return max(1, math.ceil(lost_after))
-
-
-def extra_missing(spec: StorageSpec) -> UserError:
-    """What to say where the packages for databases are not installed."""
+def _extra_missing(spec: StorageSpec) -> UserError:
     return UserError(
         f"{spec.shown}: needs more packages: pip install 'transformer-ablations[postgres]'"
     )
@@ -350,9 +288,6 @@ def _is_lost_link(error: BaseException) -> bool:
             return "locked" in str(error.orig)
         lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
         return lost or error.connection_invalidated
-    code = getattr(error, "code", None)
-    if callable(code) and type(error).__module__.startswith("grpc"):
-        return getattr(code(), "name", "") in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
     return False
 
 
@@ -368,5 +303,5 @@ def _first_line(message: object) -> str:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands in a URL."""
+    """A host in the form that a URL has it."""
     return f"[{host}]" if ":" in host else host

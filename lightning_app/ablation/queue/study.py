@@ -1,6 +1,6 @@
-"""The Optuna study of a grid, an index of its cells: a trial for each attempt to have one done.
+"""The Optuna study of a grid: a trial for each attempt to run one of its cells.
 
-The record is the run folders; the study can always be made anew from them.
+The study is an index. The record is the run folders, from which it can always be made again.
 """
 
 import json
@@ -10,83 +10,85 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from lightning_app.ablation.plan import Cell, Plan
+from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.queue.pruning import make_pruner
 from lightning_app.ablation.queue.storages import StorageSpec, close_storage, open_storage
-from lightning_app.ablation.runs import Run, read_reports, run_folder
+from lightning_app.ablation.reports import read_reports
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole, writing_in
+from lightning_app.files import move, write_whole
 from lightning_app.records import outcome
-
-TOKEN = ".study"
-"""The file that ties a folder to its study in a database."""
+from lightning_app.run_state import RunState
 
 FOLDER = "folder"
-"""The study's attribute that holds the token of its folder."""
+"""The attribute of a study in a database that holds the token of its folder."""
 
 _LOST_AFTER = "lost_after"  # the study's attribute
 
 _LOWER_IS_BETTER_CAPS = {"val/nll": lambda entropy: entropy, "val/perplexity": math.exp}
 
 
+class AnotherFolder(UserError):
+    """The study of the grid in the database is of another folder."""
+
+
 class Study:
-    """The trials of a grid.
+    """The trials of a grid, called by their numbers.
 
     A trial has its parameters from the start and the user attributes `cell` (an id) and `name`;
     one that waits may have `deaths` and `alone`.
 
     Args:
-        directory: The grid's folder.
-        plan: Its cells.
+        grid: The grid.
         spec: The storage.
-        lost_after: Seconds without a heartbeat after which a trial's supervisor is lost.
-        pruner: The grid's pruner.
+        lost_after: Seconds without a heartbeat after which the supervisor of a trial is lost.
         alone: Whether no other supervisor works on this grid now.
 
     Raises:
-        UserError: for a storage that cannot be used, a study of another folder, and where others
-            count supervisors as lost after another time.
+        AnotherFolder: for a study of another folder.
+        UserError: for a storage that cannot be used, and if the other supervisors have another
+            `lost_after`.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        plan: Plan,
-        spec: StorageSpec,
-        lost_after: float,
-        pruner: str | None,
-        alone: bool,
-    ) -> None:
-        self._alone = alone
-        self._directory = directory
-        self._plan = plan
+    def __init__(self, grid: Grid, spec: StorageSpec, lost_after: float, alone: bool) -> None:
+        self._grid = grid
         self._spec = spec
         self._lost_after = lost_after
-        self._pruner, self._prunes = make_pruner(pruner), pruner is not None
+        self._pruner = make_pruner(grid.spec.pruner)
         self._choices = {
             axis: optuna.distributions.CategoricalDistribution(tuple(map(_primitive, values)))
-            for axis, values in plan.axes.items()
+            for axis, values in grid.plan.axes.items()
         }
         self.notes: list[str] = []
         self._storage, self._study = self._open()
+        if spec.several:
+            try:
+                self._check_folder()
+                self._agree(alone)
+            except UserError:
+                self.close()
+                raise
+        self._id = cache(self._find_id)
 
     def close(self) -> None:
         """Give the connections to a database back."""
         close_storage(self._storage)
 
-    def begin_anew(self) -> None:
-        """Forget all trials. Nobody else may use the study."""
+    def clear(self) -> None:
+        """Delete all trials. Nobody else may use the study."""
         folder = self._study.user_attrs.get(FOLDER)
-        optuna.delete_study(study_name=self._plan.study, storage=self._storage)
+        optuna.delete_study(study_name=self._grid.plan.study, storage=self._storage)
         self._study = self._create(self._storage)
+        self._id = cache(self._find_id)
         if folder is not None:
             self._study.set_user_attr(FOLDER, folder)
 
@@ -96,38 +98,55 @@ class Study:
 
     def trials_of_cells(self) -> dict[str, list[FrozenTrial]]:
         """The trials of each cell of the plan, by its id."""
-        found: dict[str, list[FrozenTrial]] = {cell.id: [] for cell in self._plan.cells}
+        found: dict[str, list[FrozenTrial]] = {cell.id: [] for cell in self._grid.cells}
         for trial in self.trials():
             found.get(trial.user_attrs.get("cell", ""), []).append(trial)
         return found
 
+    def contradicts(self, runs: Mapping[str, RunState]) -> bool:
+        """Whether trials that Optuna cannot change differ from what is on disk, by cells' ids."""
+        trials = self.trials_of_cells()
+        others = (trial for trial in self.trials() if trial.user_attrs.get("cell") not in trials)
+        if any(trial.state != TrialState.FAIL for trial in others):
+            return True
+        return any(self._differ(trials[cell], run) for cell, run in runs.items())
+
+    def _differ(self, trials: list[FrozenTrial], run: RunState) -> bool:
+        ended = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned"}
+        finished = [trial for trial in trials if trial.state in ended]
+        if len(finished) > 1 or any(ended[trial.state] != run.state for trial in finished):
+            return True
+        if run.result is None:
+            return False
+        return any(trial.value != self.value(run.result) for trial in finished)
+
     def trial(self, number: int) -> Trial:
         """A running trial, for a pruner."""
-        return Trial(self._study, number)
+        return Trial(self._study, self._id(number))
 
-    def is_running(self, trial: int) -> bool:
-        return self._storage.get_trial(trial).state == TrialState.RUNNING
+    def is_running(self, number: int) -> bool:
+        return self._storage.get_trial(self._id(number)).state == TrialState.RUNNING
 
-    def claim(self, trial: int) -> bool:
-        """Take a waiting trial; whoever is first has it."""
-        # Before it runs: a supervisor that dies in between leaves a heartbeat to grow old.
-        self.beat(trial)
+    def claim(self, number: int) -> bool:
+        """Take a waiting trial. Of several supervisors that try, one succeeds."""
+        # Before it runs: if a supervisor dies in between, its heartbeat is there to grow old.
+        self.beat(number)
         try:
-            return self._storage.set_trial_state_values(trial, state=TrialState.RUNNING)
+            return self._storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
         except UpdateFinishedTrialError:
             return False
 
-    def beat(self, trial: int) -> None:
-        """Say that the supervisor of a trial lives."""
-        if self._spec.several:
-            self._storage.record_heartbeat(trial)  # type: ignore[attr-defined]
+    def beat(self, number: int) -> None:
+        """Record a heartbeat of the supervisor that runs a trial."""
+        if isinstance(self._storage, RDBStorage) and self._spec.several:
+            self._storage.record_heartbeat(self._id(number))
 
     def fail_lost(self) -> None:
         """End the trials whose supervisors have been silent for too long."""
-        with _no_advice():
+        with without_advice():
             optuna.storages.fail_stale_trials(self._study)
 
-    def add(self, cell: Cell, state: TrialState, run: Run | None = None, **marks: Any) -> None:
+    def add(self, cell: Cell, state: TrialState, run: RunState | None = None, **marks: Any) -> None:
         """Add a trial with its parameters, so that waiting cells show theirs too.
 
         `run`: what a cell that is over has left on disk.
@@ -136,8 +155,8 @@ class Study:
         if run is not None and run.result is not None:
             ended, value = run.result, self.value(run.result)
             marks |= attributes(run.result)
-            if self._prunes:  # others are judged by what the complete ones have reported
-                reports = read_reports(run_folder(self._directory, cell))
+            if self._grid.prunes:  # others are judged by the reports of the complete ones
+                reports = read_reports(self._grid.run(cell))
         elif run is not None and run.pruned is not None:
             ended, value = run.pruned, run.pruned["value"]
         elif run is not None:
@@ -153,12 +172,13 @@ class Study:
         if ended is not None:
             trial.datetime_start = datetime.fromisoformat(ended["started"])
             trial.datetime_complete = datetime.fromisoformat(ended["finished"])
-        self._storage.create_new_trial(self._study._study_id, template_trial=trial)
+        self._study.add_trial(trial)
 
     def end(
-        self, trial: int, state: TrialState, marks: Mapping[str, Any], value: float | None = None
+        self, number: int, state: TrialState, marks: Mapping[str, Any], value: float | None = None
     ) -> None:
-        """End a trial, unless it has ended: others took it, or a broken link hid our first try."""
+        """End a trial, unless it has ended: another supervisor took it, or this is a second try."""
+        trial = self._id(number)
         try:
             for key, each in marks.items():
                 self._storage.set_trial_user_attr(trial, key, each)
@@ -167,36 +187,37 @@ class Study:
             return
 
     def value(self, result: Mapping[str, Any]) -> float:
-        """The metric, never NaN. A run that failed is as bad as a model without any context.
+        """The metric, never NaN. A run that failed counts as a model that ignores the context.
 
-        Where that has no bound, a run without the metric is worse than all that have it.
+        If the metric of such a model is not known, a run without the metric is worse than all
+        others.
 
         Raises:
-            UserError: where results do not have it.
+            UserError: if results do not have the metric.
         """
-        name, entropy = self._plan.metric, result["unigram_entropy"]
+        name, entropy = self._grid.plan.metric, result["unigram_entropy"]
         diverged = result["status"] == "diverged"
         if name not in result["metrics"] and not diverged:
             known = ", ".join(result["metrics"])
-            raise UserError(f"{self._plan.name}: metric.name: runs report no '{name}' ({known})")
+            raise UserError(f"{self._grid.name}: metric.name: runs report no '{name}' ({known})")
         value = result["metrics"].get(name)
-        if self._plan.mode == "max":
+        if self._grid.plan.mode == "max":
             return 0.0 if value is None else value  # no metric of a run is below
         worst = math.inf if value is None else value
         if diverged and name in _LOWER_IS_BETTER_CAPS:
             return min(worst, _LOWER_IS_BETTER_CAPS[name](entropy))
         return worst
 
+    def _find_id(self, number: int) -> int:
+        """The id by which the storage knows a trial."""
+        study = self._storage.get_study_id_from_name(self._grid.plan.study)
+        return self._storage.get_trial_id_from_study_id_trial_number(study, number)
+
     def _open(self) -> tuple[BaseStorage, optuna.Study]:
         """Open or make the study, and note what had to be mended."""
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         if self._spec.kind != "journal":
             storage = open_storage(self._spec, self._lost_after)
-            study = self._create(storage)
-            if self._spec.several:
-                self._check_folder(study)
-                self._agree(study)
-            return storage, study
+            return storage, self._create(storage)
         journal = Path(self._spec.url)
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # of a killed supervisor
         if _cut_torn_line(journal):
@@ -205,56 +226,55 @@ class Study:
             storage = open_storage(self._spec)
             return storage, self._create(storage)
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError):
-            damaged = _free_name(journal.with_name(f"{journal.name}.damaged"))
-            journal.replace(damaged)
-        self.notes.append(f"{journal}: damaged, kept as {damaged.name}; made anew from the runs")
+            damaged = move(journal, journal.with_name(f"{journal.name}.damaged"))
+        made = "a new one was made from the runs"
+        self.notes.append(f"{journal}: damaged, kept as {damaged.name}; {made}")
         storage = open_storage(self._spec)
         return storage, self._create(storage)
 
     def _create(self, storage: BaseStorage) -> optuna.Study:
         study = optuna.create_study(
             storage=storage,
-            study_name=self._plan.study,
-            direction="minimize" if self._plan.mode == "min" else "maximize",
-            sampler=optuna.samplers.RandomSampler(seed=0),  # never asked: every cell is queued
+            study_name=self._grid.plan.study,
+            direction="minimize" if self._grid.plan.mode == "min" else "maximize",
+            sampler=optuna.samplers.RandomSampler(seed=0),  # never used: every cell is queued
             pruner=self._pruner,
             load_if_exists=True,
         )
         study.get_trials(deepcopy=False)  # reads a journal to its end
         return study
 
-    def _check_folder(self, study: optuna.Study) -> None:
+    def _check_folder(self) -> None:
         """Refuse a study of another folder: the hosts of a grid must share one."""
-        path = self._directory / TOKEN
+        path = self._grid.folder.token
         token = path.read_text().strip() if path.is_file() else ""
-        known = study.user_attrs.get(FOLDER)
+        known = self._study.user_attrs.get(FOLDER)
         if known is None:
             token = token or secrets.token_hex(8)
-            with writing_in(self._directory):
-                write_whole(path, f"{token}\n")
-            study.set_user_attr(FOLDER, token)
+            write_whole(path, f"{token}\n")
+            self._study.set_user_attr(FOLDER, token)
         elif known != token:
-            raise UserError(
-                f"{self._directory}: is not the folder of the study {self._plan.study} in "
+            raise AnotherFolder(
+                f"{self._grid.folder}: is not the folder of the study {self._grid.plan.study} in "
                 f"{self._spec.shown}; give --experiments the folder that all hosts share, or make "
-                f"the study anew from this folder with `ablate doctor {self._plan.name} --fix "
+                f"a new study from this folder with `ablate doctor {self._grid.name} --fix "
                 "--storage URL`"
             )
 
-    def _agree(self, study: optuna.Study) -> None:
-        """Refuse another idea of when a supervisor is lost than that of those at work."""
-        known = study.user_attrs.get(_LOST_AFTER)
-        if self._alone or known is None:
-            study.set_user_attr(_LOST_AFTER, self._lost_after)
+    def _agree(self, alone: bool) -> None:
+        """Refuse another `lost_after` than that of the supervisors at work."""
+        known = self._study.user_attrs.get(_LOST_AFTER)
+        if alone or known is None:
+            self._study.set_user_attr(_LOST_AFTER, self._lost_after)
         elif known != self._lost_after:
             raise UserError(
-                f"--lost-after: {self._lost_after:g} here and {known:g} where others run this "
-                "grid; their cells would be taken from them"
+                f"--lost-after: {self._lost_after:g} here and {known:g} for the supervisors that "
+                "run this grid; their cells would be taken from them"
             )
 
 
 def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a complete trial says of its result."""
+    """The user attributes of a complete trial."""
     marks = {"diverged": result["status"] == "diverged", "outcome": outcome(result)}
     return {
         **marks,
@@ -264,15 +284,9 @@ def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def contradicts(run: Run, trials: list[FrozenTrial]) -> bool:
-    """Whether finished trials, which Optuna never changes, say something else than the disk."""
-    ended = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned"}
-    states = [ended[trial.state] for trial in trials if trial.state in ended]
-    return len(states) > 1 or any(state != run.state for state in states)
-
-
 @contextmanager
-def _no_advice() -> Iterator[None]:
+def without_advice() -> Iterator[None]:
+    """Silence the advice that a function of Optuna may change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
@@ -284,7 +298,7 @@ def _primitive(value: Any) -> Any:
 
 
 def _cut_torn_line(journal: Path) -> bool:
-    """Remove a last line without its end: the next line would be glued to it for ever."""
+    """Remove a last line without its end: the next line would continue it."""
     if not journal.is_file():
         return False
     with journal.open("rb+") as file:
@@ -292,8 +306,3 @@ def _cut_torn_line(journal: Path) -> bool:
         whole = data.rfind(b"\n") + 1
         file.truncate(whole)
     return whole < len(data)
-
-
-def _free_name(path: Path) -> Path:
-    names = (path, *(path.with_name(f"{path.name}.{k}") for k in range(2, 1000)))
-    return next(name for name in names if not name.exists())

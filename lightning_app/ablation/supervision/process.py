@@ -1,4 +1,4 @@
-"""What runs in the children of the fork server: a rank of a cell, or a supervisor's question."""
+"""What runs in the children of the fork server: a rank of a cell, or one call for a supervisor."""
 
 import faulthandler
 import gc
@@ -17,35 +17,42 @@ from typing import Any, NoReturn
 import yaml
 from filelock import FileLock, Timeout
 
-from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Plan, expand
-from lightning_app.ablation.runs import LOCK, is_over
 from lightning_app.ablation.supervision.leftovers import mark
 from lightning_app.ablation.supervision.lifeline import bind_to_supervisor
 from lightning_app.ablation.supervision.slots import Slot
 from lightning_app.errors import UserError
 from lightning_app.files import is_disk_full, write_whole
 from lightning_app.memory import is_out_of_memory
+from lightning_app.run_folder import AttemptFolder, RunFolder
 
 FAILED = 3  # exit code: the attempt left an error
 DISK_FULL = 4  # exit code: the attempt is void
-HELD = 5  # exit code: another process has the run
-OUT_OF_MEMORY = 6  # exit code: the attempt left an error that may not come again
+HELD = 5  # exit code: another process trains the run
+OUT_OF_MEMORY = 6  # exit code: another attempt may succeed
 
 _OLD_WORKER_GONE = 60.0  # seconds that a killed supervisor's worker may take to die
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One attempt of a cell, as its processes are told of it.
+    """One attempt of a cell, as its processes receive it.
 
-    `program` is a module with `parse`, `identify` and `run_cell`; `tree` the cell's unresolved
-    config and `identity` its planned id. `metric` is what a pruner looks at, if there is one;
-    `keep` says which checkpoints stay after success. `command` is the supervisor's command line.
+    Attributes:
+        program: A module with `parse`, `identify` and `run_cell`.
+        folder: The run's folder.
+        attempt: The number of the attempt.
+        tree: The unresolved config of the cell.
+        identity: The planned id of the cell.
+        slot: The devices and threads of the cell.
+        metric: What a pruner looks at, None without a pruner.
+        keep: Which checkpoints are kept of a finished cell.
+        command: The command line of the supervisor.
     """
 
     program: str
-    folder: Path
+    folder: RunFolder
     attempt: int
     tree: Mapping[str, Any]
     identity: str
@@ -55,36 +62,35 @@ class Job:
     command: tuple[str, ...] = ()
 
     @property
-    def record(self) -> Path:
-        return self.folder / "attempts" / str(self.attempt)
+    def record(self) -> AttemptFolder:
+        """The folder of the attempt."""
+        return self.folder.attempt(self.attempt)
 
     @property
-    def meeting(self) -> Path:
-        """The file through which the ranks find each other: no port that others could take."""
-        return self.record / "meeting"
-
-    def log(self, rank: int) -> Path:
-        return self.record / ("log.txt" if rank == 0 else f"log-rank{rank}.txt")
+    def is_over(self) -> bool:
+        """Whether the run has ended with a result, or by the pruner."""
+        return self.folder.is_over(prunes=self.metric is not None)
 
     def error(self, rank: int) -> Path:
-        """Where a rank leaves its error. Among several, the supervisor finds which was first."""
+        """Where a rank leaves its error. Of several, the supervisor finds which was first."""
         alone = self.slot.devices == 1
-        return self.record / ("error.txt" if alone else f"error-rank{rank}.txt")
+        return self.record.error if alone else self.record.error_of(rank)
 
 
 def run_rank(job: Job, rank: int) -> None:
     """Run one rank of an attempt in this process, which then ends.
 
-    Everything printed goes to the rank's log. Rank 0 holds the run's lock and writes what the run
-    leaves. Exit code 0 with a result on disk, one of those above, or a signal.
+    Everything printed goes to the rank's log. Rank 0 holds the run's lock and writes the files of
+    the run. The process ends with exit code 0 and a result on disk, with one of the codes above, or
+    by a signal.
     """
     os.setsid()
     bind_to_supervisor()
-    gc.freeze()  # what the fork server imported is never garbage: not to be walked, nor copied
+    gc.freeze()  # what the fork server imported is never garbage: no scans, no copies of pages
     try:
-        job.record.mkdir(parents=True, exist_ok=True)
-        _redirect_output(job.log(rank))
-        mark(job.record)
+        job.record.path.mkdir(parents=True, exist_ok=True)
+        _redirect_output(job.record.log(rank))
+        mark(job.record.path)
         if job.slot.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.slot.visible)
         if "torch" in sys.modules:
@@ -93,8 +99,8 @@ def run_rank(job: Job, rank: int) -> None:
         if rank > 0:
             program.run_cell(job, rank)
             return
-        with FileLock(job.folder / LOCK, timeout=_OLD_WORKER_GONE):
-            if not is_over(job.folder, job.metric is not None):
+        with FileLock(job.folder.lock, timeout=_OLD_WORKER_GONE):
+            if not job.is_over:
                 _train(program, job)
     except Timeout:
         sys.exit(HELD)
@@ -113,10 +119,10 @@ def answer(channel: Connection, function: Callable[..., Any], *arguments: Any) -
     channel.send(reply)
 
 
-def make_plan(program: str, grid: Grid) -> Plan:
-    """The plan of a grid, resolved here because the parser is heavy to import."""
+def make_plan(program: str, spec: GridSpec) -> Plan:
+    """The plan of a grid. Made in a child, because what resolves a config is slow to import."""
     module = importlib.import_module(program)
-    return expand(grid, module.resolve, module.identify)[0]
+    return expand(spec, module.resolve, module.identify)[0]
 
 
 def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
@@ -127,26 +133,26 @@ def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
 
 
 def count_devices(program: str) -> int:
-    """How many accelerators there are. Asked here: it would keep the fork server from forking."""
+    """How many accelerators there are. After this call a process must not fork."""
     return importlib.import_module(program).count_devices()
 
 
 def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
-    """What would make a run now."""
+    """The code, libraries, device and data that a run would have now."""
     return importlib.import_module(program).here(configs)
 
 
 def _train(program: Any, job: Job) -> None:
     """Write the config, which every rank reads, and train."""
-    config = program.parse(dict(job.tree), str(job.folder / "config.yaml"))
+    config = program.parse(dict(job.tree), str(job.folder.config))
     if (found := program.identify(config).id) != job.identity:
         raise RuntimeError(
             f"the config's id is {found} and not {job.identity}, as planned: the files of the "
             "corpus or the program have changed since; start the grid again"
         )
-    write_whole(job.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_whole(job.folder.config, yaml.safe_dump(config, sort_keys=False))
     program.run_cell(job, 0)
-    if not is_over(job.folder, job.metric is not None):
+    if not job.is_over:
         raise RuntimeError("the run ended without a result")
 
 

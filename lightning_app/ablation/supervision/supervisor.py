@@ -13,19 +13,13 @@ from typing import Any
 from optuna.trial import Trial
 
 from lightning_app.ablation.display import Display, clock
+from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.queue.patience import StorageLost
 from lightning_app.ablation.queue.pruning import Reports
 from lightning_app.ablation.queue.queue import Claim, Queue
-from lightning_app.ablation.runs import (
-    Run,
-    is_over,
-    last_attempt,
-    read_progress,
-    read_run,
-    run_folder,
-)
-from lightning_app.ablation.supervision.guard import REPORT, Interrupted, if_free
 from lightning_app.ablation.supervision.leftovers import end_marked
+from lightning_app.ablation.supervision.locks import if_free
+from lightning_app.ablation.supervision.options import Options
 from lightning_app.ablation.supervision.process import (
     DISK_FULL,
     FAILED,
@@ -34,10 +28,13 @@ from lightning_app.ablation.supervision.process import (
     Job,
     run_rank,
 )
-from lightning_app.ablation.supervision.slots import Slots
-from lightning_app.ablation.supervision.workers import Stop, kill, start
+from lightning_app.ablation.supervision.slots import Slot, Slots
+from lightning_app.ablation.supervision.stopping import Interrupted, Stop
+from lightning_app.ablation.supervision.workers import kill, start
 from lightning_app.errors import UserError
 from lightning_app.files import disk_full, has_no_room, write_whole, writing_in
+from lightning_app.provenance import command_line
+from lightning_app.run_state import RunState, read_progress
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang
 SERVER_ENDED = 255  # what multiprocessing reports where nobody could wait for the child
@@ -52,7 +49,7 @@ _GRACE = 120.0  # seconds that a cell may take to save its state
 
 @dataclass
 class Running:
-    """A cell at work: its claim, its processes, one a rank, and when it last showed progress."""
+    """A cell that runs: its claim, its processes, one a rank, and when it last showed progress."""
 
     claim: Claim
     job: Job
@@ -60,7 +57,7 @@ class Running:
     trial: Trial | None  # what a pruner needs
     since: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
-    mark: int = 0  # when the file of its progress was last written, by the file's own clock
+    mark: int = 0  # when the file of its progress was last written, by the clock of its file system
     first_end: float | None = None
     hung: bool = False
 
@@ -69,9 +66,9 @@ class Running:
         return [rank for rank in self.ranks if rank.exitcode is None]
 
     def look(self) -> None:
-        """Note progress. Clocks of file systems differ; that a time changes is all that counts."""
+        """Note progress. Clocks of file systems differ, so only a change of the time counts."""
         try:
-            mark = (self.job.record / "progress.json").stat().st_mtime_ns
+            mark = self.job.record.progress.stat().st_mtime_ns
         except FileNotFoundError:
             return
         if mark != self.mark:
@@ -79,57 +76,52 @@ class Running:
 
 
 class Supervisor:
-    """Keeps the slots filled until the queue is empty, a signal comes or time is over.
+    """Keeps the slots filled until the queue is empty, a signal arrives or the time is over.
 
     Args:
-        directory: The grid's folder.
-        queue: Its cells.
+        grid: The grid.
+        queue: Its cells that are to run.
         slots: Where they run.
-        job: Makes a job of a claim, the number of an attempt, and a slot.
-        index: Called with the grid's folder now and then.
-        stop: Whether a signal came.
-        until: When no more cell starts (monotonic seconds).
-        hang_limit: Seconds without progress after which a cell is ended.
-        wait: Whether to stay as long as others run cells, which they may lose; if not, only until
-            those that have been lost by now are known.
-        lost_after: Seconds after which a silent supervisor's cells are lost.
-        prune: Whether the grid has a pruner.
+        options: After how long a cell hangs, a silent supervisor is lost, and whether to wait as
+            long as others run cells, which they may lose. Without waiting, this supervisor ends
+            once those that are lost by now are known.
+        stop: The signals that have arrived.
+        program: The module that trains a cell.
+        index: Called with the grid's folder from time to time.
+        until: When the last cell may start (monotonic seconds).
     """
 
     def __init__(
         self,
-        directory: Path,
+        grid: Grid,
         queue: Queue,
         slots: Slots,
-        job: Callable[[Claim, int, Any], Job],
-        index: Callable[[Path], object],
+        options: Options,
         stop: Stop,
-        *,
+        program: str,
+        index: Callable[[Path], object],
         until: float,
-        hang_limit: float,
-        wait: bool,
-        lost_after: float,
-        prune: bool,
     ) -> None:
-        self._directory = directory
+        self._grid = grid
         self._queue = queue
         self._slots = slots
-        self._job = job
-        self._index_with = index
         self._stop = stop
+        self._program = program
+        self._index_with = index
         self._until = until
-        self._hang_limit = hang_limit
-        self._patience = inf if wait else _LOOKS * lost_after
+        self._hang_limit = options.hang_limit
+        self._patience = inf if options.wait else _LOOKS * options.lost_after
         self._idle = 0.0
-        self._reports = Reports() if prune else None
+        self._reports = Reports() if grid.prunes else None
         self._running: list[Running] = []
         self._pending: Claim | None = None  # needs a device for itself
         self._indexed = time.monotonic()
         self._empty = -inf  # when the queue was last found empty
         self._looked = -inf  # when others were last found at work
 
-    def run(self, name: str, total: int) -> None:
-        self._display = Display(name, total)
+    def run(self, total: int) -> None:
+        """Run cells, `total` of them as far as is known now. Raises `Interrupted`."""
+        self._display = Display(self._grid.name, total)
         try:
             while not self._over():
                 self._drop(self._queue.tend())
@@ -139,13 +131,13 @@ class Supervisor:
                 self._wait()
             self._put_back()
         except (FileNotFoundError, StorageLost) as error:
-            if (self._directory / "plan.json").is_file():
+            if self._grid.folder.plan.is_file():
                 raise
             raise UserError(
-                f"{self._directory}: was removed while cells ran; the same command begins again"
+                f"{self._grid.folder}: was removed while cells ran; the same command starts again"
             ) from error
         finally:
-            self._save()  # also where the storage is lost
+            self._save()  # also if the storage is lost
             for each in self._running:
                 self._end(each)
             self._display.close()
@@ -175,24 +167,37 @@ class Supervisor:
             self._start(claim, slot)
 
     def _may_ask(self) -> bool:
-        """Whether to ask the queue: at once where it may have cells, else not at every tick."""
+        """Whether to ask the queue: at once if it may have cells, else every few seconds."""
         return self._queue.has_candidates or time.monotonic() - self._empty >= _ASK_EVERY
 
-    def _start(self, claim: Claim, slot: Any) -> None:
-        folder = run_folder(self._directory, claim.cell)
-        with writing_in(folder):
-            attempt = last_attempt(folder) + 1
-            job = self._job(claim, attempt, slot)
-            while job.record.exists():  # of another supervisor that has just begun
+    def _start(self, claim: Claim, slot: Slot) -> None:
+        folder = self._grid.run(claim.cell)
+        with writing_in(folder.path):
+            attempt = folder.last_attempt() + 1
+            while folder.attempt(attempt).path.exists():  # another supervisor has just begun it
                 attempt += 1
-                job = self._job(claim, attempt, slot)
-            job.record.mkdir(parents=True)
-        end_marked(folder / "attempts" / str(k) for k in range(1, attempt))
+            folder.attempt(attempt).path.mkdir(parents=True)
+        end_marked(folder.attempt(number).path for number in range(1, attempt))
+        job = self._job(claim, attempt, slot)
         self._looked = -inf
         each = Running(claim, job, [], None if self._reports is None else self._queue.trial(claim))
         self._running.append(each)
         for rank in range(slot.devices):
             each.ranks.append(start(run_rank, job, rank))
+
+    def _job(self, claim: Claim, attempt: int, slot: Slot) -> Job:
+        spec = self._grid.spec
+        return Job(
+            program=self._program,
+            folder=self._grid.run(claim.cell),
+            attempt=attempt,
+            tree=self._grid.tree(claim.cell),
+            identity=claim.cell.id,
+            slot=slot,
+            metric=spec.metric if self._grid.prunes else None,
+            keep=spec.checkpoints,
+            command=tuple(command_line()),
+        )
 
     def _others_may_lose(self) -> bool:
         """Whether cells may come back to the queue, for which this supervisor stays."""
@@ -229,12 +234,11 @@ class Supervisor:
         self._display.update(lambda: [self._look(each) for each in self._running])
 
     def _has_ended(self, each: Running) -> bool:
-        """Whether all ranks are over, or must be: they hang, or outlive what they work for."""
+        """Whether all ranks have ended, or must be ended: they hang, or outlive the result."""
         now = time.monotonic()
         if not each.left:
             return True
-        prunes = self._reports is not None
-        if len(each.left) < len(each.ranks) or is_over(each.job.folder, prunes):
+        if len(each.left) < len(each.ranks) or each.job.is_over:
             each.first_end = each.first_end or now
             return now - each.first_end > _STRAGGLERS
         each.look()
@@ -245,7 +249,7 @@ class Supervisor:
         return each.claim.cell.name, read_progress(each.job.folder, each.job.attempt)
 
     def _drop(self, taken: Sequence[Claim]) -> None:
-        """End cells that another supervisor has taken over; what they saved is there for it."""
+        """End cells that another supervisor has taken over; it continues from what they saved."""
         trials = {claim.trial for claim in taken}
         if self._pending is not None and self._pending.trial in trials:
             self._pending = None
@@ -260,12 +264,12 @@ class Supervisor:
         """Enter what processes that have ended left on disk."""
         codes = [rank.exitcode for rank in each.ranks]  # None: ended by us
         self._end(each)
-        run = read_run(self._directory, each.claim.cell)
+        run = self._grid.state(each.claim.cell, with_metric=False)
         if run.result is not None or run.pruned is not None:
             self._enter(each, run)
-        elif DISK_FULL in codes or has_no_room(self._directory):
+        elif DISK_FULL in codes or has_no_room(self._grid.folder.path):
             each.job.error(0).unlink(missing_ok=True)
-            raise disk_full(self._directory)
+            raise disk_full(self._grid.folder.path)
         elif each.hung:
             self._died(each, f"no progress for {clock(self._hang_limit)}")
         elif killed := [code for code in codes if code is not None and _is_kill(code)]:
@@ -280,7 +284,7 @@ class Supervisor:
         else:
             self._fail(each, f"ended with exit code {codes[0]} and without a result\n")
 
-    def _enter(self, each: Running, run: Run) -> None:
+    def _enter(self, each: Running, run: RunState) -> None:
         if run.pruned is not None:
             self._queue.pruned(each.claim, run.pruned)
             self._say(each, "pruned", f"at step {run.pruned['step']}")
@@ -290,7 +294,7 @@ class Supervisor:
             self._say(each, run.word, f"val/nll {'-' if nll is None else f'{nll:.4f}'}")
 
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
-        """Put a cell back whose end says nothing about it, unless that came too often."""
+        """Put a cell back whose end says nothing about it, unless that happened too often."""
         name, deaths = each.claim.cell.name, each.claim.deaths + 1
         if self._stop.requested:  # the signal was for the cells, too
             self._queue.put_back(each.claim, "interrupted")
@@ -301,14 +305,14 @@ class Supervisor:
             self._fail(each, f"{MOST_DEATHS} attempts ended early, at last: {why}\n")
 
     def _fail(self, each: Running, error: str) -> None:
-        """Leave the error with the attempt, from where it is read, and enter it."""
-        write_whole(each.job.record / "error.txt", error)
+        """Write the error into the folder of the attempt, and enter it in the queue."""
+        write_whole(each.job.record.error, error)
         line = error.rstrip().rpartition("\n")[2]
         self._queue.failed(each.claim, line)
         self._say(each, "failed", line)
 
     def _first_error(self, each: Running) -> str:
-        """The error of the rank that was first; that it was gone is what the others complain of."""
+        """The error of the rank that failed first; the errors of the others follow from it."""
         paths = [each.job.error(rank) for rank in range(len(each.ranks))]
         found = sorted((path for path in paths if path.is_file()), key=lambda p: p.stat().st_mtime)
         text = found[0].read_text(encoding="utf-8", errors="replace") if found else ""
@@ -321,8 +325,8 @@ class Supervisor:
     def _end(self, each: Running) -> None:
         """Kill what is left of an attempt, with all that it started."""
         kill(*each.ranks)
-        end_marked([each.job.record])
-        each.job.meeting.unlink(missing_ok=True)
+        end_marked([each.job.record.path])
+        each.job.record.meeting.unlink(missing_ok=True)
 
     def _forget(self, each: Running) -> None:
         self._running.remove(each)
@@ -332,7 +336,7 @@ class Supervisor:
             self._reports.forget(each.trial)
 
     def _save(self, tend: Callable[[], object] = lambda: None) -> None:
-        """Have the cells that still run save their state, and wait for their end, not for ever."""
+        """Have the cells that still run save their state, and wait some time for their end."""
         running = [each for each in self._running if each.left]
         if running:
             self._display.say(
@@ -340,7 +344,7 @@ class Supervisor:
             )
         for each in running:
             for rank in each.left:
-                rank.terminate()  # one that is stopped hears it once it goes on
+                rank.terminate()  # a suspended process receives it once it continues
         until = time.monotonic() + _GRACE
         while any(each.left for each in running) and self._stop.count < 2:
             if time.monotonic() > until:
@@ -354,7 +358,7 @@ class Supervisor:
         while self._running:
             each = self._running[-1]
             self._end(each)
-            run = read_run(self._directory, each.claim.cell)
+            run = self._grid.state(each.claim.cell, with_metric=False)
             if run.result is not None or run.pruned is not None:
                 self._enter(each, run)
             else:
@@ -364,11 +368,11 @@ class Supervisor:
             self._queue.put_back(self._pending, "interrupted")
 
     def _index(self, every: float) -> None:
-        """Have the index of the grid written, by one supervisor at a time."""
+        """Write the index of the runs. One supervisor at a time does so."""
         if time.monotonic() - self._indexed >= every:
-            with if_free(self._directory / REPORT) as free:
+            with if_free(self._grid.folder.report_lock) as free:
                 if free:
-                    self._index_with(self._directory)
+                    self._index_with(self._grid.folder.path)
             self._indexed = time.monotonic()
 
 

@@ -5,7 +5,6 @@ The fork server imports torch and Lightning once; a cell's process then starts i
 
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -14,9 +13,9 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from lightning_app.ablation.supervision.guard import Interrupted
 from lightning_app.ablation.supervision.leftovers import end_tree
 from lightning_app.ablation.supervision.process import answer
+from lightning_app.ablation.supervision.stopping import Interrupted, Stop
 from lightning_app.errors import UserError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -28,33 +27,6 @@ _SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
 # another seed, a port that is taken, automatic requeueing.
 _FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
-
-
-# SIGUSR1 is what a scheduler sends ahead of a time limit.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-class Stop:
-    """How often a signal asked for the end; handlers only take a note: no write is cut short."""
-
-    count = 0
-
-    @property
-    def requested(self) -> bool:
-        return self.count > 0
-
-    @contextmanager
-    def listening(self) -> Iterator["Stop"]:
-        def note(number: int, frame: object) -> None:
-            self.count += 1
-
-        before = {each: signal.signal(each, note) for each in _SIGNALS}
-        try:
-            yield self
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
-
 
 # glibc maps large blocks afresh for each tensor and gives them back at once; keeping them takes a
 # sixth off a training step of the demo's size on a CPU.

@@ -1,4 +1,4 @@
-"""Who may work in a grid's folder: file locks, on a file system that all hosts share."""
+"""The locks of a grid's folder: they work on a file system that all hosts share."""
 
 import fcntl
 import json
@@ -12,18 +12,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from lightning_app.ablation.supervision.stopping import Interrupted
 from lightning_app.errors import UserError
 from lightning_app.files import write_whole, writing_in
+from lightning_app.grid_folder import GridFolder
 
-HOLDER = ".supervisor.json"  # the file that says who holds a grid's folder, or did last
-
-START = ".start.lock"
-"""Held while a supervisor starts, and while the queue is mended."""
-
-REPORT = ".report.lock"
-"""Held while the report or the index is written."""
-
-_SAY_AFTER = 3.0  # seconds of waiting that need an explanation
+_SAY_AFTER = 3.0  # seconds after which the user is told why a command waits
 
 
 @dataclass(frozen=True)
@@ -35,33 +29,27 @@ class Holder:
     storage: str
 
 
-class Interrupted(Exception):
-    """The user, or the machine, asked the supervisor to stop."""
-
-
 @contextmanager
-def supervisor_lock(directory: Path, storage: str = "", several: bool = False) -> Iterator[bool]:
-    """Hold a grid's folder, which is made if need be; yield whether nobody else holds it.
+def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False) -> Iterator[bool]:
+    """Hold a grid's folder, made if it is missing; yield whether nobody else holds it.
 
     One supervisor holds it alone; with `several` all those that use the same `storage` hold it
-    together. Raises `UserError` where another holds it otherwise, or where it cannot be written.
+    together. Raises `UserError` if another supervisor excludes this one, or if the folder cannot be
+    written.
     """
-    with writing_in(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        file = os.open(directory / ".supervisor.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    record = directory / HOLDER
+    with writing_in(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder.supervisor_lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         alone = _flock(file, fcntl.LOCK_EX)
         if alone:
-            with writing_in(directory):
-                mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": storage}
-                write_whole(record, json.dumps(mine))
+            mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": storage}
+            write_whole(folder.holder, json.dumps(mine))
         if not alone or several:
-            holder = _holder(record)
+            holder = _holder(folder.holder)
             if not several or not _flock(file, fcntl.LOCK_SH):
                 raise UserError(
-                    f"{directory}: process {holder.pid} on {holder.host} is already running this "
-                    "grid"
+                    f"{folder}: process {holder.pid} on {holder.host} is already running this grid"
                 )
             if holder.storage != storage:
                 raise UserError(
@@ -73,12 +61,11 @@ def supervisor_lock(directory: Path, storage: str = "", several: bool = False) -
         os.close(file)
 
 
-def is_supervised(directory: Path) -> bool:
+def is_supervised(folder: GridFolder) -> bool:
     """Whether some supervisor works in a grid's folder now."""
-    lock = directory / ".supervisor.lock"
-    if not lock.is_file():
+    if not folder.supervisor_lock.is_file():
         return False
-    file = os.open(lock, os.O_RDONLY)
+    file = os.open(folder.supervisor_lock, os.O_RDONLY)
     try:
         return not _flock(file, fcntl.LOCK_SH) or not _flock(file, fcntl.LOCK_EX)
     finally:
@@ -87,12 +74,16 @@ def is_supervised(directory: Path) -> bool:
 
 @contextmanager
 def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
-    """Hold a lock that others give back soon; say `why` it takes time. Raises `Interrupted`."""
+    """Hold a lock that others release soon; print `why` if that takes time.
+
+    The folder of the lock is made if it is missing. Raises `Interrupted`.
+    """
     held = FileLock(lock)
     said, since = False, time.monotonic()
     while True:
         try:
             with writing_in(lock.parent):
+                lock.parent.mkdir(parents=True, exist_ok=True)
                 held.acquire(timeout=0.2)
             break
         except Timeout:
@@ -109,7 +100,7 @@ def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
 
 @contextmanager
 def if_free(lock: Path) -> Iterator[bool]:
-    """Hold a lock if nobody else does, and yield whether it is held: others do the work then."""
+    """Hold a lock if nobody else does, and yield whether it is held. If not, others do the work."""
     held = FileLock(lock)
     try:
         with writing_in(lock.parent):
@@ -121,6 +112,17 @@ def if_free(lock: Path) -> Iterator[bool]:
         yield True
     finally:
         held.release()
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a living process holds a lock file."""
+    if not lock.is_file():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def _flock(file: int, kind: int) -> bool:

@@ -1,11 +1,6 @@
-"""One run: train what a config says, and leave a run folder behind."""
+"""One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid."""
 
-import csv
-import hashlib
-import json
 import math
-import os
-import platform
 import shutil
 import sys
 import time
@@ -17,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -28,19 +22,18 @@ from lightning_app.ablation.checkpoint import (
     Checkpoint,
     check_checkpoint,
     check_data,
-    checkpoint_of_cell,
     copy_whole,
     find_checkpoint,
     with_whole_checkpoints,
 )
-from lightning_app.ablation.runs import (
-    PRUNED,
-    REPORTS,
-    RESULT,
-    STOP,
-    is_over,
-    read_reports,
-    trim_checkpoints,
+from lightning_app.ablation.reports import last_report
+from lightning_app.ablation.run_identity import check_folder, with_checkpoint
+from lightning_app.ablation.run_output import (
+    device_name,
+    join_metrics,
+    peak_memory_bytes,
+    write_pruned,
+    write_result,
 )
 from lightning_app.callbacks.agreement import Agreement
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
@@ -60,74 +53,12 @@ from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.files import write_whole, writing_in
-from lightning_app.identity.record import Record, read_record, write_record
+from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
-from lightning_app.memory import peak_resident_bytes
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
 from lightning_app.records import SCHEMA
-
-
-def run_cell(
-    run_dir: Path,
-    attempt: int,
-    *,
-    rank: int = 0,
-    pruned_by: str | None = None,
-    keep: str = "all",
-    slot: Mapping[str, Any] | None = None,
-    command: Sequence[str] | None = None,
-) -> None:
-    """Train the config in `run_dir` and leave `result.json`, last; `pruned.json` if told to stop.
-
-    Goes on from the last checkpoint of an attempt that was cut short, to the same weights as a run
-    without a break. Runs in a process of its own. Raises whatever made the run crash.
-
-    Args:
-        run_dir: The run's folder, with the cell's config.
-        attempt: The number of this attempt.
-        rank: Which process of the run this is; those after the first write nothing.
-        pruned_by: The metric to report at validations, for a pruner to go by; None for no pruner.
-        keep: The checkpoints to keep of a run that has ended: all, last, best or none.
-        slot: What the run was given, for its result; `devices`, a list, has one for each rank.
-        command: The command line that had it run; None for that of this process.
-    """
-    # Lightning was imported before the processes were told apart.
-    rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
-    if not is_over(run_dir, pruned_by is not None):
-        tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-        tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
-        tree["trainer"] |= _devices(tree["trainer"], slot)
-        data = data_module(tree["data"])
-        checkpoint = checkpoint_of_cell(run_dir, tree["model"], data, rank)
-        run = Run(
-            tree,
-            folder=run_dir,
-            attempt=attempt,
-            checkpoint=checkpoint,
-            data=data,
-            pruned_by=pruned_by,
-            slot=slot,
-            command=command,
-            run=False,
-        )
-        resumed = None if checkpoint is None else str(checkpoint.path)
-        run.fit(run.model, run.datamodule, ckpt_path=resumed, weights_only=True)
-    if rank == 0:
-        trim_checkpoints(run_dir, keep)
-
-
-def _devices(trainer: Mapping[str, Any], slot: Mapping[str, Any] | None) -> dict[str, Any]:
-    """How many devices a cell has, whatever the host has, and how they work together."""
-    count = trainer["devices"]
-    if slot is not None:
-        count = len(slot["devices"])
-    elif count == "auto":
-        count = 1
-    if count in (1, "1"):
-        return {"devices": count, "strategy": "auto"}
-    strategy = trainer["strategy"]
-    return {"devices": count, "strategy": "ddp" if strategy == "auto" else strategy}
+from lightning_app.run_folder import RunFolder
 
 
 class Run(RunCLI):
@@ -137,12 +68,12 @@ class Run(RunCLI):
         args: Command-line arguments, or a config tree where `run` is False.
         folder: The run folder; None takes ``trainer.default_root_dir``, or names one after the
             config under ``experiments/fit/runs``.
-        attempt: The number of this attempt; None counts on from those in the folder.
-        checkpoint: Where a run from a config tree goes on; the command line says ``--ckpt_path``.
+        attempt: The number of this attempt; None for the next one in the folder.
+        checkpoint: Where a run from a config tree continues; the command line has ``--ckpt_path``.
         data: The data of a run from a config tree, where they are open already.
-        pruned_by: The metric that is reported at validations; None where nobody prunes the run.
-        slot: What a supervisor gave the run, for the result.
-        command: The command line that had it run; None for that of this process.
+        pruned_by: The metric that is reported at validations; None without a pruner.
+        slot: The devices and threads that a supervisor gave the run, for the result.
+        command: The command line that started the run; None for that of this process.
     """
 
     def __init__(
@@ -159,7 +90,7 @@ class Run(RunCLI):
         **kwargs: Any,
     ) -> None:
         self._software = {**software(), "command": command_line(command)}
-        self._folder = folder
+        self._given = folder
         self._pruned_by = pruned_by
         self._slot = slot
         self._checkpoint = checkpoint
@@ -174,14 +105,14 @@ class Run(RunCLI):
         main_kwargs: dict[str, Any],
         subparser_kwargs: dict[str, Any],
     ) -> None:
-        """Take the parser of a whole run, which a cell inherits, where there is no command."""
+        """Without a command take the parser of a whole run, which the fork server has made."""
         if add_subcommands:
             super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         else:
             self.parser = config_parser()
 
     def before_instantiate_classes(self) -> None:
-        """Find every mistake that can be found, before a folder is made."""
+        """Find every mistake that can be found before a folder is made."""
         self.tree = self.dump()
         keep_numbers(self._written, self.tree)
         check(self.tree)
@@ -189,19 +120,23 @@ class Run(RunCLI):
         self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]
         named = Path("experiments/fit/runs") / run_name(self.tree)
-        self.folder: Path = self._folder or (Path(root) if root else named)
-        taken = [int(p.name) for p in (self.folder / "attempts").glob("*") if p.name.isdigit()]
-        self.attempt: int = self._attempt or max(taken, default=0) + 1
-        self.attempt_folder = self.folder / "attempts" / str(self.attempt)
+        path = self._given or (Path(root) if root else named)
+        self.folder = RunFolder(path)
+        self.attempt: int = self._attempt or self.folder.last_attempt() + 1
+        self.attempt_folder = self.folder.attempt(self.attempt)
         self._find_checkpoint()
         self._open_data()
         if self.subcommand == "fit":  # a cell's folder and checkpoint are its own
-            there = self._check_folder()
-            self._note_checkpoint(there)
+            checksum = self.corpus.meta["checksum"]
+            there = check_folder(self.folder, self.record, self.tree, checksum, self.resumed)
+            if self._checkpoint is not None:
+                path = self._checkpoint.path
+                self.record = with_checkpoint(self.record, there, path, self.folder)
+                self.id = self.record.id
 
     @property
     def resumed(self) -> bool:
-        """Whether the run goes on from a checkpoint."""
+        """Whether the run continues from a checkpoint."""
         return self._checkpoint is not None
 
     @property
@@ -211,61 +146,15 @@ class Run(RunCLI):
     def _find_checkpoint(self) -> None:
         given = self._get(self.config, "ckpt_path")
         if given is not None:
-            path = find_checkpoint(given, self.folder)
+            path = find_checkpoint(given, self.folder.path)
             self._checkpoint = check_checkpoint(path, self.tree["model"])
             self.config[str(self.subcommand)]["ckpt_path"] = str(path)
         elif self._checkpoint is None and not self._trains:
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
         self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
 
-    def _check_folder(self) -> Record | None:
-        """Refuse the folder of another experiment, be it another config, block or corpus.
-
-        Returns the record of the run that the folder holds, None where it holds none.
-        """
-        config = self.folder / "config.yaml"
-        if not config.exists():
-            return None
-        found = read_record(self.folder) or self._former_record(config)
-        there, here = found.apart(), self.record
-        if self.resumed:  # a run may go on to more steps
-            steps = {"trainer.max_steps": self.tree["trainer"]["max_steps"]}
-            there, here = there.with_config(steps), here.with_config(steps)
-        if there.id != here.id:
-            raise UserError(
-                f"{self.folder}: holds another run ({there.difference(here)}; its id is "
-                f"{there.id}, this one's {here.id}); give trainer.default_root_dir another folder"
-            )
-        return found
-
-    def _note_checkpoint(self, there: Record | None) -> None:
-        """Have the id say where a run goes on from the checkpoint of another, or to more steps."""
-        if self._checkpoint is None:
-            return
-        path = self._checkpoint.path
-        own = path.resolve().parent == (self.folder / "checkpoints").resolve()
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.record = self.record.going_on(there if own else None, digest[:16])
-        self.id = self.record.id
-
-    def _former_record(self, config: Path) -> Record:
-        """What a run left of which only the config was recorded, with ids of schema 1.
-
-        Its blocks and its corpus are known by what it left at its end, if it came so far.
-        """
-        tree = yaml.safe_load(config.read_text(encoding="utf-8"))
-        blocks, result = self.folder / "block.json", self.folder / RESULT
-        stacks = json.loads(blocks.read_text("utf-8")) if blocks.is_file() else stacks_of(self.tree)
-        corpus = self.record.corpus
-        if result.is_file():
-            known = json.loads(result.read_text("utf-8"))["data"]["checksum"]
-            now = self.corpus.meta["checksum"]
-            corpus = corpus if now == known else f"tokens {known}"
-        return Record.of(tree, stacks, corpus)
-
     def _open_data(self) -> None:
-        """Prepare and verify the data, every rank for itself; refuse a checkpoint of others."""
+        """Prepare and verify the data, in every rank; refuse a checkpoint of other data."""
         if self._data is None:
             self._data = data_module(self.tree["data"])
             if self.subcommand in ("test", "predict"):
@@ -278,8 +167,10 @@ class Run(RunCLI):
         super().after_instantiate_classes()
         self.datamodule.corpus = self.corpus
         if self._trains:
-            path = None if self._checkpoint is None else self._checkpoint.path
-            check_averaging(self.trainer, path)
+            path, averaged = None, False
+            if self._checkpoint is not None:
+                path, averaged = self._checkpoint.path, self._checkpoint.averaged
+            check_averaging(self.trainer, path, averaged)
             self._prepare_folder()
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
@@ -290,18 +181,18 @@ class Run(RunCLI):
 
     @rank_zero_only
     def _prepare_folder(self) -> None:
-        """Make the folder this run's own; a run that starts anew leaves no old curve in it."""
-        if (self.folder / "config.yaml").exists():
-            (self.folder / RESULT).unlink(missing_ok=True)
+        """Make the folder this run's own; a run from step 0 removes earlier curves."""
+        if self.folder.config.exists():
+            self.folder.result.unlink(missing_ok=True)
             if not self.resumed:
-                for old in self.folder.glob("events.out.tfevents.*"):
+                for old in self.folder.path.glob("events.out.tfevents.*"):
                     old.unlink()
-                for old in (self.folder / "checkpoints").glob("*.ckpt"):
+                for old in self.folder.checkpoints.glob("*.ckpt"):
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
-        with writing_in(self.folder):
-            self.attempt_folder.mkdir(parents=True, exist_ok=True)
-        write_record(self.folder, self.record)
-        write_whole(self.folder / "config.yaml", yaml.safe_dump(self.tree, sort_keys=False))
+        with writing_in(self.folder.path):
+            self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
+        write_record(self.folder.path, self.record)
+        write_whole(self.folder.config, yaml.safe_dump(self.tree, sort_keys=False))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         self.divergence = DivergenceMonitor()
@@ -310,28 +201,32 @@ class Run(RunCLI):
         settings = dict(self._get(self.config_init, "trainer"))
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
         if self._trains:
-            progress = Progress(self.attempt_folder / "progress.json")
+            progress = Progress(self.attempt_folder.progress)
             made = {**self._software, "plugins": plugins(self.tree)}
-            self.origin = Origin(self.attempt_folder / "provenance.json", made, self.resumed)
+            self.origin = Origin(self.attempt_folder.provenance, made, self.resumed)
             callbacks += [self.origin, self.divergence, self.throughput, GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
             given = settings["callbacks"] or []
-            before = BeforeAveraging(self.divergence, self.folder / "checkpoints" / "last.ckpt")
+            before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
             settings["callbacks"] = [before, *(given if isinstance(given, list) else [given])]
             if self._pruned_by is not None:
-                files = (self.attempt_folder / REPORTS, self.attempt_folder / STOP)
+                files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))
             if settings["enable_checkpointing"] is not False:
-                callbacks += checkpoints(self.folder)
-                callbacks.append(SaveOnInterrupt(self.folder / "checkpoints" / "last.ckpt"))
+                callbacks += checkpoints(self.folder.path)
+                callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last")))
             if settings["logger"] is None:
-                # A curve that was drawn beyond the checkpoint is drawn again from there on.
+                # Curves that go beyond the checkpoint are logged again from there on.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
                     Events(
-                        self.folder, name="", version="", default_hp_metric=False, purge_step=purge
+                        self.folder.path,
+                        name="",
+                        version="",
+                        default_hp_metric=False,
+                        purge_step=purge,
                     ),
-                    CSVLogger(self.attempt_folder, name="", version=""),
+                    CSVLogger(self.attempt_folder.path, name="", version=""),
                 ]
         elif settings["logger"] is None:
             settings["logger"] = False
@@ -408,9 +303,9 @@ class Run(RunCLI):
         self._leave(result, model, datamodule)
 
     def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
-        """Evaluate the last step where no validation fell on it, and keep it as others are."""
+        """Evaluate the last step, on which no validation fell, and keep it if it is the best."""
         saver = self.trainer.checkpoint_callback
-        last, best = (self.folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
+        last, best = map(self.folder.checkpoint, ("last", "best"))
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
         if isinstance(saver, ModelCheckpoint) and self.trainer.is_global_zero:
             score = saver.best_model_score
@@ -420,38 +315,11 @@ class Run(RunCLI):
 
     @rank_zero_only
     def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
-        folder = self.folder
-        shutil.copyfile(datamodule.tokenizer.path, folder / "tokenizer.model")
-        stacks = model.architecture.stacks(model.block)
-        resolved = {side: asdict(spec) for side, spec in stacks.items()}
-        write_whole(folder / "block.json", json.dumps(resolved, indent=1))
-        environment = {
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "device": result["device"],
-            "slot": result["slot"],
-            "versions": result["versions"],
-            "provenance": result["provenance"],
-        }
-        write_whole(folder / "env.json", json.dumps(environment, indent=1))
-        objective = model.objective
-        for name, lines in (
-            ("hypotheses", objective.hypotheses),
-            ("references", objective.targets),
-        ):
-            if lines:
-                write_whole(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines))
         self._join_logs()
-        write_whole(folder / RESULT, json.dumps(result, indent=1, allow_nan=False))
-        (folder / PRUNED).unlink(missing_ok=True)  # of the time when the grid had a pruner
-        scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
-        print(f"{folder}: {result['outcome'].replace('_', ' ')}, {scores}")
+        write_result(self.folder, result, model, datamodule)
 
     @rank_zero_only
     def _leave_pruned(self, step: int, started: datetime, seconds: float) -> None:
-        reports = read_reports(self.folder)
         pruned = {
             "schema": SCHEMA,
             "id": self.id,
@@ -459,7 +327,7 @@ class Run(RunCLI):
             "status": "pruned",
             "step": step,
             "metric": self._pruned_by,
-            "value": reports[max(reports)] if reports else None,
+            "value": last_report(self.folder),
             "attempt": self.attempt,
             "provenance": self.origin.record,
             "seconds": seconds,
@@ -467,19 +335,17 @@ class Run(RunCLI):
             "finished": datetime.now(UTC).isoformat(),
         }
         self._join_logs()
-        write_whole(self.folder / PRUNED, json.dumps(pruned, indent=1, allow_nan=False))
-        print(f"{self.folder}: pruned after step {step}, {self._pruned_by} {pruned['value']}")
+        write_pruned(self.folder, pruned)
 
     def _join_logs(self) -> None:
-        """Write the curves of the attempts that the run went through."""
+        """Write the curves of all attempts of the run."""
         first = 1 if self.resumed else self.attempt
-        logs = [self.folder / "attempts" / str(k) for k in range(first, self.attempt + 1)]
-        table = join_metrics([log / "metrics.csv" for log in logs])
-        write_whole(self.folder / "metrics.csv", table)
+        attempts = map(self.folder.attempt, range(first, self.attempt + 1))
+        write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
 
     def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
         """Print one prediction a line, in the order of the split."""
-        with redirect_stdout(sys.stderr):  # where a progress bar does not stand between them
+        with redirect_stdout(sys.stderr):  # keeps the progress bar out of the output
             batches = self.trainer.predict(model, datamodule=datamodule, **kwargs) or []
         for _, text in sorted(pair for batch in batches for pair in batch):
             print(text)
@@ -503,52 +369,6 @@ def run_name(tree: Mapping[str, Any]) -> str:
     model = tree["model"]
     preset = model["block"]["preset"]
     warmup = model["schedule"]["warmup_steps"]
-    # A command that evaluates a part of a split means the run that was trained without that limit.
+    # To evaluate a part of a split is to evaluate the run that was trained without that limit.
     identity = cell_id(without_evaluation_limits(tree))
     return f"{preset}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"
-
-
-def device_name(trainer: pl.Trainer) -> str:
-    """Say what the run ran on, and on how many of it."""
-    device = trainer.strategy.root_device
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
-    return f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
-
-
-def peak_memory_bytes(trainer: pl.Trainer) -> int:
-    """What the first rank used at most: tensors on its GPU, on a CPU its whole process."""
-    device = trainer.strategy.root_device
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_resident_bytes()
-
-
-def join_metrics(logs: list[Path]) -> str:
-    """Return one CSV table, a row per step, of the logs of successive attempts.
-
-    Where a later attempt logged a step again, its values stand.
-    """
-    rows: dict[int, dict[str, str]] = {}
-    columns: dict[str, None] = {"epoch": None, "step": None}
-    for log in logs:
-        if not log.exists():
-            continue
-        with log.open(newline="", encoding="utf-8") as file:
-            seen: dict[int, dict[str, str]] = {}
-            for row in csv.DictReader(file):
-                step = int(float(row["step"]))
-                given = {key: value for key, value in row.items() if value}
-                seen.setdefault(step, {}).update(given)
-                columns |= dict.fromkeys(given)
-        if not seen:
-            continue
-        first = min(seen)
-        # An attempt that was cut short after its last step is only evaluated again.
-        seen[first] = rows.get(first, {}) | seen[first]
-        rows = {step: row for step, row in rows.items() if step < first} | seen
-    lines = [",".join(columns)]
-    lines += [",".join(rows[step].get(c, "") for c in columns) for step in sorted(rows)]
-    return "\n".join(lines) + "\n"

@@ -1,26 +1,21 @@
-"""`ablate status`: what the files of a grid's folder say, while it runs and afterwards."""
+"""`ablate status`: the state of a grid by the files in its folder, while it runs and afterwards."""
 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_app.ablation.counts import by_status, describe
 from lightning_app.ablation.display import bar, clock, plain_console, running_table, states_table
 from lightning_app.ablation.documents import document
-from lightning_app.ablation.grid import Grid, read_grid
-from lightning_app.ablation.plan import Plan, load_plan, variant
-from lightning_app.ablation.runs import (
-    LOCK,
-    by_status,
-    describe,
-    fraction,
-    is_held,
-    read_progress,
-    read_run,
-    run_folder,
-)
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import load_plan
+from lightning_app.ablation.supervision.locks import is_held
 from lightning_app.errors import UserError
+from lightning_app.grid_folder import GridFolder
 from lightning_app.records import OUTCOMES
+from lightning_app.run_state import fraction, read_progress
 
 STATES = ("ok", "diverged", "pruned", "failed", "running", "waiting")
 PROGRESS = ("step", "max_steps", "rate", "loss")  # rate in steps per second, loss in nats
@@ -34,46 +29,42 @@ def status_command(
 
     Time left: the mean seconds of finished cells, over as many workers as cells run now.
     """
-    spec = read_grid(grid)
-    directory = experiments / spec.name
-    plan = load_plan(directory)
+    spec = read_spec(grid)
+    folder = GridFolder(experiments / spec.name)
+    plan = load_plan(folder.plan)
     if plan is None:
-        raise UserError(f"{directory}: holds no plan yet; `ablate plan` or `ablate run` makes one")
+        raise UserError(f"{folder}: holds no plan yet; `ablate plan` or `ablate run` makes one")
     if plan.axes != spec.axes:
-        raise UserError(f"{directory}: holds another grid than {spec.source}; its axes differ")
+        raise UserError(f"{folder}: holds another grid than {spec.source}; its axes differ")
     with document("status", as_json) as tree:
-        tree |= {"grid": plan.name, "folder": directory, **_look(spec, directory, plan)}
+        tree |= {"grid": plan.name, "folder": folder.path, **_look(Grid(spec, folder, plan))}
         _print(tree)
     return 0
 
 
-def _look(spec: Grid, directory: Path, plan: Plan) -> dict[str, Any]:
+def _look(grid: Grid) -> dict[str, Any]:
     variants: dict[str, Counter[str]] = {}
     running, failed, seconds = [], [], []
-    for cell in plan.cells:
-        folder, run = run_folder(directory, cell), read_run(directory, cell, plan.metric)
+    for cell in grid.cells:
+        folder, run = grid.run(cell), grid.state(cell)
+        word = run.word
         if run.result is not None:
-            state = run.result["status"]
             seconds.append(run.result["seconds"])
-        elif run.state == "pruned" and spec.pruner is not None:
-            state = "pruned"
-        elif is_held(folder / LOCK):
-            state = "running"
+        elif run.state != "pruned" and is_held(folder.lock):
+            word = "running"
             running.append((cell.name, read_progress(folder, run.attempts)))
         elif run.state == "failed":
-            state = "failed"
             failed.append({"name": cell.name, "error": run.error})
-        else:
-            state = "waiting"
-        of_variant = variants.setdefault(variant(cell.axes, spec.base_config), Counter())
-        of_variant[state if run.result is None else run.word] += 1
+        elif run.state == "missing":
+            word = "waiting"
+        variants.setdefault(grid.variant(cell), Counter())[word] += 1
     left = None
     if running and seconds:
         waiting = sum(words["waiting"] for words in variants.values())
         cells = waiting + sum(1 - fraction(progress) for _, progress in running)
         left = cells * sum(seconds) / len(seconds) / len(running)
     return {
-        "cells": len(plan.cells),
+        "cells": len(grid.cells),
         **by_status(sum(variants.values(), Counter()), STATES),
         "variants": {name: _counted(words) for name, words in variants.items()},
         "running": [

@@ -3,32 +3,28 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from lightning_app.ablation.adoption import Found, find_finished, strays
+from lightning_app.ablation.adoption import FinishedElsewhere, find_finished
+from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.display import clock, plain_console
 from lightning_app.ablation.documents import document
-from lightning_app.ablation.grid import SEED, WARMUP, Grid, read_grid
-from lightning_app.ablation.plan import (
-    Cell,
-    Plan,
-    devices_of,
-    expand,
-    load_plan,
-    save_plan,
-    variant,
-)
-from lightning_app.ablation.runs import Run, read_run, run_folder
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import expand, load_plan
+from lightning_app.ablation.plan_checks import devices_of
 from lightning_app.ablation.superseding import lines
-from lightning_app.ablation.supervision.guard import supervisor_lock
+from lightning_app.ablation.supervision.locks import supervisor_lock
 from lightning_app.ablation.supervision.slots import default_workers
-from lightning_app.files import writing_in
+from lightning_app.grid_axes import RATE, SEED, WARMUP
+from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import STALE, Groups, others
+from lightning_app.run_state import RunState
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
 _KEPT = {  # by the grid's `checkpoints`: how many stay of a finished cell, and which
@@ -39,7 +35,7 @@ _KEPT = {  # by the grid's `checkpoints`: how many stay of a finished cell, and 
 }
 _RUNNING = 2  # checkpoints of a cell that runs, whatever is kept
 _SAMPLE = 20  # finished runs of a shape whose files are measured
-_FREE = (SEED, WARMUP, "model.optimizer.lr")  # axes that change no step's cost
+_FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
 
 
 @dataclass(kw_only=True)
@@ -49,7 +45,7 @@ class Shape:
     label: str
     config: dict[str, Any]
     cells: list[Cell] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RunState] = field(default_factory=list)
     parameters: int = 0
     step: float | None = None  # measured seconds
 
@@ -94,29 +90,31 @@ def plan_command(
     The plan is written where there is none yet; a later one is `ablate run`'s to write. With
     `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
-    spec = read_grid(grid)  # a mistake in it needs no torch
+    spec = read_spec(grid)  # its mistakes are found without torch
     from lightning_app.ablation.resolving import resolve_cell
     from lightning_app.experiment import identity_of
 
-    directory = experiments / spec.name
+    folder = GridFolder(experiments / spec.name)
     with document("plan", as_json) as tree:
         plan, configs = expand(spec, resolve_cell, partial(identity_of, fetch=False))
-        if load_plan(directory) is None:
-            with supervisor_lock(directory), writing_in(directory):
-                save_plan(directory, spec, plan)
+        planned = Grid(spec, folder, plan)
+        if load_plan(folder.plan) is None:
+            with supervisor_lock(folder):
+                planned.save()
         from lightning_app.ablation.size import parameters
 
-        found = {each.cell.id: each for each in find_finished(directory, plan)}
-        shapes = _shapes(spec, directory, plan, configs, found)
+        found = {each.cell.id: each for each in find_finished(planned)}
+        shapes = _shapes(planned, configs, found)
         for shape in shapes:
             shape.parameters = parameters(shape.config)
             if probe and shape.done < len(shape.cells):
                 shape.step = _measured(shape.config)
-        tree |= _look(spec, plan, directory, shapes)
-        others = set(strays(directory, plan)) - {each.folder.name for each in found.values()}
+        tree |= _look(planned, shapes)
+        strays = folder.strays({cell.name for cell in plan.cells})
+        others = {run.name for run in strays} - {each.folder.name for each in found.values()}
         tree |= {"elsewhere": len(found), "others": len(others)}
         tree["fetched"] = None not in plan.corpora
-        tree["stale"] = _stale(spec, plan, shapes)
+        tree["stale"] = _stale(planned, shapes)
         _print(tree, _KEPT[spec.checkpoints][1])
     return 0
 
@@ -130,34 +128,28 @@ def _measured(config: dict[str, Any]) -> float:
 
 
 def _shapes(
-    grid: Grid,
-    directory: Path,
-    plan: Plan,
-    configs: list[dict[str, Any]],
-    found: Mapping[str, Found],
+    grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, FinishedElsewhere]
 ) -> list[Shape]:
     shapes: dict[str, Shape] = {}
-    for cell, config in zip(plan.cells, configs, strict=True):
+    for cell, config in zip(grid.cells, configs, strict=True):
         model, data = config["model"], {**config["data"], "seed": None}
         kind = model["optimizer"]["kind"]
         parts = [model["block"], model["architecture"], model["objective"], kind]
         key = json.dumps([*parts, data, config["trainer"]], sort_keys=True)
-        label = variant(cell.axes, grid.base_config)
+        label = grid.variant(cell)
         others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
         label = " ".join([label, *(f"{each}={cell.axes[each]}" for each in others)])
         shape = shapes.setdefault(key, Shape(label=label, config=config))
         shape.cells.append(cell)
-        run = read_run(directory, cell, plan.metric)
+        run = grid.state(cell)
         if cell.id in found:
-            run = Run(state="done", attempts=run.attempts, result=found[cell.id].result)
-        if run.pruned is not None and grid.pruner is None:  # it goes on, as there is no pruner now
-            run = replace(run, state="missing", pruned=None)
+            run = RunState(state="done", attempts=run.attempts, result=found[cell.id].result)
         shape.runs.append(run)
     return list(shapes.values())
 
 
-def _stale(grid: Grid, plan: Plan, shapes: list[Shape]) -> dict[str, Groups]:
-    """The finished cells that something else made than would make them here and now, by kind."""
+def _stale(grid: Grid, shapes: list[Shape]) -> dict[str, Groups]:
+    """The finished cells that another code, data, set of libraries or device made, by kind."""
     from lightning_app.ablation.here import here
 
     pairs = (zip(shape.cells, shape.runs, strict=True) for shape in shapes)
@@ -165,26 +157,26 @@ def _stale(grid: Grid, plan: Plan, shapes: list[Shape]) -> dict[str, Groups]:
     records = {name: run.result for name, run in runs.items() if run.result is not None}
     if not records:
         return {}
-    accelerator = grid.base_config.get("trainer", {}).get("accelerator", "auto")
-    return others(records, here(plan.data, accelerator))
+    accelerator = grid.spec.base_config.get("trainer", {}).get("accelerator", "auto")
+    return others(records, here(grid.plan.data, accelerator))
 
 
-def _look(grid: Grid, plan: Plan, directory: Path, shapes: list[Shape]) -> dict[str, Any]:
+def _look(grid: Grid, shapes: list[Shape]) -> dict[str, Any]:
     """What is printed, in plain numbers: bytes, seconds, tokens; None for what is not known."""
     states = [run.state for shape in shapes for run in shape.runs]
     done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
-    left = len(plan.cells) - done - pruned
+    left = len(grid.cells) - done - pruned
     counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
     bounded = all(tokens is not None for tokens, _ in counts)
-    devices = devices_of(grid)
-    kept = _KEPT[grid.checkpoints][0]
+    devices = devices_of(grid.spec)
+    kept = _KEPT[grid.spec.checkpoints][0]
     return {
-        "grid": plan.name,
-        "folder": directory,
-        "cells": len(plan.cells),
-        "excluded": plan.excluded,
+        "grid": grid.name,
+        "folder": grid.folder.path,
+        "cells": len(grid.cells),
+        "excluded": grid.plan.excluded,
         "states": {"done": done, "pruned": pruned, "failed": failed, "to_run": left},
-        "axes": plan.axes,
+        "axes": grid.plan.axes,
         "shapes": [
             {
                 "label": shape.label,
@@ -201,7 +193,7 @@ def _look(grid: Grid, plan: Plan, directory: Path, shapes: list[Shape]) -> dict[
         "workers": min(max(1, default_workers() // devices), left),
         "seconds_left": _seconds(shapes, max(1, default_workers() // devices)),
         "probed": any(shape.step is not None for shape in shapes),
-        "bytes": _disk(directory, shapes, kept, default_workers() // devices),
+        "bytes": _disk(grid, shapes, kept, default_workers() // devices),
     }
 
 
@@ -216,9 +208,8 @@ def _print(tree: dict[str, Any], kept: str) -> None:
         markup=False,
     )
     if tree["elsewhere"]:
-        console.print(
-            f"  {tree['elsewhere']} of them finished under another name: taken over by run"
-        )
+        under = "finished under another name"
+        console.print(f"  {tree['elsewhere']} of them {under}: `ablate run` takes them over")
     if tree["others"]:
         console.print(f"  {tree['others']} finished runs in the folder are no cells of it: kept")
     if not tree["fetched"]:
@@ -278,7 +269,7 @@ def _seconds(shapes: list[Shape], workers: int) -> float | None:
     return total / min(workers, cells)
 
 
-def _disk(directory: Path, shapes: list[Shape], kept: int, workers: int) -> float:
+def _disk(grid: Grid, shapes: list[Shape], kept: int, workers: int) -> float:
     """Bytes of all run folders once the grid is done, and of the checkpoints of those that run.
 
     Each has `kept` checkpoints; how much else a run leaves is measured on finished ones.
@@ -286,7 +277,7 @@ def _disk(directory: Path, shapes: list[Shape], kept: int, workers: int) -> floa
     total = 0.0
     for shape in shapes:
         done = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
-        sizes = [_size(run_folder(directory, cell)) for cell in done[:_SAMPLE]]
+        sizes = [_size(grid.run(cell).path) for cell in done[:_SAMPLE]]
         rest = sum(sizes) / len(sizes) if sizes else 0.0
         total += len(shape.cells) * (kept * shape.checkpoint + rest)
     left = sum(len(shape.cells) - shape.done for shape in shapes)

@@ -1,0 +1,322 @@
+"""`ablate doctor`: damage in the folders of a grid's runs that `ablate run` refuses to work with.
+
+With `--fix` no result is ever deleted: files and folders are renamed or moved. The plan and the
+queue are not examined, as `ablate run` makes both again when they are damaged; `--fix` does the
+same for the queue.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_app.ablation.adoption import FinishedElsewhere, find_finished, take_over
+from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.config_tree import keys_of
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import DamagedPlan, expand, load_plan
+from lightning_app.ablation.queue.queue import mend
+from lightning_app.ablation.queue.storages import storage_spec
+from lightning_app.ablation.supervision.locks import is_held, supervisor_lock
+from lightning_app.ablation.supervision.runner import PROGRAM
+from lightning_app.errors import UserError
+from lightning_app.files import move, write_whole
+from lightning_app.grid_folder import GridFolder
+from lightning_app.identity.record import read_record as read_identity
+from lightning_app.records import (
+    Newer,
+    Unsound,
+    check_schema,
+    read_json,
+    read_pruned,
+    read_result,
+    read_yaml,
+)
+from lightning_app.run_folder import RunFolder
+
+_PASSES = 4  # a repair can uncover further damage, at most this often
+_RUNS_AGAIN = "so that the cell runs again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Damage in a grid's folder.
+
+    Attributes:
+        path: The damaged file or folder.
+        what: The damage.
+        remedy: What `fix` does or, without one, what the user can do.
+        fix: Repairs it.
+    """
+
+    path: Path
+    what: str
+    remedy: str = ""
+    fix: Callable[[], object] | None = None
+
+    def __str__(self) -> str:
+        remedy = f"; {'--fix would ' if self.fix else ''}{self.remedy}" if self.remedy else ""
+        return " ".join(f"{self.path}: {self.what}{remedy}".split())
+
+
+def doctor_command(
+    grid: str | Path,
+    experiments: Path = Path("experiments"),
+    *,
+    storage: str | None = None,
+    fix: bool = False,
+    program: str = PROGRAM,
+) -> int:
+    """`ablate doctor`: examine the runs of a grid, and print a line for each damage.
+
+    With `fix` it is repaired, where that is safe. Without it nothing is changed, and cells may run
+    meanwhile. Returns 0 if all is sound or repaired, 1 if damage remains.
+
+    Raises:
+        UserError: if there is no such folder, if a newer version of the program made it or, with
+            `fix`, if a supervisor works in it.
+    """
+    spec = read_spec(grid)
+    folder = GridFolder(experiments / spec.name)
+    if not folder.path.is_dir():
+        raise UserError(f"{folder}: no such folder; `ablate run` makes it")
+    with suppress(DamagedPlan):
+        load_plan(folder.plan)  # refuses one of a newer version
+    queue = storage_spec(storage, folder.journal)
+    with supervisor_lock(folder, queue.shown) if fix else nullcontext():
+        module = importlib.import_module(program)  # slow: it resolves configs
+        planned = Grid(spec, folder, expand(spec, module.resolve, module.identify)[0])
+        doctor = _Doctor(planned, module)
+        fixed = doctor.repair() if fix else 0
+        findings = doctor.examine()
+        if fix and not findings and (queue.kind != "journal" or folder.journal.exists()):
+            for note in mend(planned, queue):
+                print(note, flush=True)
+    for each in findings:
+        print(each)
+    for note in doctor.notes:
+        print(f"note: {note}")
+    said = [f"{len(planned.cells)} cells"]
+    said += [f"{doctor.running} running now"] if doctor.running else []
+    said += [f"{fixed} findings fixed"] if fixed else []
+    easy = sum(each.fix is not None for each in findings)
+    remain = f"; {len(findings)} findings remain, of which --fix repairs {easy}"
+    print(f"{spec.name}: {', '.join(said)}{remain if findings else ': sound'}", flush=True)
+    return 1 if findings else 0
+
+
+class _Doctor:
+    """Examines the runs of a grid; `program` resolves and identifies the config of a cell."""
+
+    def __init__(self, grid: Grid, program: Any) -> None:
+        self._grid = grid
+        self._program = program
+        self._refused: dict[Path, str] = {}  # why a fix failed
+        self.notes: list[str] = []
+        self.running = 0
+
+    def repair(self) -> int:
+        """Repair what can be; return how many findings that were."""
+        fixed = 0
+        for _ in range(_PASSES):
+            for each in [each for each in self.examine() if each.fix is not None]:
+                try:
+                    assert each.fix is not None
+                    each.fix()
+                    print(f"{each.path}: {each.what}; fixed: {each.remedy}", flush=True)
+                    fixed += 1
+                except UserError as error:
+                    self._refused[each.path] = str(error)
+        return fixed
+
+    def examine(self) -> list[Finding]:
+        """Everything that is wrong, first with names of folders, then with what is in them."""
+        self.notes, self.running = [], 0
+        found = [*self._names(), *self._runs(), *self._metrics()]
+        return [
+            Finding(path=each.path, what=each.what, remedy=f"not repaired: {refused}")
+            if (refused := self._refused.get(each.path))
+            else each
+            for each in found
+        ]
+
+    def _names(self) -> Iterator[Finding]:
+        """Folders of planned runs that do not have the planned name."""
+        grid, taken = self._grid, set()
+        elsewhere = find_finished(grid)
+        for each in elsewhere:
+            taken.add(each.cell.name)
+            yield self._finished(each)
+        known = {each.folder.path for each in elsewhere}
+        strays = [run for run in grid.folder.all_runs() if run.path not in known]
+        strays = [run for run in strays if all(cell.name != run.name for cell in grid.cells)]
+        unknown = []
+        # Of several folders of one cell, one with a result gets its name.
+        for run in sorted(strays, key=lambda run: not run.result.exists()):
+            cell = None if _newer(run) else grid.by_id.get(_identity(run) or "")
+            if cell is None:
+                unknown.append(run.name)
+            elif cell.name in taken or grid.run(cell).path.exists():
+                yield self._aside(run.path, f"a second folder of the cell {cell.name}")
+            else:
+                taken.add(cell.name)
+                yield _misnamed(run.path, grid.run(cell).path)
+        if unknown:
+            count = f"{len(unknown)} names that this grid does not plan (such as {unknown[0]})"
+            self.notes.append(f"{grid.folder.runs}: {count}; left alone")
+
+    def _finished(self, found: FinishedElsewhere) -> Finding:
+        return Finding(
+            path=found.folder.path,
+            what=f"is the finished run of the cell {found.cell.name}",
+            remedy="take it over",
+            fix=lambda: take_over(self._grid, [found]),
+        )
+
+    def _aside(self, path: Path, what: str, then: str = "") -> Finding:
+        target = self._grid.folder.aside / path.name
+        return Finding(
+            path=path,
+            what=what,
+            remedy=f"move it to {target.parent.name}/{f', {then}' if then else ''}",
+            fix=lambda: move(path, target),
+        )
+
+    def _runs(self) -> Iterator[Finding]:
+        absent = 0
+        for cell in self._grid.cells:
+            run = self._grid.run(cell)
+            if run.path.is_symlink():
+                yield Finding(
+                    path=run.path,
+                    what=f"is a link to {run.path.resolve()}",
+                    remedy="move the folder to the place of the link, or remove the link",
+                )
+            elif not run.path.exists():
+                absent += 1
+            elif not run.path.is_dir():
+                yield self._aside(run.path, "is no folder", _RUNS_AGAIN)
+            elif is_held(run.lock):
+                self.running += 1
+            elif newer := _newer(run):
+                yield newer
+            else:
+                yield from self._contents(run, cell)
+        if absent:
+            self.notes.append(f"{self._grid.folder.runs}: {absent} cells have not begun")
+
+    def _contents(self, run: RunFolder, cell: Cell) -> Iterator[Finding]:
+        other, damage = None, ""
+        try:
+            if run.config.exists():
+                other = self._other_id(run, cell)
+            elif run.result.exists() or run.pruned.exists():
+                damage = "missing beside what the run left"
+        except Unsound as error:
+            damage = str(error)
+        if other is not None:
+            what = f"config.yaml is of another experiment: its id is {other}, not {cell.id}"
+            yield self._aside(run.path, what, _RUNS_AGAIN)
+            return
+        if damage:
+            yield Finding(
+                path=run.config,
+                what=damage,
+                remedy="write it again from the grid file",
+                fix=lambda: self._restore_config(run, cell),
+            )
+        endings = {run.result: read_result, run.pruned: read_pruned}
+        for path, read in endings.items():
+            try:
+                read(path, cell.id)
+            except Unsound as error:
+                yield _damaged(path, str(error), _RUNS_AGAIN)
+        if run.result.exists() and run.pruned.exists():
+            yield _damaged(run.pruned, f"a pruned run has no {run.result.name}")
+
+    def _other_id(self, run: RunFolder, cell: Cell) -> str | None:
+        """The id of a config of another experiment, None if it is the cell's. Raises `Unsound`.
+
+        A file that is cut off between two lines is a config too, but one that lacks fields.
+        """
+        tree = read_yaml(run.config)
+        try:
+            identity = self._program.identify(tree).id
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise Unsound("torn or damaged: no config of a run") from error
+        if identity == cell.id:
+            return None
+        if lacking := sorted(set(keys_of(self._resolve(run, cell))) - set(keys_of(tree))):
+            raise Unsound(f"torn or damaged: lacks {lacking[0]}")
+        return identity
+
+    def _resolve(self, run: RunFolder, cell: Cell) -> dict[str, Any]:
+        return self._program.resolve(self._grid.tree(cell), str(run))
+
+    def _restore_config(self, run: RunFolder, cell: Cell) -> None:
+        text = yaml.safe_dump(self._resolve(run, cell), sort_keys=False)
+        if run.config.exists():
+            _put_aside(run.config)
+        write_whole(run.config, text)
+
+    def _metrics(self) -> Iterator[Finding]:
+        """Results without the metric of the grid: damaged if most have it, else its mistake."""
+        metric, having, lacking = self._grid.plan.metric, 0, []
+        for cell in self._grid.cells:
+            path = self._grid.run(cell).result
+            with suppress(Unsound):
+                result = read_result(path, cell.id)
+                if result is not None and result["status"] == "ok":
+                    having += metric in result["metrics"]
+                    lacking += [] if metric in result["metrics"] else [path]
+        for path in lacking:
+            if having > len(lacking):
+                yield _damaged(path, f"reports no '{metric}', as others do", _RUNS_AGAIN)
+            else:
+                remedy = f"set metric.name of {self._grid.spec.source} to what the runs report"
+                yield Finding(path=path, what=f"reports no '{metric}'", remedy=remedy)
+
+
+def _put_aside(path: Path) -> Path:
+    return move(path, path.with_name(f"{path.name}.damaged"))
+
+
+def _damaged(path: Path, what: str, then: str = "") -> Finding:
+    remedy = f"move it to {path.name}.damaged{f', {then}' if then else ''}"
+    return Finding(path=path, what=what, remedy=remedy, fix=lambda: _put_aside(path))
+
+
+def _misnamed(path: Path, planned: Path) -> Finding:
+    return Finding(
+        path=path,
+        what=f"is planned under the name {planned.name}",
+        remedy="rename it",
+        fix=lambda: move(path, planned),
+    )
+
+
+def _newer(run: RunFolder) -> Finding | None:
+    """A run of a newer version of this program, which this one must not judge or move."""
+    for path in (run.result, run.pruned):
+        try:
+            check_schema(read_json(path))
+        except Newer as error:
+            return Finding(path=path, what=str(error))
+        except (Unsound, FileNotFoundError):
+            continue  # found where the file is read for its content
+    return None
+
+
+def _identity(run: RunFolder) -> str | None:
+    """The id of a run by its `identity.json`, else by its result."""
+    with suppress(UserError):
+        if record := read_identity(run.path):
+            return record.id
+    with suppress(Unsound, FileNotFoundError):
+        return str(read_json(run.result).get("id"))
+    return None

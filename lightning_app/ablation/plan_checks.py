@@ -1,0 +1,116 @@
+"""What the cells of a grid must have in common. Each check raises `UserError` naming the field."""
+
+from typing import Any
+
+from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.config_tree import Tree, keys_of
+from lightning_app.ablation.grid_spec import GridSpec
+from lightning_app.errors import UserError, nearest
+from lightning_app.grid_axes import PRESET, label, lookup, same, variant
+from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS
+
+_DEVICES = "trainer.devices"
+
+
+def devices_of(spec: GridSpec) -> int:
+    """How many devices a cell of a grid takes, as its file says; `auto` and -1 are one.
+
+    Raises `UserError` for a list of devices.
+    """
+    axis = spec.axes.get(_DEVICES)
+    return _count(spec, axis[0] if axis else lookup(spec.base_config, _DEVICES))
+
+
+def check_axes(spec: GridSpec, base: Tree) -> None:
+    """Every axis names a field of the resolved base, or a part of one that is empty there."""
+    fields = list(keys_of(base))
+    for axis in spec.axes:
+        parent = lookup(base, axis.rpartition(".")[0])
+        inside = axis.rpartition(".")[0] in fields and (parent is None or parent == {})
+        if axis not in fields and not inside:
+            raise UserError(f"{spec.source}: axes: no field '{axis}'{nearest(axis, fields)}")
+
+
+def check_identities(spec: GridSpec, cells: list[Cell]) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        other = seen.setdefault(cell.id, cell)
+        if other is not cell:
+            axes = [key for key in cell.axes if not same(cell.axes[key], other.axes[key])]
+            values = [f"{key}={label(each.axes[key])}" for each in (other, cell) for key in axes]
+            raise UserError(f"{spec.source}: axes: the same experiment twice: {', '.join(values)}")
+
+
+def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    schedules = [config["model"]["schedule"] for config in configs]
+    schedules = [each for each in schedules if each["kind"] != "constant"]
+    schedules = [each for each in schedules if each["coupling"] == "decoupled"]
+    longest = max((each["warmup_steps"] for each in schedules), default=0)
+    for each in schedules:
+        if each["reference_steps"] is None or each["reference_steps"] < longest:
+            raise UserError(
+                f"{spec.source}: model.schedule.reference_steps: {each['reference_steps']} is "
+                f"below the largest warm-up of the grid; a decoupled schedule needs {longest} or "
+                f"more, the same for every cell"
+            )
+
+
+def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    """A cell runs on one host, on as many of its devices as all other cells."""
+    devices = {_count(spec, config["trainer"].get("devices")) for config in configs}
+    if len(devices) > 1:
+        found = ", ".join(map(str, sorted(devices)))
+        raise UserError(f"{spec.source}: trainer.devices: {found}; one number for all cells")
+    for config in configs:
+        nodes = config["trainer"].get("num_nodes", 1)
+        if nodes != 1:
+            raise UserError(
+                f"{spec.source}: trainer.num_nodes: {nodes}; each cell of a grid runs on 1 host"
+            )
+
+
+def _count(spec: GridSpec, value: Any) -> int:
+    if value in (None, "auto", -1, "-1"):
+        return 1
+    if isinstance(value, list) or (isinstance(value, str) and "," in value):
+        raise UserError(
+            f"{spec.source}: trainer.devices: {value!r} names devices; the supervisor hands them "
+            f"out, so say how many each cell takes"
+        )
+    text = str(value)
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{spec.source}: trainer.devices: expected 1 or more, found {value!r}")
+    return int(text)
+
+
+def check_baseline(spec: GridSpec, cells: list[Cell]) -> None:
+    baseline = spec.sensitivity.get("baseline")
+    if baseline is None or PRESET in spec.axes:
+        return
+    known = list(dict.fromkeys(variant(cell.axes, spec.base_config) for cell in cells))
+    if baseline not in known:
+        raise UserError(
+            f"{spec.source}: sensitivity.baseline: no variant '{baseline}' "
+            f"({', '.join(known)}){nearest(baseline, known)}"
+        )
+
+
+def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    """Every cell reports the metric by which the grid is judged."""
+    split = spec.metric.partition("/")[0]
+    owners = [n for n, task in TASKS.items() if spec.metric in [s.metric for s in task.scores]]
+    for config in configs:
+        objective = config["model"].get("objective", {})
+        reports = spec.metric in GENERAL or objective.get("kind", DEFAULT_TASK) in owners
+        conditions = {
+            "evaluate_test: true": split != "test" or objective.get("evaluate_test", True),
+            f"kind: {' or '.join(owners)}": reports,
+            "validation_bleu: 1 or more": spec.metric != "val/bleu"
+            or objective.get("validation_bleu", 1) > 0,
+        }
+        for condition, holds in conditions.items():
+            if not holds:
+                raise UserError(
+                    f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with "
+                    f"model.objective.{condition}"
+                )

@@ -1,0 +1,94 @@
+"""`ablate report`: the report of a grid, or of several side by side."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.ablation.counts import by_status
+from lightning_app.ablation.display import plain_console
+from lightning_app.ablation.documents import document
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.errors import UserError
+from lightning_app.grid_folder import GridFolder
+
+if TYPE_CHECKING:
+    from lightning_app.analysis.grid_results import GridResults
+
+_STATES = (  # as the run folders say
+    *("ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged"),
+    "other_data",
+)
+
+
+def report_command(
+    grids: Sequence[str | Path],
+    experiments: Path = Path("experiments"),
+    out: Path | None = None,
+    *,
+    port: int | None = None,
+    as_json: bool = False,
+) -> int:
+    """`ablate report`: tables, figures and `report.html` from run folders alone.
+
+    Of several grids one report, in a folder of its own. With a `port` the page is served together
+    with TensorBoard until a signal comes; 0 is any free one. Raises `UserError`.
+    """
+    from lightning_app.analysis.grid_results import read_results
+    from lightning_app.analysis.report import write
+    from lightning_app.analysis.serve import claim, serve
+    from lightning_app.analysis.tensorboard import write_index
+    from lightning_app.analysis.together import different, together
+
+    folders = [experiments / read_spec(grid).name for grid in grids]
+    with ExitStack() as held, document("report", as_json) as tree:
+        claimed = None if port is None else held.enter_context(claim(port))
+        read = [read_results(folder) for folder in folders]
+        grid = read[0] if len(read) == 1 else together(read)
+        if grid.parts:
+            _check_apart(out or grid.folder)
+        page = write(grid, out or grid.folder)
+        for folder in folders:
+            write_index(folder)
+        cells = different(grid)
+        words = Counter(cell.word for cell in cells)
+        tree |= {"grids": [each.name for each in read], "report": page, "cells": len(cells)}
+        tree |= {**by_status(words, _STATES), **show(grid)}
+        print(f"report: {page}")
+        if claimed is not None:
+            serve(page, folders, claimed)
+    return 1 if tree["damaged"] else 0
+
+
+def _check_apart(out: Path) -> None:
+    """Refuse to write the report of several grids over that of one."""
+    for folder in (out.resolve(), *out.resolve().parents):
+        if GridFolder(folder).plan.is_file():
+            raise UserError(
+                f"--out: {out}: lies in the folder of a grid; a report of several needs its own"
+            )
+
+
+def show(grid: "GridResults") -> dict[str, Any]:
+    """Print the headline of a report, and return it for the document."""
+    from lightning_app.analysis.findings import findings
+    from lightning_app.analysis.grid_results import damaged_files
+    from lightning_app.analysis.metric import metrics_document
+    from lightning_app.analysis.sensitivity import sensitivity_scores
+    from lightning_app.analysis.terminal import headline_document, mixtures, show_report
+
+    found = sensitivity_scores(grid)
+    show_report(plain_console(), grid, found)
+    damaged = damaged_files(grid)
+    for line in damaged:
+        print(line, file=sys.stderr, flush=True)
+    return {
+        "damaged": damaged,
+        "findings": findings(grid, found),
+        "headline": headline_document(found),
+        "metrics": metrics_document(grid),
+        "mixtures": mixtures(grid),
+        "left_out": dict(grid.strangers),
+    }

@@ -1,0 +1,52 @@
+"""What running cells report at their validations, for a pruner: `reports.jsonl` of each attempt."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightning_app.run_folder import RunFolder
+
+
+@dataclass
+class ReportReader:
+    """Reads the reports of one run; knows the steps given and the bytes read of each file."""
+
+    steps: set[int] = field(default_factory=set)
+    read: dict[Path, int] = field(default_factory=dict)
+
+    def new(self, folder: RunFolder, attempt: int) -> Iterator[tuple[int, float]]:
+        """Yield (step, value) of an attempt's new and whole lines with a finite value.
+
+        A line counts as given once the caller asks for the next one; otherwise it comes again.
+        """
+        path = folder.attempt(attempt).reports
+        start = self.read.get(path, 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1
+        for line in data[:whole].splitlines():
+            try:
+                report = json.loads(line)
+            except ValueError:
+                continue  # a power loss can leave zeros; what was lost is one report
+            if report["value"] is not None and report["step"] not in self.steps:
+                yield report["step"], report["value"]
+                self.steps.add(report["step"])
+        self.read[path] = start + whole
+
+
+def read_reports(folder: RunFolder) -> dict[int, float]:
+    """Every step and value that a run has reported, in all its attempts."""
+    reader, attempts = ReportReader(), range(1, folder.last_attempt() + 1)
+    return {step: value for attempt in attempts for step, value in reader.new(folder, attempt)}
+
+
+def last_report(folder: RunFolder) -> float | None:
+    """The value of the last step that a run has reported, None if there is none."""
+    reports = read_reports(folder)
+    return reports[max(reports)] if reports else None

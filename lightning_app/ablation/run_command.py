@@ -1,0 +1,92 @@
+"""`ablate run`: run what is missing of a grid, and write its report."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning_app.ablation.counts import by_status, describe
+from lightning_app.ablation.documents import document
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import GridSpec, read_spec
+from lightning_app.ablation.report_command import show
+from lightning_app.ablation.supervision.locks import turn
+from lightning_app.ablation.supervision.options import Options
+from lightning_app.ablation.supervision.runner import run_grid
+from lightning_app.grid_folder import GridFolder
+
+INTERRUPTED = 130
+_STATES = ("ok", "diverged", "pruned", "failed", "missing")
+
+
+def run_command(
+    grid: str | Path,
+    experiments: Path = Path("experiments"),
+    options: Options | None = None,
+    *,
+    as_json: bool = False,
+) -> int:
+    """`ablate run`: run what is missing, write the report, and return the exit code.
+
+    0 when every cell is done, 1 when cells failed, 130 when a signal, the end of the time or the
+    loss of the storage left some. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
+    """
+    spec = read_spec(grid)
+    folder = GridFolder(experiments / spec.name)
+    with document("run", as_json) as tree:
+        tree |= {"grid": spec.name, "folder": folder.path, "cells": 0, "elsewhere": 0}
+        tree |= by_status(Counter(), _STATES)
+        tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
+        tree |= {"metrics": (), "mixtures": {}, "left_out": {}}
+        tree["exit_code"] = _run(spec, folder, options, tree)
+    return tree["exit_code"]
+
+
+def _run(spec: GridSpec, folder: GridFolder, options: Options | None, tree: dict[str, Any]) -> int:
+    """Run, report, fill the document, and return the exit code."""
+    from lightning_app.analysis.tensorboard import write_index
+
+    ending = run_grid(spec, folder, options, index=partial(write_index, only_new=True))
+    grid = ending.grid
+    words = Counter[str]() if grid is None else _count(grid, tree)
+    if grid is None or ending.cut:
+        print(f"{ending.cut}; what is done is kept, the same command goes on ({folder})")
+        return INTERRUPTED
+    tree["elsewhere"] = ending.elsewhere
+    print(f"{grid.name}: {len(grid.cells)} cells: {describe(words)}")
+    if words["missing"] > ending.elsewhere:
+        print("cells are left; the same command goes on")
+        return INTERRUPTED
+    if ending.elsewhere:
+        print(f"{ending.elsewhere} cells run elsewhere; the last supervisor writes the report")
+        return 1 if words["failed"] else 0
+    tree |= _report(grid)
+    print(f"report: {tree['report']}")
+    print(f"curves: tensorboard --logdir {folder}")
+    if words["failed"]:
+        print("failed cells run again with --retry-failed; `ablate status` shows their errors")
+    return 1 if words["failed"] else 0
+
+
+def _count(grid: Grid, tree: dict[str, Any]) -> Counter[str]:
+    words = Counter(grid.state(cell).word for cell in grid.cells)
+    tree["cells"] = len(grid.cells)
+    tree |= by_status(words, _STATES)
+    return words
+
+
+def _report(grid: Grid) -> dict[str, Any]:
+    """Write the report unless it is newer than its sources; show it, return it for the document."""
+    from lightning_app.analysis.grid_results import read_results
+    from lightning_app.analysis.report import write
+
+    folder = grid.folder
+    why = f"{folder.report}: another supervisor writes it; waiting"
+    with turn(folder.report_lock, lambda: False, why):
+        runs = [grid.run(cell) for cell in grid.cells]
+        sources = [path for run in runs for path in (run.result, run.pruned)]
+        newest = max(path.stat().st_mtime for path in (*sources, folder.plan) if path.is_file())
+        results = read_results(folder.path)
+        if not folder.report.is_file() or folder.report.stat().st_mtime < newest:
+            write(results, folder.path)
+    return {"report": folder.report, **show(results)}

@@ -1,0 +1,79 @@
+"""Whether a run may use a folder that another run has left: only that of the same experiment."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_app.errors import UserError
+from lightning_app.experiment import stacks_of
+from lightning_app.identity.record import Record, read_record
+from lightning_app.records import Unsound, read_json, read_yaml
+from lightning_app.run_folder import RunFolder
+
+
+def check_folder(
+    folder: RunFolder, record: Record, tree: Mapping[str, Any], checksum: str, resumed: bool
+) -> Record | None:
+    """Refuse the folder of another experiment, be it another config, block or corpus.
+
+    Args:
+        folder: The folder of the run to come.
+        record: What its id is made of.
+        tree: Its resolved config.
+        checksum: Of the tokens of its data.
+        resumed: Whether it continues from a checkpoint; it may then have more steps.
+
+    Returns:
+        The record of the run that the folder holds, None if it holds none.
+
+    Raises:
+        UserError: naming the first difference, or the damaged file.
+    """
+    if not folder.config.exists():
+        return None
+    found = read_record(folder.path) or _former_record(folder, record, tree, checksum)
+    there, here = found.apart(), record
+    if resumed:
+        steps = {"trainer.max_steps": tree["trainer"]["max_steps"]}
+        there, here = there.with_config(steps), here.with_config(steps)
+    if there.id != here.id:
+        raise UserError(
+            f"{folder}: holds another run ({there.difference(here)}; its id is {there.id}, this "
+            f"one's {here.id}); give trainer.default_root_dir another folder"
+        )
+    return found
+
+
+def with_checkpoint(
+    record: Record, there: Record | None, checkpoint: Path, folder: RunFolder
+) -> Record:
+    """The record of a run that starts from a checkpoint, which is part of its id unless it is own.
+
+    `there` is the record of the run that the folder holds.
+    """
+    own = checkpoint.resolve().parent == folder.checkpoints.resolve()
+    with checkpoint.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return record.going_on(there if own else None, digest[:16])
+
+
+def _former_record(
+    folder: RunFolder, record: Record, tree: Mapping[str, Any], checksum: str
+) -> Record:
+    """The record of a run of schema 1, which left only its config and, if it ended, its results.
+
+    Its blocks and its corpus are known by `block.json` and `result.json`.
+    """
+    path = folder.config
+    try:
+        config = read_yaml(path)
+        path = folder.block
+        stacks = read_json(path) if path.exists() else stacks_of(tree)
+        path = folder.result
+        known = read_json(path)["data"]["checksum"] if path.exists() else checksum
+        corpus = record.corpus if known == checksum else f"tokens {known}"
+        return Record.of(config, stacks, corpus)
+    except (Unsound, LookupError, TypeError, AttributeError, ValueError) as error:
+        reason = str(error) if isinstance(error, Unsound) else "damaged"
+        raise UserError(f"{path}: {reason}; move the run's folder away") from error

@@ -1,0 +1,107 @@
+"""The files that a run writes at its end: `result.json` or `pruned.json` last, as its outcome."""
+
+import csv
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from lightning_app.files import write_whole
+from lightning_app.memory import peak_resident_bytes
+from lightning_app.run_folder import RunFolder
+
+
+def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data: Any) -> None:
+    """Write what a finished run leaves, `result.json` last, and print its scores.
+
+    Args:
+        folder: The run's folder, with the metrics of the whole run.
+        result: The content of `result.json`.
+        model: The LightningModule after its evaluation.
+        data: The LightningDataModule.
+    """
+    shutil.copyfile(data.tokenizer.path, folder.tokenizer)
+    stacks = model.architecture.stacks(model.block)
+    resolved = {side: asdict(spec) for side, spec in stacks.items()}
+    write_whole(folder.block, json.dumps(resolved, indent=1))
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": result["device"],
+        "slot": result["slot"],
+        "versions": result["versions"],
+        "provenance": result["provenance"],
+    }
+    write_whole(folder.environment, json.dumps(environment, indent=1))
+    for path, lines in (
+        (folder.hypotheses, model.objective.hypotheses),
+        (folder.references, model.objective.targets),
+    ):
+        if lines:
+            write_whole(path, "".join(f"{line}\n" for line in lines))
+    write_whole(folder.result, json.dumps(result, indent=1, allow_nan=False))
+    folder.pruned.unlink(missing_ok=True)  # from when the grid had a pruner
+    scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
+    print(f"{folder}: {result['outcome'].replace('_', ' ')}, {scores}")
+
+
+def write_pruned(folder: RunFolder, pruned: Mapping[str, Any]) -> None:
+    """Write `pruned.json`, and print where the run ended."""
+    write_whole(folder.pruned, json.dumps(pruned, indent=1, allow_nan=False))
+    ended = f"{pruned['metric']} {pruned['value']}"
+    print(f"{folder}: pruned after step {pruned['step']}, {ended}")
+
+
+def device_name(trainer: pl.Trainer) -> str:
+    """The name of the device of a run, and the number of its processes if there are several."""
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
+
+
+def peak_memory_bytes(trainer: pl.Trainer) -> int:
+    """The peak memory of the first rank: of tensors on its GPU, on a CPU of its whole process."""
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_resident_bytes()
+
+
+def join_metrics(logs: list[Path]) -> str:
+    """Return one CSV table, a row per step, of the logs of successive attempts.
+
+    If a later attempt logged a step again, its values count.
+    """
+    rows: dict[int, dict[str, str]] = {}
+    columns: dict[str, None] = {"epoch": None, "step": None}
+    for log in logs:
+        if not log.exists():
+            continue
+        with log.open(newline="", encoding="utf-8") as file:
+            seen: dict[int, dict[str, str]] = {}
+            for row in csv.DictReader(file):
+                step = int(float(row["step"]))
+                given = {key: value for key, value in row.items() if value}
+                seen.setdefault(step, {}).update(given)
+                columns |= dict.fromkeys(given)
+        if not seen:
+            continue
+        first = min(seen)
+        # After an attempt that was cut short at its last step, only the evaluation is repeated.
+        seen[first] = rows.get(first, {}) | seen[first]
+        rows = {step: row for step, row in rows.items() if step < first} | seen
+    lines = [",".join(columns)]
+    lines += [",".join(rows[step].get(c, "") for c in columns) for step in sorted(rows)]
+    return "\n".join(lines) + "\n"

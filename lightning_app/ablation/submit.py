@@ -1,0 +1,297 @@
+"""`ablate submit`: an array of supervisors for SLURM, each of which takes cells until none is left.
+
+The job holds no state: whatever ends it, another job continues the grid.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
+from urllib.parse import urlsplit
+
+from lightning_app.ablation.grid_spec import find_grid, read_spec
+from lightning_app.ablation.queue.storages import VARIABLE, StorageSpec, storage_spec
+from lightning_app.errors import UserError
+from lightning_app.files import write_whole, writing_in
+from lightning_app.grid_folder import GridFolder
+
+DEFAULT = Path("experiments")
+
+# Options of `ablate run` that `ablate submit` passes on, by their names in a parsed command line.
+RUN_OPTIONS = (
+    *("workers", "devices_per_cell", "slots_per_device"),
+    *("lost_after", "hang_limit", "max_time", "retry_failed"),
+)
+
+# SIGUSR1 comes 180 seconds before the end of the job's time, for the cells to save their state.
+# 130: the supervisor was interrupted; 138: SIGUSR1 ended it before it was ready. `Incomplete`
+# leaves a job alone that its user has cancelled.
+_SCRIPT = Template("""\
+#!/bin/bash
+# Written by `ablate submit`, which also makes the folder of the logs.
+#SBATCH --job-name=$name
+#SBATCH --array=$array
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --chdir=$here
+#SBATCH --output=$logs/%A_%a.log
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@180
+#SBATCH --$requeue
+$asked
+set -u
+$needs$command
+code=$$?
+${again}exit "$$code"
+""")
+
+_AGAIN = """\
+if [ "$code" -eq 130 ] || [ "$code" -eq 138 ]; then
+    # Cut short, its state saved: the same task continues when its turn comes again.
+    scontrol requeue Incomplete "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+fi
+"""
+
+# What the template decides, or an option of this command.
+_OURS = ("job-name", "array", "nodes", "ntasks", "chdir", "output", "open-mode", "signal")
+_OURS += ("requeue", "no-requeue", "wrap", "parsable", "test-only")
+
+# Options whose variables, by which the environment overrules a script, have other names.
+_VARIABLES = {"array": "ARRAY_INX", "mem": "MEM_PER_NODE", "time": "TIMELIMIT"}
+
+_SHORTEST = 4  # minutes: a job saves its state in the last 3, and SLURM may be a minute early
+
+# The settings of the cluster, which a job that submits another one passes on.
+_OF_THE_CLUSTER = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_DEBUG_FLAGS", "SLURM_UMASK"})
+
+
+def run_options(args: argparse.Namespace) -> list[str]:
+    """The words of a command line for those options of `ablate run` that `args` holds."""
+    words: list[str] = []
+    for name in RUN_OPTIONS:
+        value = getattr(args, name, None)
+        if value is not None and value is not False:
+            words.append(f"--{name.replace('_', '-')}")
+            words += [] if value is True else [str(value)]
+    return words
+
+
+def submit_command(
+    grid: str | Path,
+    experiments: Path = DEFAULT,
+    *,
+    array: int = 1,
+    concurrent: int | None = None,
+    partition: str | None = None,
+    time: str | None = None,
+    account: str | None = None,
+    qos: str | None = None,
+    constraint: str | None = None,
+    gpus: str | None = None,
+    cpus: int | None = None,
+    mem: str | None = None,
+    sbatch: Sequence[str] = (),
+    storage: str | None = None,
+    run_options: Sequence[str] = (),
+    requeue: bool = True,
+    dry_run: bool = False,
+) -> int:
+    """`ablate submit`: write `submit.sh` into the grid's folder, and submit it with sbatch.
+
+    Args:
+        grid: The grid, as for `ablate run`.
+        experiments: Where the grid's folder lies.
+        array: Supervisors, one for each task of the array. Several need a storage for several
+            hosts.
+        concurrent: How many of them run at once, None for all.
+        partition: As sbatch has it; so are the options up to `mem`.
+        time: The time limit. MM:SS is refused, as people mean hours and minutes by it.
+        account: As sbatch has it.
+        qos: As sbatch has it.
+        constraint: As sbatch has it.
+        gpus: GPUs of a task, such as 2 or a100:2.
+        cpus: CPUs of a task.
+        mem: Memory of a task, such as 32G.
+        sbatch: Further options of sbatch, ``KEY=VALUE`` or ``KEY``; sbatch checks them.
+        storage: As for `ablate run`.
+        run_options: Further words for every `ablate run`.
+        requeue: Whether a task whose time is over comes back later.
+        dry_run: Print the script; write and submit nothing.
+
+    Returns:
+        0, or 1 if sbatch refuses the script; sbatch prints the reason.
+
+    Raises:
+        UserError: for values that SLURM would misunderstand, and if there is no SLURM.
+    """
+    file = find_grid(grid).resolve()
+    name = read_spec(grid).name
+    folder = GridFolder(experiments.resolve() / name)
+    spec = storage_spec(storage, folder.journal)
+    _check_storage(spec, array)
+    _check_time(time)
+    for option, number in (("--array", array), ("--concurrent", concurrent), ("--cpus", cpus)):
+        if number is not None and number < 1:
+            raise UserError(f"{option}: expected 1 or more, found {number}")
+    if "\\" in str(folder):
+        raise UserError(f"--experiments: SLURM cannot write logs below a '\\': {folder}")
+    tasks = f"0-{array - 1}" + (f"%{concurrent}" if concurrent else "")
+    asked = {
+        "partition": partition,
+        "time": time,
+        "account": account,
+        "qos": qos,
+        "constraint": constraint,
+        "gpus-per-node": gpus,
+        "cpus-per-task": cpus,
+        "mem": mem,
+    }
+    options = [f"{key}={value}" for key, value in asked.items() if value is not None]
+    options += _further(sbatch, asked)
+    step = ["srun", "--nodes=1", "--ntasks=1"]
+    step += [f"--cpus-per-task={cpus}"] if cpus else []  # srun does not take it from the job
+    command = [sys.executable, "-m", "lightning_app", "run", str(file)]
+    words = ["--experiments", str(experiments.resolve()), "--no-wait"]
+    words += ["--storage", storage] if storage is not None else []
+    parts = [step, command, [*words, *run_options]]
+    text = _fill(
+        name=f"ablate-{name}",
+        array=tasks,
+        here=str(Path.cwd()),
+        logs=str(folder.logs).replace("%", "%%"),
+        requeue=requeue,
+        options=options,
+        command=parts,
+        needs=storage is None and spec.kind != "journal",
+    )
+    if dry_run:
+        print(text, end="")
+        return 0
+    job = _submit(text, folder, [option.partition("=")[0] for option in options])
+    if job is None:
+        print(f"ablate: sbatch refused {folder.script}", file=sys.stderr)
+        return 1
+    where = [] if experiments == DEFAULT else ["--experiments", str(experiments)]
+    status = shlex.join(["ablate", "status", str(grid), *where])
+    print(f"job {job}: tasks {tasks} of {folder.script}")
+    print(f"logs: {folder.logs}")
+    print(f"`{status}` shows the cells, `scancel {job}` ends the job")
+    return 0
+
+
+def _check_time(text: str | None) -> None:
+    if text is None:
+        return
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?", text)
+    if match is None:
+        raise UserError(f"--time: expected minutes, HH:MM:SS or D-HH:MM:SS, found '{text}'")
+    days, first, second, third = (None if part is None else int(part) for part in match.groups())
+    first = first or 0
+    if days is None and second is not None and third is None:
+        raise UserError(
+            f"--time: SLURM reads '{text}' as minutes and seconds; write {text}:00 for hours and "
+            f"minutes, or {first} for minutes"
+        )
+    if days is not None:
+        minutes = 60 * (24 * days + first) + (second or 0)
+    else:
+        minutes = first if second is None else 60 * first + second
+    if minutes <= _SHORTEST and (minutes or third or days):  # 0 alone asks for no limit
+        raise UserError(
+            f"--time: '{text}' is too short: the last {_SHORTEST} minutes of a job are for saving "
+            "its state"
+        )
+
+
+def _further(options: Iterable[str], asked: Iterable[str]) -> list[str]:
+    """The further options for sbatch, none of which overrules the rest of the script."""
+    found = [option.strip().removeprefix("--") for option in options]
+    for key in (option.partition("=")[0] for option in found):
+        if key in _OURS or key in asked:
+            raise UserError(f"--sbatch: {key}: this command decides about it; see its options")
+    return found
+
+
+def _fill(
+    *,
+    name: str,
+    array: str,
+    here: str,
+    logs: str,
+    requeue: bool,
+    options: Sequence[str],
+    command: Sequence[Sequence[str]],
+    needs: bool,
+) -> str:
+    """The script. Raises `UserError` for what no line of a script can hold.
+
+    `needs`: the job takes its storage from the environment.
+    """
+    for word in (here, logs, *options, *(word for part in command for word in part)):
+        if not word.isprintable():
+            raise UserError(f"submit: {word!r}: line breaks and control characters cannot be used")
+    quoted = (option.partition("=") for option in options)
+    lines = (
+        f"#SBATCH --{key}{equal}{shlex.quote(v) if equal else ''}\n" for key, equal, v in quoted
+    )
+    variable = f': "${{{VARIABLE}:?the environment of this job does not hold it}}"\n'
+    return _SCRIPT.substitute(
+        name=name,
+        array=array,
+        here=shlex.quote(here),
+        logs=shlex.quote(logs),
+        requeue="requeue" if requeue else "no-requeue",
+        asked="".join(lines),
+        needs=variable if needs else "",
+        again=_AGAIN if requeue else "",
+        command=" \\\n    ".join(map(shlex.join, command)),
+    )
+
+
+def _submit(text: str, folder: GridFolder, keys: Iterable[str]) -> str | None:
+    """Write the script, give it to sbatch, and return the job, None if sbatch refuses.
+
+    No variable of the environment overrules the options that the script has, which are ours and
+    those of `keys`, or describes the job in which this process runs.
+    """
+    if shutil.which("sbatch") is None:
+        raise UserError("submit: no sbatch on the PATH; this needs a host from which SLURM is used")
+    write_whole(folder.script, text)
+    with writing_in(folder.path):
+        folder.logs.mkdir(exist_ok=True)  # if it is missing, SLURM fails without a message
+    names = (_VARIABLES.get(key, key.upper().replace("-", "_")) for key in (*_OURS, *keys))
+    overruling = {f"SBATCH_{name}" for name in names}
+    in_a_job = "SLURM_JOB_ID" in os.environ
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in overruling
+        and not (in_a_job and key.startswith("SLURM_") and key not in _OF_THE_CLUSTER)
+    }
+    done = subprocess.run(
+        ["sbatch", "--parsable", str(folder.script)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    # The name of the cluster may follow the number of the job.
+    return done.stdout.strip().partition(";")[0] if done.returncode == 0 else None
+
+
+def _check_storage(spec: StorageSpec, array: int) -> None:
+    if array > 1 and not spec.several:
+        raise UserError(
+            f"--array {array}: several hosts need one database, and {spec.shown} is for one "
+            "supervisor; give --storage postgresql://... (`ablate storage serve` starts one)"
+        )
+    if spec.several and urlsplit(spec.url).hostname in ("localhost", "127.0.0.1", "::1"):
+        print(
+            f"note: {spec.shown} lies on this host alone, out of reach of others", file=sys.stderr
+        )

@@ -1,0 +1,118 @@
+"""What a run's folder says: its state, what it reports, which checkpoints it keeps."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.counts import describe
+from lightning_app.ablation.grid import Grid
+from lightning_app.ablation.grid_spec import GridSpec
+from lightning_app.ablation.plan import Plan
+from lightning_app.errors import UserError
+from lightning_app.grid_folder import GridFolder
+from lightning_app.run_folder import PRUNED, RESULT, RunFolder
+from lightning_app.run_state import read_progress, read_state
+from tests.records import pruned, result
+
+CELL = Cell(id="a1", name="post_ln-a1", axes={})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / CELL.name
+    (folder / "attempts" / "1").mkdir(parents=True)
+    return folder
+
+
+def grid_in(folder: Path) -> Grid:
+    texts = {"name": "tiny", "metric": "val/nll", "mode": "min"}
+    plan = Plan(**texts, hash="", made_from="", axes={}, excluded=0, data=(), cells=(CELL,))
+    spec = GridSpec(
+        **texts,
+        source="",
+        question="",
+        base_config={},
+        axes={},
+        exclude=(),
+        sensitivity={},
+        pruner="median",
+    )
+    return Grid(spec, GridFolder(folder), plan)
+
+
+def leave(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content))
+
+
+def test_a_pruned_run_is_over_but_has_no_result(folder: Path) -> None:
+    there = RunFolder(folder)
+    assert read_state(there, CELL.id).state == "missing"
+    there.attempt(1).error.write_text("ValueError: bad\n")
+    assert read_state(there, CELL.id).state == "failed"
+    leave(there.pruned, pruned(CELL.id, step=4))
+    run = read_state(there, CELL.id)
+    assert (run.state, run.word, run.result) == ("pruned", "pruned", None)
+    assert run.pruned is not None
+    assert run.pruned["step"] == 4
+    assert read_state(there, CELL.id, prunes=False).state == "failed"
+    assert there.is_over(prunes=True)
+    assert not there.is_over(prunes=False)
+    leave(there.result, result(CELL.id, "diverged"))
+    run = read_state(there, CELL.id)
+    assert (run.state, run.pruned) == ("done", None)
+    assert there.is_over(prunes=False)
+
+
+@pytest.mark.parametrize("name", [RESULT, PRUNED])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "no valid JSON"),
+        ("[]", "expected a JSON object, found list"),
+        (json.dumps(result("b")), "'b' is not the planned a1"),
+    ],
+)
+def test_what_is_not_the_cells_is_refused(
+    tmp_path: Path, folder: Path, name: str, content: str, said: str
+) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name}: .*({said}).*; `ablate doctor .* --fix` moves it"):
+        grid_in(tmp_path).state(CELL)
+
+
+@pytest.mark.parametrize("name", [RESULT, PRUNED])
+def test_a_run_of_a_newer_version_is_refused_without_advice_to_move_it(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
+    leave(folder / name, {**result(CELL.id), "schema": 99})
+    with pytest.raises(UserError, match=f"{name}: schema 99: .* update the program$"):
+        grid_in(tmp_path).state(CELL)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (result(CELL.id), "ok"),
+        (result(CELL.id, nll=9.0, outcome="not_yet_learned"), "not yet learned"),
+        (result(CELL.id, "diverged"), "stalled"),
+        (result(CELL.id, "diverged", None), "non-finite"),
+    ],
+)
+def test_how_a_run_ended_in_words(folder: Path, content: dict, word: str) -> None:
+    leave(folder / RESULT, content)
+    assert read_state(RunFolder(folder), CELL.id).word == word
+
+
+@pytest.mark.parametrize("content", ["[]", "\xff", "{", ""])
+def test_progress_that_cannot_be_read_is_none(folder: Path, content: str) -> None:
+    path = folder / "attempts" / "1" / "progress.json"
+    path.write_bytes(content.encode("latin-1"))
+    assert read_progress(RunFolder(folder), 1) is None
+
+
+def test_states_are_counted_in_a_fixed_order() -> None:
+    states = Counter({"waiting": 2, "stalled": 3, "ok": 1, "failed": 1, "not yet learned": 4})
+    assert describe(states) == "1 ok, 4 not yet learned, 3 stalled, 1 failed, 2 waiting"
