@@ -38,6 +38,7 @@ from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.cells import cell_tree, combinations
 from lightning_app.ablation.supervision.process import Job, prepare_data, run_rank
 from lightning_app.ablation.supervision.slots import Slot
+from lightning_app.run_folder import RunFolder
 
 fork = multiprocessing.get_context("fork")
 
@@ -67,8 +68,8 @@ tree = cell_tree(grid.base_config, list(combinations(grid))[number])
 receiver, sender = fork.Pipe(duplex=False)
 in_child(plan, tree, sender)
 slot = Slot(group=0, visible=None, devices=1, threads=1, sharing=1, workers=2)
-job = Job(program=program.__name__, folder=folder, attempt=1, tree=tree, identity=receiver.recv(),
-    slot=slot, metric=None, keep="all")
+job = Job(program=program.__name__, folder=RunFolder(folder), attempt=1, tree=tree,
+    identity=receiver.recv(), slot=slot, metric=None, keep="all")
 cpu, wall = used(), time.perf_counter()
 in_child(run_rank, job, 0)
 print(json.dumps({"cpu": used() - cpu, "wall": time.perf_counter() - wall}))

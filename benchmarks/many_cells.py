@@ -265,7 +265,7 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
 
     many = Commands(write_grid(root, "many", axes), experiments)
     many.time("plan, nothing there yet", "plan")
-    plan = load_plan(many.folder)
+    plan = load_plan(many.folder / "plan.json")
     assert plan is not None
     locks = half(template, many.folder, plan)
     for command in ("plan", "status", "report"):

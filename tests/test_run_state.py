@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def grid_in(folder: Path) -> Grid:
-    texts = {"name": "tiny", "metric": "val/nll", "mode": "min"}
+    texts: Any = {"name": "tiny", "metric": "val/nll", "mode": "min"}
     plan = Plan(**texts, hash="", made_from="", axes={}, excluded=0, data=(), cells=(CELL,))
     spec = GridSpec(
         **texts,

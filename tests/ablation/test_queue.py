@@ -33,7 +33,13 @@ def plan(metric: str = "val/nll", mode: str = "min") -> Plan:
 def queue_of(
     folder: Path, metric: str = "val/nll", mode: str = "min", retry_failed: bool = False
 ) -> Queue:
-    texts = {"source": "g.yaml", "name": "tiny", "question": "", "metric": metric, "mode": mode}
+    texts: Any = {
+        "source": "g.yaml",
+        "name": "tiny",
+        "question": "",
+        "metric": metric,
+        "mode": mode,
+    }
     spec = GridSpec(**texts, base_config={}, axes=AXES, exclude=(), sensitivity={})
     grid = Grid(spec, GridFolder(folder), plan(metric, mode))
     return Queue(grid, storage_spec(None, grid.folder.journal, {}), retry_failed=retry_failed)

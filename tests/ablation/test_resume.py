@@ -17,6 +17,7 @@ import yaml
 from lightning_app.ablation.checkpoint import checkpoint_of_cell
 from lightning_app.config import resolve
 from lightning_app.parser import data_module
+from lightning_app.run_folder import RunFolder
 from tests import warm
 
 STEPS = 60
@@ -136,11 +137,11 @@ def test_a_terminated_run_goes_on_at_the_step_where_it_stopped(
 def test_a_damaged_checkpoint_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
     tree = config(tmp_path / "run", cache)
     folder, data = tmp_path / "run" / "checkpoints", data_module(tree["data"])
-    assert checkpoint_of_cell(folder.parent, tree["model"], data) is None
+    assert checkpoint_of_cell(RunFolder(folder.parent), tree["model"], data) is None
     folder.mkdir()
     for names in (["last.damaged"], ["last.damaged", "last.damaged.2"]):
         (folder / "last.ckpt").write_bytes(b"half a file")
-        assert checkpoint_of_cell(folder.parent, tree["model"], data) is None
+        assert checkpoint_of_cell(RunFolder(folder.parent), tree["model"], data) is None
         said = f"put aside as {names[-1]}, the cell starts at step 0"
         assert said in capsys.readouterr().err
         assert sorted(path.name for path in folder.iterdir()) == names

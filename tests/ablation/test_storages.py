@@ -56,7 +56,7 @@ def opened() -> Iterator[Opened]:
     """Opens storages, which are closed when the test has ended."""
     storages: list[BaseStorage] = []
 
-    def call(spec: StorageSpec | str, lost_after: float | None = None) -> BaseStorage:
+    def call(spec: StorageSpec | str, lost_after: float = 120.0) -> BaseStorage:
         if isinstance(spec, str):
             spec = storage_spec(spec, Path("nowhere"), NOWHERE)
         storages.append(open_storage(spec, lost_after))

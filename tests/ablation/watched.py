@@ -18,7 +18,7 @@ def run_cell(job: Job, rank: int) -> None:
 
     The hook is torch's, for every optimizer of the process.
     """
-    ledger = job.record / f"steps-rank{rank}.txt"
+    ledger = job.record.path / f"steps-rank{rank}.txt"
 
     def note(optimizer: Any, *_: Any) -> None:
         digest = hashlib.sha256()

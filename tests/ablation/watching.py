@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.supervision.locks import Interrupted
 from lightning_app.ablation.supervision.options import Options
 from lightning_app.ablation.supervision.runner import run_grid
+from lightning_app.grid_folder import GridFolder
 
 
 def main() -> int:
@@ -22,11 +22,8 @@ def main() -> int:
         hang_limit=float(words.get("hang_limit", 1800)),
         lost_after=60.0,
     )
-    try:
-        run_grid(read_spec(grid), Path(folder), options, program="watched")
-    except Interrupted:
-        return 130
-    return 0
+    ending = run_grid(read_spec(grid), GridFolder(Path(folder)), options, program="watched")
+    return 130 if ending.cut else 0
 
 
 if __name__ == "__main__":
