@@ -16,7 +16,7 @@ class LearnedTable(Table):
 
     def __init__(self, max_positions: int, model_dim: int) -> None:
         super().__init__()
-        self.longest = max_positions
+        self.longest = float(max_positions)
         self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
         nn.init.normal_(self.weight)
 
@@ -25,7 +25,7 @@ class LearnedTable(Table):
     ) -> Float[Tensor, "position model"]:
         if end > self.longest:
             raise UserError(
-                f"model.architecture.max_positions is {self.longest}, and a text has {end} "
+                f"model.architecture.max_positions is {len(self.weight)}, and a text has {end} "
                 "tokens; learned positions end there"
             )
         return self.weight[start:end]
