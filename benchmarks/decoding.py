@@ -29,9 +29,9 @@ import torch
 from lightning_app.data.translation import TranslationRows
 from torch import Tensor
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import causal_mask, mask_of, padding_mask
-from lightning_app.data.cutting import global_batches
+from lightning_app.data.token_batching import global_batches
 from lightning_app.data.tokenizer import PAD
 from lightning_app.datamodule import TextDataModule
 from lightning_app.models import heads, search

@@ -22,9 +22,9 @@ import yaml
 
 from lightning_app.ablation.run import Run
 from lightning_app.config import resolve
+from lightning_app.logging_steps import loss_of
 from lightning_app.optim import build_optimizer, build_schedule
 from lightning_app.parser import data_module, transformer_module
-from lightning_app.steps import loss_of
 
 WARM = 50  # steps that are left out
 BASE = Path(__file__).parent.parent / "ablations/base/synthetic.yaml"

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lightning_app.bench.measure import Clock, count_calls, peak_memory, ratios, rounds
 from lightning_app.objectives.base import token_sums
-from lightning_app.objectives.output import output_sums
+from lightning_app.objectives.chunked_cross_entropy import output_sums
 
 SMOOTHING = 0.1
 

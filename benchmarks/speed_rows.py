@@ -29,14 +29,14 @@ from lightning_app.bench.peers import (
     residual_encoder,
     translation_peer,
 )
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Block, Call, Carries, Sizes
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack
-from lightning_app.data.cutting import global_batches
+from lightning_app.commands.prepare import shipped_data
 from lightning_app.data.prepare import PreparedCorpus, prepare
-from lightning_app.preparation import shipped_data
+from lightning_app.data.token_batching import global_batches
 
 HERE = Path(__file__).parent
 ROUNDS = 7

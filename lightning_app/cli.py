@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from lightning_app import __version__
-from lightning_app.arguments import (
+from lightning_app.commands.options import (
     add_bench,
     add_grid,
     add_json,
@@ -46,7 +46,7 @@ def check_port(port: int) -> None:
 
 
 def blocks(args: argparse.Namespace) -> int:
-    from lightning_app.catalogue.commands import blocks_command
+    from lightning_app.commands.blocks import blocks_command
 
     return blocks_command(
         args.name,
@@ -75,13 +75,13 @@ def lightning(args: argparse.Namespace) -> int:
 
 
 def translate(args: argparse.Namespace) -> int:
-    from lightning_app.translate import translate_lines
+    from lightning_app.commands.translate import translate_lines
 
     return translate_lines(args.run, args.input, args.beam, args.checkpoint)
 
 
 def prepare(args: argparse.Namespace) -> int:
-    from lightning_app.preparation import prepare_corpus
+    from lightning_app.commands.prepare import prepare_corpus
 
     return prepare_corpus(args.data, args.root, args.config)
 
@@ -175,7 +175,7 @@ def probe(args: argparse.Namespace) -> int:
     from lightning_app.precheck import precheck
 
     precheck(args.config, args.rest)
-    from lightning_app.probing import probe_command
+    from lightning_app.commands.probe import probe_command
 
     return probe_command(
         args.config,
@@ -188,7 +188,7 @@ def probe(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    from lightning_app.bench.command import Options, bench_command
+    from lightning_app.commands.bench import Options, bench_command
 
     given = vars(args)
     return bench_command(Options(**{name: given[name] for name in Options.__dataclass_fields__}))

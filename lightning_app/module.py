@@ -10,15 +10,15 @@ import torch
 from torchmetrics import SumMetric
 
 from lightning_app.blocks.auxiliary import auxiliary_terms
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Block
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.bounds import check_accumulation
+from lightning_app.logging_steps import is_logged
+from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.profiling import needs_profiling, profile
-from lightning_app.objectives.base import ObjectiveConfig, Sums
+from lightning_app.objectives.base import LossSums, ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
-from lightning_app.steps import is_logged
 from lightning_app.tasks.base import build_task, join
 
 
@@ -207,7 +207,7 @@ class TransformerModule(pl.LightningModule):
             return nullcontext()
         return torch.compiler.set_stance("force_eager")
 
-    def _add(self, sums: Sums) -> None:
+    def _add(self, sums: LossSums) -> None:
         self.total_nll.update(sums.nll)
         assert sums.correct is not None
         self.total_correct.update(sums.correct)

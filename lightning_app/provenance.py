@@ -30,18 +30,18 @@ PACKAGES = (
 )
 
 APART = (
-    *("analysis", "bench", "catalogue", "identity", "theory"),
-    *("__init__.py", "__main__.py", "archive.py", "arguments.py", "bounds.py", "cli.py"),
-    *("errors.py", "experiment.py", "files.py", "grid_axes.py", "grid_folder.py", "hardware.py"),
-    *("importing.py", "memory.py", "run_folder.py", "run_state.py"),
-    *("mixtures.py", "names.py", "precheck.py", "preparation.py", "probing.py", "provenance.py"),
-    *("records.py", "saved.py", "shipped.py", "tables.py", "translate.py"),
+    *("analysis", "bench", "catalogue", "commands", "identity", "theory"),
+    *("__init__.py", "__main__.py", "archive.py", "atomic_write.py", "bounds.py", "cli.py"),
+    *("errors.py", "experiment.py", "grid_axes.py", "grid_folder.py", "hardware.py"),
+    *("importing.py", "mixtures.py", "names.py", "out_of_memory.py", "precheck.py"),
+    *("provenance.py", "records.py", "run_folder.py", "run_state.py", "saved.py"),
+    *("shipped.py", "tables.py"),
     *("probes/figures.py", "probes/pictures.py"),
 )
 """Folders and files of the package that cannot change a number of a run. All others count, so that
 a new file counts until it is listed here."""
 
-ABLATION = ("run.py", "run_cell.py", "run_output.py", "checkpoint.py", "supervision/ranks.py")
+ABLATION = ("run.py", "run_cell.py", "run_output.py", "checkpoint.py", "supervision/distributed.py")
 """The files of `ablation` that count: the others plan, queue, supervise and show."""
 
 _SECONDS = 10.0  # that git may take

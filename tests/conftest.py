@@ -16,7 +16,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Sums in one order, and no fight over cores between test processes."""
+    """LossSums in one order, and no fight over cores between test processes."""
     torch.set_num_threads(1)
 
 

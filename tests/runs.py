@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.datamodule import TextDataModule
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.module import TransformerModule

@@ -15,8 +15,8 @@ from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term
 from lightning_app.blocks.residual import Gain
 from lightning_app.callbacks.divergence import DivergenceMonitor
-from lightning_app.callbacks.interruption import SaveOnInterrupt
 from lightning_app.callbacks.probes import GainLogger
+from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule

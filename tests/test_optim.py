@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, build_model

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main, parse
 from lightning_app.config import resolve

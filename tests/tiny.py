@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.heads import (

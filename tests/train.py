@@ -17,9 +17,9 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_app.blocks.kernels import Form, attention_form
+from lightning_app.logging_steps import loss_of
 from lightning_app.module import TransformerModule
-from lightning_app.objectives.base import Sums
-from lightning_app.steps import loss_of
+from lightning_app.objectives.base import LossSums
 from lightning_app.tasks import masked_lm, translation
 from tests import tiny
 from tests.runs import data, module, trainer
@@ -89,14 +89,14 @@ def graph(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
     return {"equal": torch.equal(model(*inputs), expected)}
 
 
-def naive_sums(states, table, labels, counted, label_smoothing, bias=None, chunk=None) -> Sums:
+def naive_sums(states, table, labels, counted, label_smoothing, bias=None, chunk=None) -> LossSums:
     """The loss from all logits at once, in the place of `output_sums`."""
     logits = states @ table.T if bias is None else states @ table.T + bias
     log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
     nll = -log_probs[torch.arange(len(labels)), labels]
     loss = (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
     correct = ((logits.argmax(dim=-1) == labels) * counted).sum()
-    return Sums((loss * counted).sum(), (nll.detach() * counted).sum(), correct, counted.sum())
+    return LossSums((loss * counted).sum(), (nll.detach() * counted).sum(), correct, counted.sum())
 
 
 def forms(folder: Path, cache: str, task: str, carry: str) -> dict[str, Any]:

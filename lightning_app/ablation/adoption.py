@@ -16,10 +16,10 @@ from typing import Any
 
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.grid import Grid
+from lightning_app.atomic_write import write_whole
 from lightning_app.data.config import DataConfig
 from lightning_app.data.corpus import data_config
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.ids import identify
 from lightning_app.identity.relevant import completed, relevant_blocks

@@ -14,9 +14,9 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.archive import seal
+from lightning_app.atomic_write import move
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
-from lightning_app.files import move
 from lightning_app.identity.relevant import leaves
 from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.saved import read_checkpoint

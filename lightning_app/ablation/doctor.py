@@ -24,8 +24,8 @@ from lightning_app.ablation.queue.queue import mend
 from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.ablation.supervision.locks import is_held, supervisor_lock
 from lightning_app.ablation.supervision.runner import PROGRAM
+from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
-from lightning_app.files import move, write_whole
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import read_record as read_identity
 from lightning_app.records import (

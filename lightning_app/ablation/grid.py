@@ -9,8 +9,8 @@ import yaml
 from lightning_app.ablation.cells import Cell, cell_tree
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Plan, save_plan
+from lightning_app.atomic_write import write_whole
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
 from lightning_app.grid_axes import variant
 from lightning_app.grid_folder import GridFolder
 from lightning_app.run_folder import RunFolder

@@ -16,7 +16,7 @@ from lightning_app.ablation.grid_checks import (
     check_sensitivity,
 )
 from lightning_app.ablation.grid_yaml import load_yaml, mapping, read_text
-from lightning_app.ablation.imports import check_imports
+from lightning_app.ablation.import_allowlist import check_imports
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import SEED, key_of

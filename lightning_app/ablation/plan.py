@@ -21,9 +21,9 @@ from lightning_app.ablation.plan_checks import (
     check_reference,
     check_reported,
 )
+from lightning_app.atomic_write import write_whole
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
 from lightning_app.grid_axes import SEED, label
 from lightning_app.identity.ids import Identity
 from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_json

@@ -9,11 +9,11 @@ from jsonargparse import set_parsing_settings
 
 from lightning_app.ablation import run_cell as trainer
 from lightning_app.ablation.here import here
-from lightning_app.ablation.imports import CLASSES
+from lightning_app.ablation.import_allowlist import CLASSES
 from lightning_app.ablation.resolving import parse_cell as parse
 from lightning_app.ablation.resolving import resolve_cell as resolve
+from lightning_app.ablation.supervision.distributed import join
 from lightning_app.ablation.supervision.process import Job
-from lightning_app.ablation.supervision.ranks import join
 from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.experiment import identity_of as identify
 from lightning_app.parser import config_parser

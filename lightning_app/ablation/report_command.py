@@ -37,10 +37,10 @@ def report_command(
     with TensorBoard until a signal comes; 0 is any free one. Raises `UserError`.
     """
     from lightning_app.analysis.grid_results import read_results
+    from lightning_app.analysis.merge_grids import different, together
     from lightning_app.analysis.report import write
     from lightning_app.analysis.serve import claim, serve
     from lightning_app.analysis.tensorboard import write_index
-    from lightning_app.analysis.together import different, together
 
     folders = [experiments / read_spec(grid).name for grid in grids]
     with ExitStack() as held, document("report", as_json) as tree:
@@ -73,8 +73,8 @@ def _check_apart(out: Path) -> None:
 
 def show(grid: "GridResults") -> dict[str, Any]:
     """Print the headline of a report, and return it for the document."""
-    from lightning_app.analysis.findings import findings
     from lightning_app.analysis.grid_results import damaged_files
+    from lightning_app.analysis.headline import findings
     from lightning_app.analysis.metric import metrics_document
     from lightning_app.analysis.sensitivity import sensitivity_scores
     from lightning_app.analysis.terminal import headline_document, mixtures, show_report

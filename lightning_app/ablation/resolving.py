@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from lightning_app.ablation.imports import check_config
+from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.config import parse, resolve
 from lightning_app.importing import only_known_packages
 

@@ -35,24 +35,24 @@ from lightning_app.ablation.run_output import (
     write_pruned,
     write_result,
 )
-from lightning_app.callbacks.agreement import Agreement
+from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
 from lightning_app.callbacks.divergence import DivergenceMonitor
-from lightning_app.callbacks.events import Events
-from lightning_app.callbacks.interruption import SaveOnInterrupt
+from lightning_app.callbacks.image_logger import Pictures
+from lightning_app.callbacks.null_profiler import Unprofiled
 from lightning_app.callbacks.origin import Origin
-from lightning_app.callbacks.pictures import Pictures
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
+from lightning_app.callbacks.rank_consistency import Agreement
+from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
+from lightning_app.callbacks.tensorboard_logger import Events
 from lightning_app.callbacks.throughput import Progress, Throughput
-from lightning_app.callbacks.unprofiled import Unprofiled
 from lightning_app.config import check
 from lightning_app.data.corpus import corpus_of
 from lightning_app.data.sources import require_test
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, stacks_of
-from lightning_app.files import write_whole, writing_in
 from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers

@@ -13,8 +13,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from lightning_app.files import write_whole
-from lightning_app.memory import peak_resident_bytes
+from lightning_app.atomic_write import write_whole
+from lightning_app.out_of_memory import peak_resident_bytes
 from lightning_app.run_folder import RunFolder
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.counting import count_parameters

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from lightning_app.ablation.grid_spec import find_grid, read_spec
 from lightning_app.ablation.queue.storages import VARIABLE, StorageSpec, storage_spec
+from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole, writing_in
 from lightning_app.grid_folder import GridFolder
 
 DEFAULT = Path("experiments")

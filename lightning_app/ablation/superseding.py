@@ -5,8 +5,8 @@ from typing import Any
 
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.grid import Grid
+from lightning_app.atomic_write import move
 from lightning_app.errors import UserError
-from lightning_app.files import move
 from lightning_app.mixtures import STALE, Groups, counted, others, some
 from lightning_app.records import Unsound, read_json
 

@@ -3,11 +3,17 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from lightning_app.analysis.facts import budget_of, coupling_of, range_of, records_of, trained_on
 from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults, damaged_files
+from lightning_app.analysis.merge_grids import differing_settings, shared
+from lightning_app.analysis.run_summary import (
+    budget_of,
+    coupling_of,
+    range_of,
+    records_of,
+    trained_on,
+)
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.strays import stray_runs
-from lightning_app.analysis.together import differing_settings, shared
 from lightning_app.grid_axes import label
 from lightning_app.mixtures import left_out, statements
 from lightning_app.records import LOSS

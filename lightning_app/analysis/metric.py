@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightning_app.analysis.facts import direction
 from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.run_summary import direction
 from lightning_app.analysis.statistics import mean, seeds_interval
 
 

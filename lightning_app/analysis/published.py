@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.exports.bibliography import bibliography
-from lightning_app.analysis.facts import facts, in_short
+from lightning_app.analysis.formatting import DASH, share_of
 from lightning_app.analysis.grid_results import CellResult, GridResults, failures
-from lightning_app.analysis.numbers import DASH, share_of
+from lightning_app.analysis.run_summary import facts, in_short
 from lightning_app.analysis.statistics import mean, seeds_interval
 
 if TYPE_CHECKING:

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
+from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.figures.write import write_figures
 from lightning_app.analysis.grid_results import GridResults, read_results
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.document import page
 from lightning_app.analysis.published import comparison
-from lightning_app.analysis.quality import bleu_scores
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.tensorboard import write_index
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 
 
 def write_report(grid_dir: Path, out_dir: Path | None = None) -> Path:

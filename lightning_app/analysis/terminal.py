@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_app.analysis.facts import state_counts
-from lightning_app.analysis.findings import by_slice, findings, reading
+from lightning_app.analysis.formatting import DASH, interval, measured, nats, p_value
 from lightning_app.analysis.grid_results import GridResults, failures
+from lightning_app.analysis.headline import by_slice, findings, reading
+from lightning_app.analysis.merge_grids import different
 from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled
-from lightning_app.analysis.numbers import DASH, interval, measured, nats, p_value
+from lightning_app.analysis.run_summary import state_counts
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, mean
-from lightning_app.analysis.together import different
 from lightning_app.mixtures import KINDS, left_out, mixed
 
 ROWS = 60  # of all tables together; the first one is always whole

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.bench.measure import Work
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.kernels import Form, attention_form
 from lightning_app.models.heads import ArchitectureConfig

@@ -24,7 +24,7 @@ from lightning_app.bench.learners import (
 )
 from lightning_app.bench.measure import Work
 from lightning_app.blocks.attention import Attention
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel

@@ -14,7 +14,7 @@ from lightning_app.bench.peers import (
     residual_encoder,
     translation_peer,
 )
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 
 BASELINE = "pre_ln"
 WORK = {True: "training step", False: "forward and backward"}

@@ -13,9 +13,9 @@ import torch
 from rich import box
 from rich.table import Table
 
+from lightning_app.atomic_write import write_whole
 from lightning_app.bench.compare import Comparison, Result
 from lightning_app.bench.measure import Spread
-from lightning_app.files import write_whole
 
 PACKAGES = ("torch", "x-transformers", "transformers")
 MEGA = 1e6

@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_app.blocks.blocked import BlockedScores, attend_in_blocks
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.reversible import ReversibleScores, attend_reversibly
+from lightning_app.blocks.recomputed_scores import BlockedScores, attend_in_blocks
+from lightning_app.blocks.reversible_scores import ReversibleScores, attend_reversibly
 from lightning_app.blocks.shaped import Shape, centred, newest
 
 Queries = Float[Tensor, "batch head query dim"]

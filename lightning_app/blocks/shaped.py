@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lightning_app.blocks.double_backward import no_second_derivative
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.once import no_second_derivative
 
 
 def centred(

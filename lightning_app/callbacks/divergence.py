@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_app.steps import is_logged, loss_of, nll_of
+from lightning_app.logging_steps import is_logged, loss_of, nll_of
 
 STALL_MARGIN = 0.05
 """Nats under the unigram entropy that a run must reach to have learned more than frequencies."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 from lightning_app.hardware import hardware
 
 _MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")

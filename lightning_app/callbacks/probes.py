@@ -8,13 +8,13 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from lightning_app.callbacks.events import event_files, tell
-from lightning_app.callbacks.pictures import example, show_attention
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
+from lightning_app.callbacks.image_logger import example, show_attention
+from lightning_app.callbacks.tensorboard_logger import event_files, tell
+from lightning_app.logging_steps import is_logged
 from lightning_app.probes.gains import change_ratios, layers_by_rank, learned_gains, stacks
 from lightning_app.probes.probe import probe, snapshot, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row, from_csv, to_csv
-from lightning_app.steps import is_logged
 
 LOGGED = ("token_cosine", "w2_gradient", "output_information")
 """What loggers are told of: where a stall without warm-up shows within five steps."""

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_app.errors import UserError
-from lightning_app.steps import is_logged
+from lightning_app.logging_steps import is_logged
 
 
 class Pruned(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import Tensor
 
-from lightning_app.steps import is_logged, loss_of
+from lightning_app.logging_steps import is_logged, loss_of
 
 
 class Throughput(pl.Callback):

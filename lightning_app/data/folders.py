@@ -12,8 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from lightning_app.atomic_write import free_name
 from lightning_app.errors import UserError
-from lightning_app.files import free_name
 
 _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 

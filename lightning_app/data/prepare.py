@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_app.data import cutting, moses, sources, tokenizer
+from lightning_app.data import moses, sources, token_batching, tokenizer
 from lightning_app.data.config import DataConfig
 from lightning_app.data.digests import digest_of, find_damage, write_list
 from lightning_app.data.folders import complete
@@ -291,7 +291,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int) -> float:
-    batches = cutting.global_batches(source, target, tokens_per_batch)
+    batches = token_batching.global_batches(source, target, tokens_per_batch)
     places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in batches)
     return 1 - float(source.sum() + target.sum()) / places
 

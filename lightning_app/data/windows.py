@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from lightning_app.data.batching import EpochSampler
-from lightning_app.data.cutting import equal_batches, share
 from lightning_app.data.prepare import PreparedCorpus
+from lightning_app.data.token_batching import equal_batches, share
 from lightning_app.errors import UserError
 
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_app.atomic_write import write_whole
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
 from lightning_app.identity.ids import SCHEMA, experiment_id
 from lightning_app.identity.relevant import Tree, pins, relevant, relevant_blocks
 

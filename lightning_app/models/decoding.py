@@ -19,14 +19,14 @@ class DecodingState(NamedTuple):
     """What cached decoding keeps between steps, one row a sentence.
 
     The beams of a sentence share its caches: a token's keys and values are written once, into a
-    slot of their own, and stay there whatever becomes of the beams. `lineage` says which slots
-    hold the prefix of which beam, `places` where the tokens of the slots stand. Steps write into
+    slot of their own, and stay there whatever becomes of the beams. `beam_ancestry` says which
+    slots hold the prefix of which beam, `places` where their tokens stand. Steps write into
     the caches, so a state is stepped once.
     """
 
     memory: Memory | None
     caches: list[LayerCache]
-    lineage: Bool[Tensor, "sentence beam slot"]
+    beam_ancestry: Bool[Tensor, "sentence beam slot"]
     places: Int[Tensor, "sentence slot"]
     length: int
 
@@ -36,23 +36,23 @@ class DecodingState(NamedTuple):
     ) -> "DecodingState":
         """Return the state before the first token of `beams` texts of each sentence."""
         device = next(stack.parameters()).device
-        lineage = torch.empty(sentences, beams, 0, dtype=torch.bool, device=device)
+        beam_ancestry = torch.empty(sentences, beams, 0, dtype=torch.bool, device=device)
         places = torch.empty(sentences, 0, dtype=torch.long, device=device)
-        return cls(memory, [LayerCache() for _ in stack.blocks], lineage, places, 0)
+        return cls(memory, [LayerCache() for _ in stack.blocks], beam_ancestry, places, 0)
 
     def select(self, rows: Int[Tensor, " kept"]) -> "DecodingState":
         """Return the state of the sentences `rows`, which may repeat."""
         return self._replace(
             memory=None if self.memory is None else self.memory.select(rows),
             caches=[cache.select(rows) for cache in self.caches],
-            lineage=self.lineage.index_select(0, rows),
+            beam_ancestry=self.beam_ancestry.index_select(0, rows),
             places=self.places.index_select(0, rows),
         )
 
     def reorder(self, beams: Int[Tensor, "sentence beam"]) -> "DecodingState":
         """Return the state in which each beam goes on from the prefix of `beams`."""
-        every = beams[:, :, None].expand(-1, -1, self.lineage.shape[2])
-        return self._replace(lineage=self.lineage.gather(1, every))
+        every = beams[:, :, None].expand(-1, -1, self.beam_ancestry.shape[2])
+        return self._replace(beam_ancestry=self.beam_ancestry.gather(1, every))
 
     def with_room(self, tokens: int) -> "DecodingState":
         """Return a state whose caches have room for `tokens` more a sentence.
@@ -61,16 +61,18 @@ class DecodingState(NamedTuple):
         caches of twice their number. So as many slots are written between two moves as one of them
         copies, and a search of n tokens reads little more than n slots a sentence, not beam * n.
         """
-        filled = self.lineage.shape[2]
+        filled = self.beam_ancestry.shape[2]
         if not filled or filled + tokens <= self.caches[0].room:
             return self
-        held = self.lineage.any(dim=1)
+        held = self.beam_ancestry.any(dim=1)
         kept = int(held.sum(dim=1).max())
         slots = held.long().argsort(dim=1, descending=True, stable=True)[:, :kept]
         room = max(2 * kept, kept + FEWEST_STEPS * tokens)
         return self._replace(
             caches=[cache.moved(slots, room) for cache in self.caches],
-            lineage=self.lineage.gather(2, slots[:, None].expand(-1, self.lineage.shape[1], -1)),
+            beam_ancestry=self.beam_ancestry.gather(
+                2, slots[:, None].expand(-1, self.beam_ancestry.shape[1], -1)
+            ),
             places=self.places.gather(1, slots),
         )
 
@@ -85,13 +87,13 @@ def step(
     sentences, beams = tokens.shape
     state = state.with_room(beams)
     own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(sentences, -1, -1)
-    lineage = torch.cat([state.lineage, own], dim=2)
-    slots = lineage.shape[2]
-    mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(lineage[:, None])
+    beam_ancestry = torch.cat([state.beam_ancestry, own], dim=2)
+    slots = beam_ancestry.shape[2]
+    mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(beam_ancestry[:, None])
     # All the newest tokens stand at one position.
     newest = torch.full((1,), state.length, device=tokens.device)
     keys = torch.cat([state.places, newest.expand(sentences, beams)], dim=1)
     x = embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
     states = stack(x, mask, state.memory, state.caches, Places(newest, keys))
-    grown = state._replace(lineage=lineage, places=keys, length=state.length + 1)
+    grown = state._replace(beam_ancestry=beam_ancestry, places=keys, length=state.length + 1)
     return embedding.logits(states.flatten(0, 1)), grown

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Sizes
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.masks import causal_mask, full_mask, padding_mask

@@ -42,8 +42,8 @@ class ObjectiveConfig:
         return SearchConfig(beam=beam or self.beam, length_penalty=self.length_penalty)
 
 
-class Sums(NamedTuple):
-    """Sums over the predicted tokens of one rank's share of a batch, scalars.
+class LossSums(NamedTuple):
+    """LossSums over the predicted tokens of one rank's share of a batch, scalars.
 
     `loss` is what is trained on, `nll` the unsmoothed negative log-likelihood, both in nats.
     `correct` is counted without gradients only: a training step has no use for it.
@@ -60,7 +60,7 @@ def token_sums(
     labels: Int[Tensor, " token"],
     counted: Float[Tensor, " token"],
     label_smoothing: float,
-) -> Sums:
+) -> LossSums:
     """Sum the losses of tokens whose `counted` is 1.
 
     ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
@@ -76,7 +76,7 @@ def token_sums(
     correct = None
     if not torch.is_grad_enabled():
         correct = ((logits.argmax(dim=-1) == labels).to(counted.dtype) * counted).sum()
-    return Sums(
+    return LossSums(
         loss=(loss * counted).sum(),
         nll=(nll.detach() * counted).sum(),
         correct=correct,

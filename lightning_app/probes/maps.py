@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.score_map import softmax_map
 from lightning_app.models.transformer import stacks
+from lightning_app.probes.activation_hooks import scores
 from lightning_app.probes.probe import untouched
-from lightning_app.probes.taps import scores
 from lightning_app.tasks.base import Task
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lightning_app.models.transformer import stacks
 from lightning_app.probes import measures
+from lightning_app.probes.activation_hooks import ActivationHooks
 from lightning_app.probes.gains import change_ratios, learned_gains
-from lightning_app.probes.table import MODEL, Place, Row, Tally, ordered
-from lightning_app.probes.taps import Taps
+from lightning_app.probes.table import MODEL, Place, Row, RunningStats, ordered
 from lightning_app.tasks.base import Predictions, Task
 
 POSITIONS = 4
@@ -42,7 +42,7 @@ def probe(
     step: int = 0,
     positions: int = POSITIONS,
 ) -> list[Row]:
-    """Return everything that `Taps` measures, and besides, with the loss L a mean over tokens:
+    """Return what `ActivationHooks` measures and, with the loss L a mean over tokens:
 
     =====================  =====================================================================
     quantity               meaning
@@ -62,7 +62,7 @@ def probe(
     In evaluation mode, in the precision of the weights. Gradients are taken by
     `torch.autograd.grad`, so that no ``.grad`` and no hook of DDP sees them.
     """
-    taps = Taps(model)
+    taps = ActivationHooks(model)
     gradients = Gradients(model, taps.tally)
     outputs = Outputs(taps.tally)
     with untouched(model), torch.enable_grad():
@@ -90,7 +90,7 @@ def prediction(task: Task, model: nn.Module, batch: Any, token: int) -> Predicti
 class Outputs:
     """What the model says as a whole over several batches."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: RunningStats) -> None:
         self._tally = tally
         self._sums: list[tuple[Tensor, Tensor]] = []
         self._tokens = 0
@@ -119,7 +119,7 @@ class Outputs:
 class Gradients:
     """Norms of the gradients of the feed-forward matrices over several batches."""
 
-    def __init__(self, model: nn.Module, tally: Tally) -> None:
+    def __init__(self, model: nn.Module, tally: RunningStats) -> None:
         self._tally = tally
         self._weights: dict[Place, Tensor] = {}
         for name, stack in stacks(model).items():
@@ -162,7 +162,7 @@ def spread(count: int, wanted: int) -> list[int]:
     return [(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]
 
 
-def add_gains(model: nn.Module, tally: Tally) -> None:
+def add_gains(model: nn.Module, tally: RunningStats) -> None:
     """Add the mean of each learned gain, and each head's own."""
     for place, gain in [*learned_gains(model), *change_ratios(model)]:
         tally.mean(place, gain)

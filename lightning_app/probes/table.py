@@ -36,7 +36,7 @@ class Row(NamedTuple):
         return Place(self.quantity, self.stack, self.layer, self.head)
 
 
-class Tally:
+class RunningStats:
     """Means, maxima and quantiles over the items of several batches, kept where they were made.
 
     Nothing is copied from a device before `rows`.

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.batching import SplitRows
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import ArchitectureConfig, build_model
-from lightning_app.objectives.base import ObjectiveConfig, Sums, token_sums
+from lightning_app.objectives.base import LossSums, ObjectiveConfig, token_sums
 from lightning_app.task_facts import TASKS, TaskFacts
 
 
@@ -82,7 +82,7 @@ class Task(ABC):
         """Return the logits of every predicted token, whole, for whoever looks at them."""
 
     @abstractmethod
-    def sums(self, model: Any, batch: Any) -> Sums:
+    def sums(self, model: Any, batch: Any) -> LossSums:
         """Return the sums over the predicted tokens of `batch`, differentiable once."""
 
     def streams(self) -> Mapping[int, Any]:

@@ -14,8 +14,8 @@ from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
 from lightning_app.data.windows import Windows, packed
 from lightning_app.models.heads import MaskedLanguageModel
-from lightning_app.objectives.base import Sums
-from lightning_app.objectives.output import output_sums
+from lightning_app.objectives.base import LossSums
+from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import Predictions, Task, task
 
 FIXED_SEED = 0  # of validation and test masks, whatever the seed of the run
@@ -179,7 +179,7 @@ class MaskedLanguageModelling(Task):
         """Return the logits at the predicted positions, ``(predicted, vocabulary)``."""
         return model(batch.tokens, batch.positions)
 
-    def sums(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Sums:
+    def sums(self, model: MaskedLanguageModel, batch: MaskedBatch) -> LossSums:
         """Return the sums over the predicted tokens of `batch`."""
         states = model.states(batch.tokens, batch.positions)
         return output_sums(

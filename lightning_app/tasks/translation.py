@@ -10,13 +10,13 @@ from torch import Tensor
 
 from lightning_app.data.batching import EpochSampler, Item, padded
 from lightning_app.data.config import DataConfig
-from lightning_app.data.cutting import global_batches, share
 from lightning_app.data.prepare import PreparedCorpus
+from lightning_app.data.token_batching import global_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import Marks, SearchConfig, search
-from lightning_app.objectives.base import ObjectiveConfig, Sums
-from lightning_app.objectives.output import output_sums
+from lightning_app.objectives.base import LossSums, ObjectiveConfig
+from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import Predictions, Task, join, task
 
 GREEDY = SearchConfig(beam=1)
@@ -133,7 +133,7 @@ class Translation(Task):
         """Return the logits of target tokens 1.., ``(batch, target - 1, vocabulary)``."""
         return model(batch.source, batch.target[:, :-1])
 
-    def sums(self, model: EncoderDecoder, batch: TranslationBatch) -> Sums:
+    def sums(self, model: EncoderDecoder, batch: TranslationBatch) -> LossSums:
         """Return the sums over the target tokens of `batch`, the begin mark left out."""
         labels = batch.target[:, 1:].flatten()
         counted = (labels != PAD).to(torch.get_default_dtype())

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Sizes
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.stack import Stack

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from lightning_app.analysis.statistics import mean
 from lightning_app.blocks.attention import Attention
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Sizes
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.stack import Stack
 from lightning_app.models.transformer import BlockStack

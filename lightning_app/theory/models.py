@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_app.analysis.statistics import mean
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.feed_forward import FeedForward
+from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
-from lightning_app.models.profiling import needs_profiling, profile
 from lightning_app.models.transformer import stacks
 from lightning_app.theory.lemmas import downward_factor
 from lightning_app.theory.statements import (

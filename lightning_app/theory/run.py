@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from lightning_app.files import write_whole, writing_in
+from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.theory.collapse import Skipless, collapse, rank_collapse
 from lightning_app.theory.draws import TheorySetting, draw_all
 from lightning_app.theory.figures import write_theory_figures

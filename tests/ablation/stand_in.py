@@ -16,8 +16,8 @@ from pathlib import Path
 import yaml
 
 from lightning_app.ablation.supervision.process import Job
+from lightning_app.atomic_write import write_whole
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
 from lightning_app.identity.ids import Identity
 
 BASE = {

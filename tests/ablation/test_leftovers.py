@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from lightning_app.ablation.supervision.leftovers import MARK, end_marked, end_tree
+from lightning_app.ablation.supervision.process_cleanup import MARK, end_marked, end_tree
 
 CHAIN = """\
 import subprocess, sys, time

@@ -13,17 +13,17 @@ import pytest
 import yaml
 
 from lightning_app.ablation.report_command import report_command
+from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.exports.write import write_exports
-from lightning_app.analysis.facts import facts, state_counts
 from lightning_app.analysis.figures.logs import read_log
 from lightning_app.analysis.figures.probes import has_probes, last_probes, read_gains
-from lightning_app.analysis.findings import findings
 from lightning_app.analysis.grid_results import damaged_files, read_results
+from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.metric import metrics_document
 from lightning_app.analysis.published import comparison
-from lightning_app.analysis.quality import bleu_scores
 from lightning_app.analysis.report import write_report
+from lightning_app.analysis.run_summary import facts, state_counts
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.tensorboard import write_index
 from lightning_app.analysis.terminal import headline_document

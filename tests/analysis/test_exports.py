@@ -20,11 +20,11 @@ from lightning_app.analysis.exports.tables import (
     tex,
 )
 from lightning_app.analysis.exports.write import write_exports
-from lightning_app.analysis.facts import facts
+from lightning_app.analysis.formatting import nats
 from lightning_app.analysis.grid_results import GridResults, read_results
-from lightning_app.analysis.numbers import nats
+from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.run_summary import facts
 from lightning_app.analysis.sensitivity import sensitivity_scores
-from lightning_app.analysis.together import together
 from tests.analysis.conftest import BASE
 
 PRESET = "model.block.preset"

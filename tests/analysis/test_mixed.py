@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_app.analysis.facts import facts, state_counts
 from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.grid_results import OTHER_DATA, read_results
 from lightning_app.analysis.limits import limits
+from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.report import write_report
+from lightning_app.analysis.run_summary import facts, state_counts
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.terminal import mixture_line, mixtures
-from lightning_app.analysis.together import together
 
 AXES = {
     "model.block.preset": ["post_ln", "pre_ln"],

@@ -9,7 +9,7 @@ import yaml
 
 from lightning_app.analysis.frames import results_frame, validations_frame
 from lightning_app.analysis.grid_results import damaged_files, read_results
-from lightning_app.analysis.together import together
+from lightning_app.analysis.merge_grids import together
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import label
 

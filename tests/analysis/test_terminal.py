@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lightning_app.analysis.findings import findings
 from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.headline import findings
+from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.terminal import ROWS, headline_document, show_report
-from lightning_app.analysis.together import together
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"

@@ -13,7 +13,7 @@ from lightning_app.bench.learners import (
     preset_work,
     work,
 )
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 
 TINY = Setting(depth=1, width=16, ff_dim=24, heads=2, vocabulary=50, length=28, tokens=84)

@@ -16,7 +16,7 @@ from lightning_app.bench.peers import (
     with_embedding_norm,
     x_encoder,
 )
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel

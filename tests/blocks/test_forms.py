@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_app.blocks import tiles
+from lightning_app.blocks import tiling
 from lightning_app.blocks.kernels import (
     SHORT,
     Form,
@@ -20,7 +20,7 @@ from lightning_app.blocks.kernels import (
     shape_map,
 )
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
-from lightning_app.blocks.reversible import ReversibleScores
+from lightning_app.blocks.reversible_scores import ReversibleScores
 
 CPU = torch.device("cpu")
 FAST: tuple[Form, ...] = ("reversible", "blocked")
@@ -34,7 +34,7 @@ Layers = list[tuple[Tensor, Tensor, Tensor]]
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles a map, and several heads a tile."""
-    monkeypatch.setattr(tiles, "TILE", 40)
+    monkeypatch.setattr(tiling, "TILE", 40)
 
 
 @st.composite

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, ProjectionGains, ShapingSpec
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Block, BlockSpec, Call, Carries
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.kernels import PlainScores, QueryKeySums
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.norm import build_norm
@@ -20,7 +20,7 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain, LearnedGain, ResidualSpec, Stream
 from lightning_app.blocks.rotary import rotation
 from lightning_app.blocks.stack import Stack, StackSpec
-from lightning_app.models.profiling import profile
+from lightning_app.models.admin_init import profile
 from lightning_app.models.transformer import BlockStack
 from tests import tiny
 

@@ -12,16 +12,16 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import ProjectionGains
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.residual import Gain
 from lightning_app.callbacks.probes import SignalProbe, gains, histograms, shown, tag
 from lightning_app.config import resolve
 from lightning_app.experiment import cell_id
+from lightning_app.logging_steps import loss_of
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.module import TransformerModule
+from lightning_app.probes.activation_hooks import ActivationHooks
 from lightning_app.probes.table import MODEL, Place, from_csv
-from lightning_app.probes.taps import Taps
-from lightning_app.steps import loss_of
 from tests import warm
 from tests.runs import data, module, trainer
 
@@ -180,9 +180,9 @@ def test_nothing_is_done_between_the_steps_that_fire(
 ) -> None:
     entered: list[int] = []
     copied: list[int] = []
-    enter = Taps.__enter__
+    enter = ActivationHooks.__enter__
 
-    def counted(taps: Taps) -> Taps:
+    def counted(taps: ActivationHooks) -> ActivationHooks:
         entered.append(1)
         return enter(taps)
 
@@ -190,7 +190,7 @@ def test_nothing_is_done_between_the_steps_that_fire(
         copied.append(1)
         return {}
 
-    monkeypatch.setattr(Taps, "__enter__", counted)
+    monkeypatch.setattr(ActivationHooks, "__enter__", counted)
     monkeypatch.setattr("lightning_app.callbacks.probes.snapshot", snapshot)
     fit(tmp_path, cache, SignalProbe(steps=[4, 9]))
     assert len(entered) == len(copied) == 2

@@ -25,8 +25,8 @@ import yaml
 
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.config import resolve
+from lightning_app.logging_steps import loss_of
 from lightning_app.parser import data_module, transformer_module
-from lightning_app.steps import loss_of
 from lightning_app.task_facts import TASKS
 
 FOLDER = Path(__file__).parent

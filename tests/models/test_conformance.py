@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder

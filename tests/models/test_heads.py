@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lightning_app.blocks.attention import Carry
-from lightning_app.blocks.axes import BlockConfig
 from lightning_app.blocks.block import Carries
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.kernels import QueryKeySums
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Stream

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, mask_of
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.score_map import own_scores, softmax_map
@@ -15,7 +15,7 @@ from lightning_app.errors import UserError
 from lightning_app.models.heads import CausalLanguageModel, build_model
 from lightning_app.models.positions import POSITIONS, Places, Positions
 from lightning_app.models.positions.base import Place, Registry
-from lightning_app.probes.taps import Taps
+from lightning_app.probes.activation_hooks import ActivationHooks
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -114,7 +114,7 @@ def test_probes_see_the_map_that_attention_takes(carry: Any) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     attention = model.decoder.blocks[0].get_submodule("self_attention")
     attention.register_forward_pre_hook(lambda module, args: seen.append((args[0], args[1])))
-    with Taps(model) as taps:
+    with ActivationHooks(model) as taps:
         taps.expect({"decoder": torch.ones(1, 5, dtype=torch.bool)})
         model(tokens)
     query, key = (part[0].detach() for part in seen[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from tests import tiny

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_app.probes.table import MODEL, Place, Probed, Row, Tally, from_csv, ordered, to_csv
+from lightning_app.probes.table import (
+    MODEL,
+    Place,
+    Probed,
+    Row,
+    RunningStats,
+    from_csv,
+    ordered,
+    to_csv,
+)
 
 
 def test_a_mean_weighs_every_item_alike() -> None:
-    tally = Tally()
+    tally = RunningStats()
     place = Place("token_cosine", "encoder", 1)
     tally.mean(place, torch.tensor([1.0, 2.0, 3.0]))
     tally.mean(place, torch.tensor([[10.0]]))
@@ -19,14 +28,14 @@ def test_a_mean_weighs_every_item_alike() -> None:
 
 
 def test_the_largest_is_that_of_all_batches() -> None:
-    tally = Tally()
+    tally = RunningStats()
     for values in ([1.0, -3.0], [0.5], []):
         tally.largest(Place("largest_logit", "encoder", 1), torch.tensor(values))
     assert [row.value for row in tally.rows(0)] == [1.0]
 
 
 def test_quantiles_are_those_of_all_batches() -> None:
-    tally = Tally()
+    tally = RunningStats()
     parts = torch.randn(31), torch.randn(2, 7)
     for part in parts:
         tally.sample(Place("attention_entropy", "encoder", 1, 2), part)
@@ -38,7 +47,7 @@ def test_quantiles_are_those_of_all_batches() -> None:
 
 
 def test_what_has_no_item_has_no_row() -> None:
-    tally = Tally()
+    tally = RunningStats()
     tally.mean(Place("token_cosine", "encoder", 1), torch.empty(0))
     tally.sample(Place("attention_entropy", "encoder", 1), torch.empty(0))
     assert tally.rows(0) == []

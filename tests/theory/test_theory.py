@@ -13,7 +13,7 @@ import torch
 from matplotlib.colors import to_hex, to_rgba_array
 from torch import Tensor
 
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON
 from lightning_app.errors import UserError

@@ -23,9 +23,9 @@ from typing import TypedDict
 
 import psutil
 
-from lightning_app.ablation.supervision.lifeline import die_with_parent
+from lightning_app.ablation.supervision.parent_death import die_with_parent
+from lightning_app.atomic_write import writing_in
 from lightning_app.errors import UserError
-from lightning_app.files import writing_in
 
 USER = DATABASE = "ablate"
 

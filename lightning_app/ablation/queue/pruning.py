@@ -13,7 +13,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lightning_app.ablation.reports import ReportReader
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 from lightning_app.run_folder import RunFolder
 
 _STARTUP = 5  # complete cells that have reported at a step before the median rule prunes there

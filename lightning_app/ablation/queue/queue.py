@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.grid import Grid
-from lightning_app.ablation.queue.patience import Patience
+from lightning_app.ablation.queue.retry import Patience
 from lightning_app.ablation.queue.storages import (
     LOST_AFTER,
     StorageSpec,

@@ -20,8 +20,8 @@ from lightning_app.ablation.queue.postgres import (
     reachable_name,
 )
 from lightning_app.ablation.queue.storages import VARIABLE, bracketed
+from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole, writing_in
 
 
 def serve_command(folder: Path, host: str = "127.0.0.1", port: int = 5433) -> int:

@@ -24,8 +24,8 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.queue.pruning import make_pruner
 from lightning_app.ablation.queue.storages import StorageSpec, close_storage, open_storage
 from lightning_app.ablation.reports import read_reports
+from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
-from lightning_app.files import move, write_whole
 from lightning_app.records import outcome
 from lightning_app.run_state import RunState
 

@@ -6,7 +6,7 @@ A signal to the whole process group, as from a terminal or a scheduler, is for t
 import os
 import signal
 
-from lightning_app.ablation.supervision.lifeline import die_with_parent
+from lightning_app.ablation.supervision.parent_death import die_with_parent
 
 PID = os.getpid()
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lightning_app.ablation.supervision.stopping import Interrupted
+from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole, writing_in
 from lightning_app.grid_folder import GridFolder
 
 _SAY_AFTER = 3.0  # seconds after which the user is told why a command waits

@@ -19,12 +19,12 @@ from filelock import FileLock, Timeout
 
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Plan, expand
-from lightning_app.ablation.supervision.leftovers import mark
-from lightning_app.ablation.supervision.lifeline import bind_to_supervisor
+from lightning_app.ablation.supervision.parent_death import bind_to_supervisor
+from lightning_app.ablation.supervision.process_cleanup import mark
 from lightning_app.ablation.supervision.slots import Slot
+from lightning_app.atomic_write import is_disk_full, write_whole
 from lightning_app.errors import UserError
-from lightning_app.files import is_disk_full, write_whole
-from lightning_app.memory import is_out_of_memory
+from lightning_app.out_of_memory import is_out_of_memory
 from lightning_app.run_folder import AttemptFolder, RunFolder
 
 FAILED = 3  # exit code: the attempt left an error

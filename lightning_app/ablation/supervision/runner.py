@@ -14,8 +14,8 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Corpus, DamagedPlan, Plan, is_valid, load_plan
 from lightning_app.ablation.plan_checks import devices_of
-from lightning_app.ablation.queue.patience import StorageLost
 from lightning_app.ablation.queue.queue import Queue
+from lightning_app.ablation.queue.retry import StorageLost
 from lightning_app.ablation.queue.storages import StorageSpec, storage_spec
 from lightning_app.ablation.superseding import supersede
 from lightning_app.ablation.supervision.locks import supervisor_lock, turn

@@ -14,10 +14,9 @@ from optuna.trial import Trial
 
 from lightning_app.ablation.display import Display, clock
 from lightning_app.ablation.grid import Grid
-from lightning_app.ablation.queue.patience import StorageLost
 from lightning_app.ablation.queue.pruning import Reports
 from lightning_app.ablation.queue.queue import Claim, Queue
-from lightning_app.ablation.supervision.leftovers import end_marked
+from lightning_app.ablation.queue.retry import StorageLost
 from lightning_app.ablation.supervision.locks import if_free
 from lightning_app.ablation.supervision.options import Options
 from lightning_app.ablation.supervision.process import (
@@ -28,11 +27,12 @@ from lightning_app.ablation.supervision.process import (
     Job,
     run_rank,
 )
+from lightning_app.ablation.supervision.process_cleanup import end_marked
 from lightning_app.ablation.supervision.slots import Slot, Slots
 from lightning_app.ablation.supervision.stopping import Interrupted, Stop
 from lightning_app.ablation.supervision.workers import kill, start
+from lightning_app.atomic_write import disk_full, has_no_room, write_whole, writing_in
 from lightning_app.errors import UserError
-from lightning_app.files import disk_full, has_no_room, write_whole, writing_in
 from lightning_app.provenance import command_line
 from lightning_app.run_state import RunState, read_progress
 

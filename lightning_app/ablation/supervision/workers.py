@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from lightning_app.ablation.supervision.leftovers import end_tree
 from lightning_app.ablation.supervision.process import answer
+from lightning_app.ablation.supervision.process_cleanup import end_tree
 from lightning_app.ablation.supervision.stopping import Interrupted, Stop
 from lightning_app.errors import UserError
 

@@ -6,14 +6,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_app.analysis.facts import in_short
-from lightning_app.analysis.findings import by_slice, reading, score_notes
+from lightning_app.analysis.formatting import (
+    DASH,
+    interval,
+    nats,
+    p_value,
+    share_interval,
+    share_of,
+)
 from lightning_app.analysis.grid_results import CellResult, GridResults, failures
-from lightning_app.analysis.numbers import DASH, interval, nats, p_value, share_interval, share_of
+from lightning_app.analysis.headline import by_slice, reading, score_notes
 from lightning_app.analysis.pairing import mean_loss
+from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 
 Own = Mapping[str, Score]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lightning_app.analysis.frames import results_frame, validations_frame
 from lightning_app.analysis.grid_results import GridResults
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from lightning_app.analysis.exports.tables import write_tables
 from lightning_app.analysis.exports.tidy import write_tidy
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.score import Score, scores_frame
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

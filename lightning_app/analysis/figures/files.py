@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_app.analysis.figures.links import Links
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,7 @@ from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, r
 from lightning_app.analysis.figures.slices import drawn_slices
 from lightning_app.analysis.figures.style import colours, styled
 from lightning_app.analysis.grid_results import CellResult, GridResults
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 
 POINTS = 300  # of one curve, at most
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, but of each this many

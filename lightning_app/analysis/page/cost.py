@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.formatting import DASH
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.markup import Child, Markup, element
-from lightning_app.analysis.numbers import DASH
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.parts import column, estimate, head, html_table, scored, section
+from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import mean
 

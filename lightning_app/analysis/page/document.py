@@ -4,9 +4,8 @@ import re
 from importlib import resources
 
 from lightning_app import __version__
-from lightning_app.analysis.facts import state_counts
-from lightning_app.analysis.findings import findings
 from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.headline import findings
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.appendix import appendix
 from lightning_app.analysis.page.contents import Contents
@@ -19,6 +18,7 @@ from lightning_app.analysis.page.need import need
 from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.page.setup import cautions, what_was_run
 from lightning_app.analysis.page.stable import stable
+from lightning_app.analysis.run_summary import state_counts
 
 SERVED = (
     'if (document.documentElement.classList.contains("served")) '

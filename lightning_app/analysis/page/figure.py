@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable
 
-from lightning_app.analysis.facts import UNKNOWN, in_short
 from lightning_app.analysis.figures.drawing import FigureFiles, Question
 from lightning_app.analysis.figures.slices import drawn_slices, slices_of
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.run_summary import UNKNOWN, in_short
 
 # Ink, paper and rules of a figure follow the page, which may be dark.
 THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--hair)"}

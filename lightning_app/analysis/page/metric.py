@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable
 
-from lightning_app.analysis.facts import direction, in_short
+from lightning_app.analysis.formatting import DASH, measured
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.metric import MetricMean, by_metric, slices
-from lightning_app.analysis.numbers import DASH, measured
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table
+from lightning_app.analysis.run_summary import direction, in_short
 from lightning_app.analysis.statistics import LEVEL
 
 

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from lightning_app.analysis.facts import in_short
-from lightning_app.analysis.findings import SAME, by_slice, reading
+from lightning_app.analysis.formatting import nats, p_value
 from lightning_app.analysis.grid_results import CellResult, failures
+from lightning_app.analysis.headline import SAME, by_slice, reading
 from lightning_app.analysis.markup import Markup, element
-from lightning_app.analysis.numbers import nats, p_value
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.metric import metric_table
@@ -20,6 +19,7 @@ from lightning_app.analysis.page.parts import (
     section,
     stalled_share,
 )
+from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 

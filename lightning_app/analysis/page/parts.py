@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from lightning_app.analysis.findings import by_slice, score_notes
+from lightning_app.analysis.formatting import DASH, interval, nats, share_interval, share_of
 from lightning_app.analysis.grid_results import CellResult
+from lightning_app.analysis.headline import by_slice, score_notes
 from lightning_app.analysis.markup import Child, Markup, element
-from lightning_app.analysis.numbers import DASH, interval, nats, share_interval, share_of
 from lightning_app.analysis.pairing import mean_loss
 from lightning_app.analysis.score import Score
 

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from lightning_app.analysis.facts import facts, in_short
+from lightning_app.analysis.formatting import DASH, nats
 from lightning_app.analysis.grid_results import OTHER_DATA, GridResults
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.markup import Child, Markup, element
-from lightning_app.analysis.numbers import DASH, nats
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table, section
 from lightning_app.analysis.published import our_settings
+from lightning_app.analysis.run_summary import facts, in_short
 from lightning_app.analysis.serve import tensorboard_path
 from lightning_app.analysis.tensorboard import run_url
 from lightning_app.grid_axes import BLOCK

@@ -1,11 +1,11 @@
 """Where is each variant stable?"""
 
-from lightning_app.analysis.facts import in_short
+from lightning_app.analysis.formatting import DASH, rate
 from lightning_app.analysis.markup import Markup, element
-from lightning_app.analysis.numbers import DASH, rate
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.parts import column, head, scored, section
+from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.score import Score
 
 

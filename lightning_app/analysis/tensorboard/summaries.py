@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lightning_app.files import write_whole
+from lightning_app.atomic_write import write_whole
 
 SUFFIX = ".index"
 FIRST, LAST = "0000000000", "9999999999"  # where a file name has its time

@@ -73,7 +73,7 @@ def b2t(stack: Stack) -> StackSpec:
 def admin(stack: Stack) -> StackSpec:
     """Post-LN with a learned vector on each skip, started by one profiling pass.
 
-    See `lightning_app.models.profiling`.
+    See `lightning_app.models.admin_init`.
     """
     skip = Gain(learned=True, vector=True, profiled=True)
     return same_block(stack, around(replace(POST, skip=skip)), final_norm="none")

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
-from lightning_app.callbacks.events import event_files, show
+from lightning_app.callbacks.tensorboard_logger import event_files, show
 from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.raster import image
 from lightning_app.probes.maps import attention_maps

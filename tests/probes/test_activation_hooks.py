@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import LearnedGain
+from lightning_app.probes.activation_hooks import ActivationHooks
 from lightning_app.probes.gains import stacks
 from lightning_app.probes.table import Row
-from lightning_app.probes.taps import Taps
 from tests.tiny import PAD, masked_model, randomise, sentences, translator, words
 
 CONFIGS = {
@@ -42,7 +42,7 @@ def real_of(source: Tensor, target: Tensor) -> dict[str, Tensor]:
 
 
 def watched(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[Row]:
-    with Taps(model) as taps, torch.no_grad():
+    with ActivationHooks(model) as taps, torch.no_grad():
         for source, target in batches:
             taps.expect(real_of(source, target))
             model(source, target[:, :-1])
@@ -232,7 +232,7 @@ def test_states_are_those_of_the_stream() -> None:
     real = torch.ones_like(tokens, dtype=torch.bool)
     real[2] = False  # a blank row
     places = torch.tensor([1, 4])
-    with Taps(model) as taps:
+    with ActivationHooks(model) as taps:
         taps.expect({"encoder": real})
         model(tokens, places)
     rows = taps.rows(0)
@@ -318,7 +318,7 @@ def test_hooks_change_no_bit_and_are_removed(preset: str, positions: str) -> Non
     inputs = (source, target[:, :-1])
     before = list(outputs(model, inputs))
     hooks = hooks_of(model)
-    with Taps(model) as taps:
+    with ActivationHooks(model) as taps:
         assert hooks_of(model) > hooks
         taps.expect(real_of(source, target))
         during = list(outputs(model, inputs))
@@ -337,7 +337,7 @@ def test_hooks_change_no_bit_and_are_removed(preset: str, positions: str) -> Non
 
 def test_hooks_are_removed_after_an_error() -> None:
     model = translator("pre_ln")
-    with pytest.raises(ZeroDivisionError), Taps(model):
+    with pytest.raises(ZeroDivisionError), ActivationHooks(model):
         raise ZeroDivisionError
     assert hooks_of(model) == 0
 
@@ -354,7 +354,7 @@ def test_a_model_that_diverged_is_no_error() -> None:
 def test_gains_are_hooked_nowhere() -> None:
     """The taps sit on stacks, blocks, attentions and norms; a shared gain is no place for one."""
     model = translator("rezero")
-    with Taps(model):
+    with ActivationHooks(model):
         gains = [m for m in model.modules() if isinstance(m, LearnedGain)]
         assert gains
         assert sum(hooks_of(gain) for gain in gains) == 0

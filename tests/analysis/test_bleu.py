@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import sacrebleu
 
+from lightning_app.analysis.bleu import MOST_TESTS, bleu_scores
 from lightning_app.analysis.grid_results import read_results
-from lightning_app.analysis.quality import MOST_TESTS, bleu_scores
 from lightning_app.analysis.report import write_report
 
 PRESET = "model.block.preset"

@@ -25,11 +25,11 @@ from lightning_app.ablation.checkpoint import (
 )
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.run import run_name
+from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.config import check
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id
-from lightning_app.files import output_folder, write_whole
-from lightning_app.models.profiling import needs_profiling, profile
+from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
 from lightning_app.parser import config_parser, data_module, dump, transformer_module

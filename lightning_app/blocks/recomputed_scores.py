@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lightning_app.blocks.double_backward import no_second_derivative
 from lightning_app.blocks.masks import Mask
-from lightning_app.blocks.once import no_second_derivative
-from lightning_app.blocks.tiles import (
+from lightning_app.blocks.tiling import (
     Softmax,
     Tile,
     accumulate,

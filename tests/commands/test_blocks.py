@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.catalogue.commands import table_rows
 from lightning_app.catalogue.presets import parameter_ratios, resolve_preset, stack_parameters
 from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
 from lightning_app.cli import main
+from lightning_app.commands.blocks import table_rows
 from tests.catalogue.variants import drawn, stacks
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_app.analysis.formatting import DASH
 from lightning_app.analysis.grid_results import (
     OTHER_DATA,
     CellResult,
     GridResults,
     outcomes,
 )
-from lightning_app.analysis.numbers import DASH
-from lightning_app.analysis.together import different, shared
+from lightning_app.analysis.merge_grids import different, shared
 from lightning_app.grid_axes import label
 from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups
 from lightning_app.task_facts import STACKS, task_facts

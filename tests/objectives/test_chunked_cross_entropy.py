@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_app.objectives.base import ObjectiveConfig
-from lightning_app.objectives.output import output_sums
+from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
-from lightning_app.blocks.axes import BlockConfig
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain

@@ -17,13 +17,13 @@ from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.score_map import own_scores, softmax_map
 from lightning_app.models.transformer import stacks
 from lightning_app.probes import measures
-from lightning_app.probes.table import Place, Row, Tally, ordered
+from lightning_app.probes.table import Place, Row, RunningStats, ordered
 
 Real = Mapping[str, Bool[Tensor, "batch token"]]
 """For each stack, which of the tokens it reads count."""
 
 
-class Taps:
+class ActivationHooks:
     """Forward hooks on every stack of `model`, while the context is entered; it may be again.
 
     Before each forward pass, `expect` says which tokens count. Everything goes to `tally`:
@@ -53,7 +53,7 @@ class Taps:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.tally = Tally()
+        self.tally = RunningStats()
         self._stacks = stacks(model)
         self._handles: list[RemovableHandle] = []
         self._real: Real = {}

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lightning_app.ablation.run import Run
 from lightning_app.cli import main, overrides_of
+from lightning_app.commands.probe import build, probe_name, second_moments, variant_names
 from lightning_app.config import resolve
 from lightning_app.datamodule import TextDataModule
 from lightning_app.experiment import cell_id
 from lightning_app.module import TransformerModule
 from lightning_app.probes.probe import probe
-from lightning_app.probing import build, probe_name, second_moments, variant_names
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 MLM = Path("ablations/base/synthetic_mlm.yaml").resolve()
@@ -229,7 +229,9 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(
     capsys, monkeypatch, folder: Path, out: str
 ) -> None:
     path = config("mine.yaml", written())
-    monkeypatch.setattr("lightning_app.probing.build", lambda *_: pytest.fail("the work began"))
+    monkeypatch.setattr(
+        "lightning_app.commands.probe.build", lambda *_: pytest.fail("the work began")
+    )
     assert main(["probe", "--config", str(path), "--out", out]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lightning_app.atomic_write import write_whole
 from lightning_app.blocks.presets import PRESETS, Preset
 from lightning_app.catalogue.presets import (
     BASELINE,
@@ -23,7 +24,6 @@ from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
 from lightning_app.catalogue.text import WIDTH, text_lines, wrapped_lines
 from lightning_app.errors import UserError
-from lightning_app.files import write_whole
 
 REGENERATE = "ablate blocks --svg-dir docs/blocks"
 

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lightning_app.blocks.double_backward import no_second_derivative
 from lightning_app.blocks.linear import linear, product, takes_onednn
-from lightning_app.blocks.once import no_second_derivative
-from lightning_app.objectives.base import Sums, token_sums
+from lightning_app.objectives.base import LossSums, token_sums
 
 # Tokens whose logits exist at one time. On a CPU few enough for the cache, yet enough for the pass
 # over the table's gradient that each chunk takes (benchmarks/output_loss.py measures it);
@@ -26,7 +26,7 @@ def output_sums(
     label_smoothing: float,
     bias: Float[Tensor, " vocabulary"] | None = None,
     chunk: int | None = None,
-) -> Sums:
+) -> LossSums:
     """Return `token_sums` of the logits ``states table^T + bias``, made `chunk` tokens at a time.
 
     With gradients enabled it is differentiable once: whoever needs a second derivative takes the
@@ -37,12 +37,12 @@ def output_sums(
     size = max(1, math.ceil(len(states) / chunks))  # about the same for all
     if torch.is_grad_enabled():
         loss, nll = OutputLoss.apply(states, table, bias, labels, counted, label_smoothing, size)
-        return Sums(loss=loss, nll=nll, correct=None, tokens=counted.sum())
+        return LossSums(loss=loss, nll=nll, correct=None, tokens=counted.sum())
     parts = []
     for x, y, c in zip(states.split(size), labels.split(size), counted.split(size), strict=True):
         logits = linear(x, table)
         parts.append(token_sums(logits if bias is None else logits + bias, y, c, label_smoothing))
-    return Sums(*(torch.stack(column).sum() for column in zip(*parts, strict=True)))
+    return LossSums(*(torch.stack(column).sum() for column in zip(*parts, strict=True)))
 
 
 @final

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_app.ablation.run import checkpoints
-from lightning_app.callbacks.interruption import SaveOnInterrupt
+from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.module import TransformerModule
 from tests.runs import data, module, trainer
 

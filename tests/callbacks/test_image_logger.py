@@ -11,9 +11,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_app.analysis.tensorboard import write_index
-from lightning_app.callbacks.events import Events
-from lightning_app.callbacks.pictures import Pictures, example
+from lightning_app.callbacks.image_logger import Pictures, example
 from lightning_app.callbacks.probes import GainLogger, SignalProbe
+from lightning_app.callbacks.tensorboard_logger import Events
 from lightning_app.callbacks.throughput import Throughput
 from lightning_app.module import TransformerModule
 from lightning_app.objectives.base import ObjectiveConfig

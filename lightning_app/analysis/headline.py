@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from lightning_app.analysis.facts import budget_of
+from lightning_app.analysis.formatting import DASH
 from lightning_app.analysis.grid_results import GridResults
-from lightning_app.analysis.numbers import DASH
 from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET
+from lightning_app.analysis.run_summary import budget_of
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL
 

@@ -10,8 +10,8 @@ RANK = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from lightning_app.ablation.supervision.ranks import join
-from lightning_app.callbacks.agreement import Agreement
+from lightning_app.ablation.supervision.distributed import join
+from lightning_app.callbacks.rank_consistency import Agreement
 from tests.runs import data, module, trainer
 
 rank, folder, cache, identity = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]

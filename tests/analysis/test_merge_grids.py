@@ -8,14 +8,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lightning_app.analysis.facts import facts, state_counts
-from lightning_app.analysis.findings import findings
 from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import limits
+from lightning_app.analysis.merge_grids import (
+    UNSAID,
+    different,
+    differing_settings,
+    shared,
+    together,
+)
+from lightning_app.analysis.run_summary import facts, state_counts
 from lightning_app.analysis.score import scores_frame
 from lightning_app.analysis.sensitivity import sensitivity_scores
-from lightning_app.analysis.together import UNSAID, different, differing_settings, shared, together
 from lightning_app.errors import UserError
 from lightning_app.identity.relevant import is_irrelevant
 
