@@ -29,7 +29,7 @@ from lightning_app.errors import UserError
 _KEY = ("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits")
 _CODE = (
     "config",
-    "cutting",
+    "token_batching",
     "digests",
     "download",
     "lexicon",
