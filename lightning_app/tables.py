@@ -73,12 +73,6 @@ def column_names(path: Path) -> list[str]:
         return file.readline(_LONGEST_LINE).decode(errors="replace").rstrip().split(",")
 
 
-def torn_table(data: bytes) -> int | None:
-    """The length of the whole lines of a table that ends in the midst of one, else None."""
-    whole = data.rfind(b"\n") + 1
-    return whole if 0 < whole < len(data) else None
-
-
 def check_table(data: bytes) -> None:
     """Check the lines of `metrics.csv`: numbers in named columns, a step in each. `Unsound`."""
     if not data.endswith(b"\n"):

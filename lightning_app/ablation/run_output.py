@@ -82,20 +82,22 @@ def peak_memory_bytes(trainer: pl.Trainer) -> int:
 def join_metrics(logs: list[Path]) -> str:
     """Return one CSV table, a row per step, of the logs of successive attempts.
 
-    If a later attempt logged a step again, its values count.
+    If a later attempt logged a step again, its values count. A last line without an end was torn
+    by a kill: it is newer than the checkpoint, so that a later attempt has logged it again.
     """
     rows: dict[int, dict[str, str]] = {}
     columns: dict[str, None] = {"epoch": None, "step": None}
     for log in logs:
         if not log.exists():
             continue
-        with log.open(newline="", encoding="utf-8") as file:
-            seen: dict[int, dict[str, str]] = {}
-            for row in csv.DictReader(file):
-                step = int(float(row["step"]))
-                given = {key: value for key, value in row.items() if value}
-                seen.setdefault(step, {}).update(given)
-                columns |= dict.fromkeys(given)
+        data = log.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1].decode("utf-8")
+        seen: dict[int, dict[str, str]] = {}
+        for row in csv.DictReader(whole.splitlines()):
+            step = int(float(row["step"]))
+            given = {key: value for key, value in row.items() if value}
+            seen.setdefault(step, {}).update(given)
+            columns |= dict.fromkeys(given)
         if not seen:
             continue
         first = min(seen)

@@ -130,6 +130,24 @@ def test_a_step_that_is_only_evaluated_again_keeps_its_row(tmp_path: Path) -> No
     ]
 
 
+def test_a_line_that_a_kill_tore_is_left_out(tmp_path: Path) -> None:
+    """Killed at any byte of a row, a run that goes on has the curves of an undisturbed one."""
+    header = b"epoch,step,train/loss,val/nll\r\n"
+    rows = [b"0,%d,%d.25,\r\n" % (step, 30 - step) for step in range(8, 16)]
+    rows[2:2] = [b"0,9,,7.125\r\n"]  # a validation, after which the checkpoint was saved
+    whole, torn, resumed = (tmp_path / name for name in ("whole.csv", "1.csv", "2.csv"))
+    whole.write_bytes(header + b"".join(rows))
+    undisturbed = join_metrics([whole])
+    for last in range(3, len(rows)):
+        resumed.write_bytes(header + b"".join(rows[3:]))
+        for length in range(len(rows[last]) + 1):
+            torn.write_bytes(header + b"".join(rows[:last]) + rows[last][:length])
+            assert join_metrics([torn, resumed]) == undisturbed, rows[last][:length]
+    for length in range(len(header) + 1):  # killed in the header, before any checkpoint
+        torn.write_bytes(header[:length])
+        assert join_metrics([torn, whole]) == undisturbed, header[:length]
+
+
 @pytest.mark.parametrize("interval", [4, 6, 100])
 def test_the_last_step_is_validated_and_kept(tmp_path: Path, cache: str, interval: int) -> None:
     """Whether a validation falls on it (6), before it alone (4), or nowhere (100)."""
