@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_app.data.synthetic import splits
+from lightning_app.data.synthetic.sentences import splits
 from tests import warm
 
 

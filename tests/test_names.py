@@ -10,15 +10,6 @@ PACKAGE = Path(__file__).parents[1] / "lightning_app"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES = 400
 
-LONGER: dict[str, str] = {
-    "data/synthetic.py": "the grammar and the vocabulary of the synthetic corpus: a table",
-    "ablation/trial.py": "the body of a worker",
-    "ablation/grid.py": "becomes several modules",
-    "ablation/plan.py": "becomes several modules",
-    "ablation/doctor/command.py": "becomes smaller",
-}
-"""Longer modules, each with a reason."""
-
 COMMANDS = "the function that reads the arguments of a command, and the work of that command"
 TO_RENAME = (
     *("Clock", "Layer", "Linear", "Options", "Run", "Score", "Shape", "Source", "Stop"),
@@ -69,5 +60,4 @@ def test_a_public_function_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
 def test_a_module_is_short(path: Path) -> None:
-    if path.relative_to(PACKAGE).as_posix() not in LONGER:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES

@@ -32,11 +32,14 @@ _CODE = (
     "token_batching",
     "digests",
     "download",
-    "lexicon",
     "moses",
     "prepare",
     "sources",
-    "synthetic",
+    "synthetic/clauses",
+    "synthetic/lexicon",
+    "synthetic/morphology",
+    "synthetic/sentences",
+    "synthetic/word_order",
     "tokenizer",
 )
 PADDING_BUDGETS = (1024, 4096, 32768)

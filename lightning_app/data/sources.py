@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.data import download, synthetic
+from lightning_app.data import download
 from lightning_app.data.config import DataConfig
+from lightning_app.data.synthetic import sentences
 from lightning_app.errors import UserError
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
         UserError: a folder or file is missing, or the download fails.
     """
     if config.name == "synthetic":
-        return hashlib.sha256(f"synthetic-{synthetic.SEED}".encode()).hexdigest()
+        return hashlib.sha256(f"synthetic-{sentences.SEED}".encode()).hexdigest()
     if not fetch and not _is_here(config):
         return None
     digests = locate(config).digests()
@@ -307,7 +308,7 @@ def _datasets(lines: dict[str, dict[str, list[str]]]) -> dict[str, "Dataset"]:
 
 
 def _read_synthetic(config: DataConfig) -> Corpus:
-    pairs = synthetic.splits()
+    pairs = sentences.splits()
     sides = {"de": 0, "en": 1}
     wanted = {"text": config.target_language}
     if config.pairs:
@@ -321,7 +322,7 @@ def _read_synthetic(config: DataConfig) -> Corpus:
         splits=_datasets(lines),
         references={},
         protocol=(
-            f"synthetic German-English grammar, seed {synthetic.SEED}: {counts} distinct pairs; "
+            f"synthetic German-English grammar, seed {sentences.SEED}: {counts} distinct pairs; "
             f"no sentence of either language stands in two splits"
         ),
         tokenized=True,

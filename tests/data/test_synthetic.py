@@ -4,8 +4,24 @@ import time
 
 import pytest
 
-from lightning_app.data import synthetic
-from lightning_app.data.synthetic import ACC, DAT, ER, ICH, NOM, WIR, Clause, Grammar, Words
+from lightning_app.data.synthetic import sentences
+from lightning_app.data.synthetic.morphology import (
+    ACC,
+    DAT,
+    ER,
+    HE,
+    ICH,
+    ME,
+    NOM,
+    SHE,
+    WE,
+    WIR,
+    Clause,
+    Phrase,
+    Words,
+)
+from lightning_app.data.synthetic.sentences import Grammar
+from lightning_app.data.synthetic.word_order import english_clause, german_final, german_second
 
 WORDS = Words()
 NOUNS = {noun.german[0][NOM]: noun for of in WORDS.nouns.values() for noun in of}
@@ -18,12 +34,12 @@ VERBS = {
 
 
 def pairs():
-    return [pair for of in synthetic.splits().values() for pair in of]
+    return [pair for of in sentences.splits().values() for pair in of]
 
 
 def test_sizes_and_lengths():
-    splits = synthetic.splits()
-    assert {split: len(of) for split, of in splits.items()} == synthetic.SIZES
+    splits = sentences.splits()
+    assert {split: len(of) for split, of in splits.items()} == sentences.SIZES
     for german, english in pairs():
         assert 4 <= len(german.split(" ")) <= 25
         assert 4 <= len(english.split(" ")) <= 25
@@ -50,7 +66,7 @@ def test_seed_changes_the_corpus_and_nothing_else_does(monkeypatch: pytest.Monke
 
 def test_takes_about_a_second():
     began = time.process_time()
-    synthetic.splits.__wrapped__(7)
+    sentences.splits.__wrapped__(7)
     assert time.process_time() - began < 5  # 0.9 s on an idle core
 
 
@@ -92,7 +108,7 @@ def test_conjugation(verb: str, finite: tuple, zu: str, english: str):
 
 def phrase(german: str, english: str, form: int = ER, gender: str = "m", **fields):
     nominative, accusative, dative = german.split(", ")
-    return synthetic.Phrase(
+    return Phrase(
         (nominative, accusative, dative), (english, english), form, gender, "m", "P", **fields
     )
 
@@ -131,7 +147,7 @@ NO_BALL = phrase("kein Ball, keinen Ball, keinem Ball", "a ball", negative=True)
             "yesterday the woman followed the man",
         ),
         (
-            Clause(synthetic._WE, VERBS["sehen"], "future", accusative=synthetic._HE),
+            Clause(WE, VERBS["sehen"], "future", accusative=HE),
             "",
             "werden wir ihn sehen",
             "we will see him",
@@ -143,7 +159,7 @@ NO_BALL = phrase("kein Ball, keinen Ball, keinem Ball", "a ball", negative=True)
             "the woman sees the ball",
         ),
         (
-            Clause(synthetic._I, None, "present", True, predicate=("müde", "tired")),
+            Clause(ME, None, "present", True, predicate=("müde", "tired")),
             "subject",
             "ich bin nicht müde",
             "I am not tired",
@@ -151,15 +167,15 @@ NO_BALL = phrase("kein Ball, keinen Ball, keinem Ball", "a ball", negative=True)
     ],
 )
 def test_order_of_a_main_clause(clause: Clause, first: str, german: str, english: str):
-    assert synthetic._german_second(clause, first) == german
-    assert synthetic._english(clause, time_first=first == "time") == english
+    assert german_second(clause, first) == german
+    assert english_clause(clause, time_first=first == "time") == english
 
 
 @pytest.mark.parametrize(
     ("clause", "german", "question"),
     [
         (
-            Clause(MAN, VERBS["anrufen"], "present", accusative=synthetic._SHE),
+            Clause(MAN, VERBS["anrufen"], "present", accusative=SHE),
             "der Mann sie anruft",
             "does the man call her",
         ),
@@ -169,15 +185,15 @@ def test_order_of_a_main_clause(clause: Clause, first: str, german: str, english
             "did the man help the woman",
         ),
         (
-            Clause(synthetic._WE, VERBS["lesen"], "modal", modal=0, accusative=BALL),
+            Clause(WE, VERBS["lesen"], "modal", modal=0, accusative=BALL),
             "wir den Ball lesen können",
             "can we read the ball",
         ),
     ],
 )
 def test_verb_final_and_question(clause: Clause, german: str, question: str):
-    assert synthetic._german_final(clause) == german
-    assert synthetic._english(clause, question=True) == question
+    assert german_final(clause) == german
+    assert english_clause(clause, question=True) == question
 
 
 DEFINITE = {
