@@ -25,7 +25,7 @@ class Damaged(Exception):
 
 def seal(file: BufferedRandom) -> None:
     """End an archive, open for reading and writing, with the SHA-256 of all that it holds."""
-    file.seek(-2, os.SEEK_END)  # where the length of the comment stands
+    file.seek(-2, os.SEEK_END)  # the position of the comment's length
     file.write(_SEAL_SIZE.to_bytes(2, "little"))
     file.write(_MARK + _digest(file, file.tell()).encode())
 

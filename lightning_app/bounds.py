@@ -1,4 +1,4 @@
-"""What no run can start with: a seed that is none, nothing to train, a number that is not one."""
+"""Refuse values with which no run can start: bad seeds, no training, non-finite numbers."""
 
 import math
 import re
@@ -32,7 +32,7 @@ def check_bounds(tree: Mapping[str, Any]) -> None:
 
 
 def check_numbers(tree: Mapping[str, Any]) -> None:
-    """Refuse NaN, infinities, and integers of more than 64 bits, wherever they stand."""
+    """Refuse NaN, infinities, and integers of more than 64 bits, anywhere in the config."""
     for field, value in _leaves(tree):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{field}: {value} is not a finite number")

@@ -1,4 +1,4 @@
-"""The config of one run: completed, checked, identified. Lightning is imported where it must be."""
+"""Complete and check the config of one run. Lightning is imported only if the parser is needed."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from lightning_app.task_facts import TASKS
 def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the complete config of a run: every default filled in, every pair checked.
 
-    Plain values are completed here; LightningCLI's parser, which takes seconds to import, is asked
-    where one is not. `parse` asks it for all of them, and must give the same.
+    Plain values are completed here. LightningCLI's parser, which takes seconds to import, is used
+    only if another value occurs. `parse` always uses it, and must give the same result.
 
     Args:
         tree: The config as a user wrote it.
-        source: What a complaint calls it: the file, and the cell of a grid.
+        source: The name of the config in error messages: the file, and the cell of a grid.
 
     Raises:
         UserError: for an unknown key, a wrong type, or an impossible pair.
@@ -29,9 +29,9 @@ def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def parse(tree: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return what `resolve` does, by the parser alone: it says what a value means.
+    """Return the same as `resolve`, always by LightningCLI's parser, which defines each value.
 
-    A run is trained from this, whatever was planned.
+    A run is trained from this config, not from the planned one.
     """
     return _checked(tree, source, by_parser=True)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake of the user, told in one line: file, field, value, and what would be right.
+    """A mistake of the user, described in one line: file, field, value, and what is right.
 
     The command line prints it on standard error without a traceback and exits with code 2.
     """

@@ -21,7 +21,7 @@ class GridFolder:
         token: Ties the folder to its study in a database.
         holder: Says which supervisor works in the folder, or did last.
         supervisor_lock: Held by the supervisors that work in the folder.
-        start_lock: Held while a supervisor starts, and while the queue is mended.
+        start_lock: Held while a supervisor starts, and while the queue is repaired.
         report_lock: Held while the report or the index of the runs is written.
         script: The job that `ablate submit` writes for SLURM.
         logs: The folder of the logs of that job.

@@ -135,7 +135,7 @@ def statements(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def left_out(of: Mapping[str, Sequence[str]]) -> str:
-    """The sentence for runs of other data, empty where there is none."""
+    """The sentence for runs of other data, empty without such runs."""
     if not of:
         return ""
     total = sum(map(len, of.values()))

@@ -30,7 +30,7 @@ def mix(*numbers: int) -> int:
 def seed_draws(device: torch.device, seed: int) -> None:
     """Seed the generators of the CPU and of `device` alone.
 
-    `torch.manual_seed` visits every kind of accelerator, and where there is none keeps a formatted
+    `torch.manual_seed` visits every kind of accelerator, and without any keeps a formatted
     stack of the call each time: half a millisecond.
     """
     torch.default_generator.manual_seed(seed)
@@ -41,7 +41,7 @@ def seed_draws(device: torch.device, seed: int) -> None:
 def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
     """Compile the forward pass of every block in place, so that names of parameters stay.
 
-    Lengths are symbols from the first batch on: a batch of other lengths compiles nothing anew.
+    Lengths are symbols from the first batch on: a batch of other lengths needs no new compilation.
 
     Args:
         model: Whose blocks are compiled.

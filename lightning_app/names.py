@@ -17,7 +17,7 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
 
     Args:
         tree: A config as a user wrote it.
-        others: What may stand beside the sections.
+        others: Keys that are allowed beside the sections.
 
     Raises:
         UserError: naming the key, and the nearest right one.
@@ -58,7 +58,7 @@ def _check_key(key: str) -> None:
 
 
 def check_preset(name: str) -> None:
-    """Refuse the name of a block that is none."""
+    """Refuse an unknown name of a block."""
     from lightning_app.blocks.presets import PRESETS
 
     if name not in PRESETS:

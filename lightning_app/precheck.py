@@ -24,7 +24,7 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
         command: The command of LightningCLI; empty where what it takes is refused elsewhere.
 
     Raises:
-        UserError: for a file that cannot be read, a key or a preset that there is none of, or a
+        UserError: for a file that cannot be read, an unknown key or preset, or a
             checkpoint that is missing.
     """
     trees = {str(file): read_tree(file) for file in files}

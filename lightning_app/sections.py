@@ -61,7 +61,7 @@ def arguments(
 ) -> dict[str, Any]:
     """Return what the mapping `value` says as arguments of the types `hints`.
 
-    The parser lets null, and any value for a mapping, through where neither can stand.
+    The parser lets null, and any value for a mapping, through where neither is allowed.
     """
     if not isinstance(value, dict):
         raise UserError(f"{key}: expected {expected}, found {as_written(str(value))}")
@@ -97,7 +97,7 @@ def as_written(text: str) -> str:
 
 
 def mapping_name(kind: object) -> str:
-    """Name a mapping that stands for a `kind`, with its keys where they are few."""
+    """Describe a mapping that is read as a `kind`, with its keys if they are few."""
     names = [f.name for f in fields(kind)] if is_dataclass(kind) else ["class_path", "init_args"]
     return "a mapping" if len(names) > 5 else f"a mapping {{{', '.join(names)}}}"
 

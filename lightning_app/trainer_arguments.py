@@ -25,7 +25,7 @@ class Argument:
     """An argument as its signature says it.
 
     `kinds` are the members of its type, such as ``int``, ``None`` or ``list[int]``, as written;
-    `default` is None where there is none.
+    `default` is None without a default.
     """
 
     kinds: frozenset[str]

@@ -15,7 +15,7 @@ SCHEMA = 1  # grows when a key changes its meaning or goes
 def document(command: str, as_json: bool) -> Iterator[dict[str, Any]]:
     """Yield what the caller fills, and print it at the end if it is wanted `as_json`.
 
-    A mistake prints no document: it is told on standard error, as ever.
+    A mistake prints no document: its message goes to standard error, as without JSON.
     """
     tree: dict[str, Any] = {"schema": SCHEMA, "command": command}
     if not as_json:

@@ -40,7 +40,7 @@ CLASSES = (
 )
 """The classes that a grid file may name: none runs code or reads a file that its values name."""
 
-_WORDS = {  # fields of the Trainer that take classes, and the words that may stand there
+_WORDS = {  # fields of the Trainer that take classes, and the words that are allowed there
     "callbacks": (),
     "logger": (),
     "plugins": (),
@@ -69,7 +69,7 @@ def check_imports(source: str, base_config: Mapping[str, Any], axes: Mapping[str
     """Refuse what would import a module or read a file: see `check_config`.
 
     Raises:
-        UserError: naming the field and what stands there.
+        UserError: naming the field and its value.
     """
     check_config(source, base_config)
     for axis, values in axes.items():
@@ -81,10 +81,10 @@ def check_config(source: str, config: Mapping[str, Any]) -> None:
     """Refuse a config, as written or resolved, that names other code than `CLASSES`, or a file.
 
     The Trainer takes classes and functions by their names; the parser takes any section and any
-    class from a file whose path stands there instead.
+    class from a file whose path is given instead.
 
     Raises:
-        UserError: naming the field and what stands there.
+        UserError: naming the field and its value.
     """
     for key, value in config.items():
         if key not in SECTIONS:
@@ -150,7 +150,7 @@ def _check_arguments(source: str, field: str, arguments: Any) -> None:
 
 
 def _check_values(source: str, field: str, value: Any, *, text: bool) -> None:
-    """Check values that are data: no class, and where no `text` can stand no path and no name."""
+    """Check values that are data: no class, and where `text` is not allowed no path and no name."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             _check_key(source, field, key)

@@ -43,7 +43,7 @@ class Plan:
 
     Attributes:
         name: The grid's name.
-        hash: Identifies the axes, the cells and the metric, hence the study.
+        hash: Identifies the axes, the cells and the metric, and so the study.
         made_from: Identifies the content of the grid file and the code that resolved it. While it
             is unchanged, the plan is valid.
         metric: What the grid is judged by.
@@ -133,7 +133,7 @@ def is_valid(plan: Plan, spec: GridSpec, corpus: Corpus = corpus_of) -> bool:
 
 
 def load_plan(path: Path) -> Plan | None:
-    """Read `plan.json`, None if there is none.
+    """Read `plan.json`, None if it does not exist.
 
     Raises:
         DamagedPlan: if it is damaged.

@@ -87,7 +87,7 @@ def plan_command(
 ) -> int:
     """Print what a grid comes to and what of it is done. Trains nothing.
 
-    The plan is written where there is none yet; a later one is `ablate run`'s to write. With
+    The plan is written if it does not exist yet; only `ablate run` changes it later. With
     `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
     spec = read_spec(grid)  # its mistakes are found without torch

@@ -47,6 +47,6 @@ def read_reports(folder: RunFolder) -> dict[int, float]:
 
 
 def last_report(folder: RunFolder) -> float | None:
-    """The value of the last step that a run has reported, None if there is none."""
+    """The value of the last step that a run has reported, None before the first report."""
     reports = read_reports(folder)
     return reports[max(reports)] if reports else None

@@ -28,7 +28,7 @@ def bleu_scores(grid: GridResults) -> list[Score]:
     """`bleu`: `mean_s [BLEU(ref, s) - BLEU(0, s)]`, what warm-up gives, on the 0-100 scale.
 
     A row for each group, rate and variant with seeds that have a test BLEU at both warm-ups. The
-    t interval is over seeds; there is none for one, or where some failed and others did not. The
+    t interval is over seeds; it is undefined for one seed, or if only some of the seeds failed. The
     note has the p values over sentences, for the first `MOST_TESTS` pairs of the grid whose
     translations are stored.
     """

@@ -108,7 +108,7 @@ class CellResult:
         return {} if path is None else read_curves(path, wanted)
 
     def curve(self, tag: str) -> Curve:
-        """One column of its `metrics.csv`, empty where it has none."""
+        """One column of its `metrics.csv`, empty if the column is missing."""
         return self.curves(tag.__eq__).get(tag, {})
 
     @property

@@ -70,7 +70,7 @@ def limits(grid: GridResults) -> list[str]:
         )
         items.append(
             "An interval is of seeds that end alike. Where some seeds of an arm stalled and others "
-            "did not there is none (it would hold in 41 to 95 %), and from fewer than "
+            "did not, no interval is given (it would hold in 41 to 95 %), and from fewer than "
             f"{FEW_SEEDS} seeds no p value where arms differ in stalls: of 23 variants that all "
             "stall as often as not, 3 seeds would call one different in 22 % of grids."
         )
@@ -183,5 +183,5 @@ def _damaged(grid: GridResults) -> list[str]:
         return []
     return [
         f"{len(lines)} files are damaged, and what they held is missing here: {'; '.join(lines)}. "
-        "`ablate doctor` says what can be mended."
+        "`ablate doctor` lists what can be repaired."
     ]

@@ -60,7 +60,7 @@ def together(grids: Sequence[GridResults]) -> GridResults:
 
 
 def shared(grid: GridResults) -> int:
-    """How many cells stand in more than one of the parts."""
+    """The number of cells that are in more than one of the parts."""
     planned = Counter(cell.id for cell in grid.cells)
     return sum(count > 1 for count in planned.values())
 

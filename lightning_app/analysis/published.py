@@ -34,9 +34,10 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
     the same variant that is nearest: no warm-up beside no warm-up only, else the nearest on a
     logarithmic scale, and so for the rate. Where a paper does not say its warm-up, ours is the
     reference; its rate, that of our lowest validation loss. `low` and `high` are the t interval
-    (Student 1908), NaN where some seeds stalled and others did not. Beside "diverged" stands how
-    many of ours did, and how. A dash is what our runs do not have; `differences` says why, or how
-    far off the arm is. `setting` is theirs; ours, the same for all rows, is `our_settings`.
+    (Student 1908), NaN where some seeds stalled and others did not. Beside "diverged" is the
+    number of our runs that did, and how. A dash is a value that our runs do not have;
+    `differences` gives the reason, or the distance of the arm. `setting` is theirs; ours, the same
+    for all rows, is `our_settings`.
     """
     import pandas as pd
 

@@ -260,7 +260,7 @@ def _each(
 
 
 def _no_interval(values: Sequence[float], low: float) -> str:
-    """Why there is no interval, if there is none."""
+    """The reason why an interval is missing; empty for a defined interval."""
     if not math.isnan(low):
         return ""
     if len(values) == 1:

@@ -110,7 +110,7 @@ class Writer:
         self._console.print(self._text(text, style))
 
     def table(self, titles: Sequence[Words], rows: Mapping[str, Sequence[str]]) -> None:
-        """Rows by name, as wide as there is room; in a few lines each where there is none."""
+        """Rows by name, as wide as there is room; in a few lines each on a narrow terminal."""
         endless = self._console.options.update(width=10_000)
         for between in (" ", "\n"):
             table = self._table(titles, rows, between)
@@ -211,7 +211,7 @@ def _mean(arm: MetricMean | None) -> str:
 
 
 def _beside(slices: Mapping[str, Variants]) -> dict[str, list[str]]:
-    """Delta of each variant in every slice, a dash where it has none."""
+    """Delta of each variant in every slice, a dash where it is undefined."""
     names = dict.fromkeys(name for variants in slices.values() for name in variants)
     return {
         name: [

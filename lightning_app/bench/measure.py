@@ -22,7 +22,7 @@ Run = Callable[[], object]
 
 
 class Work(NamedTuple):
-    """One piece of work, and how many trained numbers stand behind it."""
+    """One piece of work, and the number of trained parameters of its model."""
 
     run: Run
     parameters: int = 0

@@ -229,7 +229,7 @@ def bert(
     """Return Hugging Face's BERT of the same sizes, with SDPA.
 
     Its own loss computes the logits of every place; with `predicted_only` its body and its head
-    are put together so that they do not. It is our `post_ln` but for the norm of its embedding,
+    are put together so that they do not. It is our `post_ln` except for the norm of its embedding,
     which is put on ours for comparing: see `with_embedding_norm`.
     """
     package = needed("transformers", "Hugging Face transformers")

@@ -43,7 +43,7 @@ class BlockSpec:
 
     `bottom_to_top` adds the block's input to the sum of its last sub-layer (B2T).
     `share_branch_gain` makes one gain of all branches, that of `around_self` (ReZero).
-    `ff_norm` stands between the feed-forward's activation and its second matrix (NormFormer).
+    `ff_norm` lies between the feed-forward's activation and its second matrix (NormFormer).
     """
 
     around_self: ResidualSpec
@@ -84,7 +84,7 @@ class BlockSpec:
 
     @property
     def keeps_skip_of_identity(self) -> bool:
-        """Whether identity projections stand beside an attention skip: allowed, and worse."""
+        """Whether identity projections meet an attention skip: allowed, but worse."""
         skip = self.around_ff.skip if self.layout == "parallel" else self.around_self.skip
         kinds = {self.self_attention.value, self.self_attention.output}
         return "identity" in kinds and not skip.absent
@@ -194,7 +194,7 @@ class Block(nn.Module):
         '------- skip ---' '------ skip --'       |         '-- FF --(+)--
                                                   '------ skip ------'
 
-    Cross-attention stands after self-attention; in the parallel layout after the one sum.
+    Cross-attention follows self-attention; in the parallel layout it follows the only sum.
     """
 
     def __init__(self, spec: BlockSpec, sizes: Sizes, *, cross: bool = False) -> None:
@@ -213,13 +213,13 @@ class Block(nn.Module):
 
     @property
     def last_residual(self) -> Residual:
-        """What stands around the last sub-layer."""
+        """The norms and the residual connection around the last sub-layer."""
         if self.around_cross is not None and self.spec.layout == "parallel":
             return self.around_cross
         return self.around_ff
 
     def forward(self, stream: Stream, carries: Carries, call: Call) -> tuple[Stream, Carries]:
-        """Run the block on the newest tokens of `stream`; a cache holds what stands before them."""
+        """Run the block on the newest tokens of `stream`; a cache holds the earlier tokens."""
         start = stream
         u = self.around_self.enter(stream.x)
         query, keys, values = self.self_attention.queries_keys_values(u, call.placed)

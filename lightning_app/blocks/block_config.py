@@ -33,9 +33,9 @@ class BlockConfig:
     """A name that `ablate blocks` lists."""
     norm_placement: Placement | None = None
     """post: norm(x + f(x)); pre: x + f(norm(x)); peri: x + norm(f(norm(x))); none: x + f(x).
-    A final norm stands after pre and peri."""
+    With pre and peri a final norm follows the last block."""
     norm: Literal["layer_norm", "rms_norm"] | None = None
-    """The norm, wherever one stands in a stack."""
+    """The type of all norms of a stack."""
     residual_attention: ResidualAttention | None = None
     """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
     carries sums of queries and of keys."""

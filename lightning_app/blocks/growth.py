@@ -11,7 +11,7 @@ def check_growth(blocks: Sequence[BlockSpec]) -> None:
     """Refuse streams that explode: added variance or amplification over e along a stack.
 
     SkipInit's 1 / sqrt(depth), ReZero's 0 and T-Fixup's small matrices pass, as do blocks
-    without a skip, and any skip where a norm stands on the sum.
+    without a skip, and any skip where a norm follows the sum.
 
     Raises:
         ValueError: naming the fields that make the stream explode.

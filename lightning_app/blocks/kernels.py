@@ -116,7 +116,7 @@ def attend_with_carry(
     ``Z_n = Q K^T / sqrt(d_k) + B + Z_{n-1}``; the map is ``softmax(Z_n / divisor + mask)``. B is
     the bias of the positions, where they have one.
 
-    Returns the output and what stands for ``Z_n``: scaled, a plain sum whatever the divisor, in
+    Returns the output and the form of ``Z_n``: scaled, a plain sum whatever the divisor, in
     float32 at least, since it grows with depth. The first layer of a chain chooses the form.
     """
     if previous is None:

@@ -1,9 +1,9 @@
-"""Linear maps, by the library that is faster for them on this processor.
+"""Linear maps with MKL or oneDNN, depending on which is faster on this processor.
 
-PyTorch gives float32 products on a CPU to MKL, which leaves the wide registers of AMD's processors
-unused; oneDNN, which is in PyTorch too, uses them (2.2 times as fast on an EPYC with AVX-512). Both
-are plain float32, they differ in rounding alone. What is chosen depends on processor, type and
-size, so that a run that goes on later on the same machine computes the same bits.
+PyTorch computes float32 products on a CPU with MKL, which does not use the 512-bit registers of AMD
+processors. oneDNN, which is part of PyTorch too, uses them: it is 2.2 times as fast on an EPYC with
+AVX-512. Both compute in plain float32 and differ only in rounding. The choice depends only on
+processor, type and size, so that a resumed run computes the same bits on the same machine.
 """
 
 import re
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SMALL = 2**20
-"""Multiplications under which calling oneDNN costs more than it spares."""
+"""With fewer multiplications, a call of oneDNN costs more time than it saves."""
 SMALL_TURNED = 2**26
-"""The same where it would turn a large operand first, which MKL reads as it lies."""
+"""The same limit for an `x` that oneDNN must transpose in memory first, and MKL need not."""
 
 
 @cache
@@ -48,7 +48,7 @@ def float32_library() -> str:
 
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``x weight^T`` is one for oneDNN."""
+    """Whether `linear` computes ``x weight^T`` with oneDNN."""
     small = SMALL if x.is_contiguous() else SMALL_TURNED
     return (
         x.dtype == weight.dtype == torch.float32
@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # Made of products that have a gradient themselves, for second derivatives.
+        # These products are differentiable, so that second derivatives exist.
         x, weight = ctx.saved_tensors
         rows, above = x.flatten(0, -2), grad.flatten(0, -2)
         wanted = ctx.needs_input_grad
@@ -104,7 +104,7 @@ class _Linear(torch.autograd.Function):
 
 @final
 class Linear(nn.Linear):
-    """``x W^T + b``, `torch.nn.Linear` in all but speed."""
+    """``x W^T + b``: the same as `torch.nn.Linear`, but faster on some processors."""
 
     def forward(self, input: Float[Tensor, "*shape inner"]) -> Float[Tensor, "*shape outer"]:
         return linear(input, self.weight, self.bias)

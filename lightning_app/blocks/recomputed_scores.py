@@ -31,7 +31,7 @@ class BlockedScores(NamedTuple):
 
     @property
     def scores(self) -> Float[Tensor, "batch head query key"]:
-        """Z, made for whoever asks; unmasked."""
+        """Z, computed on request; unmasked."""
         kept = torch.promote_types(self.queries[0].dtype, torch.float32)
         pairs = zip(self.queries, self.keys, strict=True)
         scale = self.queries[0].shape[-1] ** -0.5

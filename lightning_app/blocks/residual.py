@@ -52,7 +52,7 @@ class ResidualSpec:
 
     @property
     def unnormalized(self) -> bool:
-        """True when no norm stands anywhere around the branch."""
+        """True if there is no norm before or after the branch or on the sum."""
         return {self.norm_input, self.norm_branch, self.norm_sum} == {"none"}
 
 
@@ -99,7 +99,7 @@ class Stream(NamedTuple):
 
 @final
 class Residual(nn.Module):
-    """What stands around one sub-layer; the sub-layer itself is called between the two halves.
+    """The residual connection of one sub-layer, which is called between the two halves.
 
     ``enter`` gives the branch its input, a call joins the branch's output f with the skip:
 

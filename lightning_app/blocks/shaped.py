@@ -82,7 +82,7 @@ class Shape(torch.autograd.Function):
             raise no_second_derivative("shaped attention")
         attended, value, alpha, beta, gamma, mean = ctx.saved_tensors
         own = newest(value, attended)
-        # One row of means stands for all queries.
+        # One row of means serves all queries.
         all_queries = grad if mean.shape[2] > 1 else grad.sum(dim=2, keepdim=True)
         grad_value = spread(grad, ctx.mask).mul_(-gamma).expand(value.shape)
         if own.shape[2] == value.shape[2]:

@@ -1,4 +1,4 @@
-"""A stack of blocks as a value, and where it stands in a model."""
+"""The specification of a stack of blocks, and its place in a model."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,11 +14,11 @@ ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Where blocks stand in a model.
+    """The place of a stack in a model.
 
     `causal`: a token sees none after it. `cross`: each block has a cross-attention, which reads
     the states of another stack. `peer_depth` is that other stack's depth, or the depth of the
-    stack that reads this one; 0 where there is none.
+    stack that reads this one; 0 without one.
     """
 
     depth: int
@@ -48,7 +48,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class StackSpec:
-    """The resolved specification of a stack, one block a layer, and what stands around them.
+    """The resolved specification of a stack, one block a layer, and the parts around them.
 
     With h the sum of embeddings: the first block reads ``input_norm(h)``, and the stack gives
     ``final_norm(x)``; with `dual_stream` it gives ``x + final_norm(r)``, r the input plus the sum

@@ -88,7 +88,7 @@ class Softmax:
         return torch.Generator(device).manual_seed(self.seed)
 
     def weights(self, scores: Tensor, tile: Tile) -> Tensor:
-        """Return ``softmax(Z / divisor)``; the mask is in Z (`Mask.bias`) but for blank rows."""
+        """Return ``softmax(Z / divisor)``; the mask is in Z (`Mask.bias`), except blank rows."""
         logits = scores if self.divisor == 1.0 else scores / self.divisor
         weights = logits.softmax(dim=-1)
         blank = self.mask.blank

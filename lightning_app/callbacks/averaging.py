@@ -57,7 +57,7 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool
 
 
 class BeforeAveraging(pl.Callback):
-    """Does what must come before a callback that averages weights; it stands before all others.
+    """Act before a callback that averages weights; it is the first of all callbacks.
 
     The model is built before they copy it. No initial weights pass for an average: a validation,
     and the end, come after the first update. The checkpoint of a last step on which no validation

@@ -1,4 +1,4 @@
-"""Tell how a run ended: a run that did not train is a result, not an error."""
+"""Classify how a run ended: a run that did not train is a result, not an error."""
 
 import math
 from collections import deque
@@ -14,11 +14,11 @@ from torch import Tensor
 from lightning_app.logging_steps import is_logged, loss_of, nll_of
 
 STALL_MARGIN = 0.05
-"""Nats under the unigram entropy that a run must reach to have learned more than frequencies."""
+"""Nats below the unigram entropy: a run that ends higher has learned only frequencies."""
 CLEAR_FALL = 0.1
-"""Nats by which a loss that still falls is lower in one quarter of its trace than in another."""
+"""The least fall (nats) between two quarters of the trace of a loss that still falls."""
 PLATEAU = 0.5
-"""Nats above the unigram entropy within which a training loss is on the plateau of a stall."""
+"""The largest distance (nats) above the unigram entropy of a loss on the plateau of a stall."""
 TRACE = 200
 """Steps at the end of a run whose training losses are kept."""
 
@@ -34,9 +34,9 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, and the rule that says so, with its numbers.
+    """How a run ended, and the rule that decided it, with its numbers.
 
-    `divergence` is there where the run has failed: where it is non-finite or stalled.
+    `divergence` is set if the run has failed: if it is non-finite or stalled.
     """
 
     name: Literal["trained", "not_yet_learned", "stalled", "non_finite"]
@@ -49,19 +49,18 @@ class DivergenceMonitor(pl.Callback):
 
     With H the unigram entropy, the loss of the best model that knows only the frequencies, a run is
 
-    - non_finite where its training loss or its final ``val/nll`` is NaN or infinite;
-    - trained where its final ``val/nll`` is below H of the validation targets less 0.05;
-    - not_yet_learned where it is not, but ``train/nll`` is below H of the training targets less
-      0.05, or still falls: too short a run, or a validation split unlike the training split;
-    - stalled otherwise: it has learned no more than the frequencies.
+    - non_finite if its training loss or its final ``val/nll`` is NaN or infinite;
+    - trained if its final ``val/nll`` is below H of the validation targets less 0.05;
+    - not_yet_learned if it is not trained, but ``train/nll`` is below H of the training targets
+      less 0.05, or still falls: the run is too short, or the two splits differ in distribution;
+    - stalled otherwise: it has learned only the frequencies.
 
-    ``train/nll`` is here the mean over the last quarter of the last 200 steps, or of all steps of a
-    shorter run. It still falls where it is 0.1 lower than in the quarter before, or, as long as it
-    is 0.5 above H and the plateau is not reached, than in the first quarter. (In the demos a
-    quarter of a stalled run is at most 0.03 lower than the one before.) One bar serves all
-    variants; the loss at initialisation does not, because it differs between them. The loss is
-    looked at every `log_every_n_steps` steps, so that a GPU is not held up at each; the step
-    recorded is exact.
+    Here ``train/nll`` is the mean over the last quarter of the last 200 steps, or of all steps of a
+    shorter run. It still falls if it is 0.1 lower than in the quarter before. While it is more than
+    0.5 above H, the plateau is not reached, and it is compared with the first quarter instead.
+    One bar serves all variants; the loss at initialisation does not, because it differs between
+    them. The loss is read every `log_every_n_steps` steps, so that a GPU does not wait at each
+    step; the recorded step is exact.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class DivergenceMonitor(pl.Callback):
         self._first_bad = 0
         self._last_finite: float | None = None
         self._recent: deque[float] = deque(maxlen=TRACE)
-        # (step, loss, nll) not looked at yet: on the device until then, unread.
+        # (step, loss, nll) not read yet: they stay on the device until then.
         self._unseen: list[tuple[int, Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class DivergenceMonitor(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._first_bad, self._last_finite = state_dict["first_bad"], state_dict["last_finite"]
-        # Checkpoints of version 0.1 have neither.
+        # Checkpoints of version 0.1 do not have these two entries.
         self._recent = deque(state_dict.get("recent", []), maxlen=TRACE)
         self._unseen = [
             (step, torch.tensor(loss), torch.tensor(nll))
@@ -101,7 +100,7 @@ class DivergenceMonitor(pl.Callback):
         self._look(trainer)
 
     def _look(self, trainer: pl.Trainer) -> None:
-        """Read what was not looked at yet, in one transfer; stop at a loss that is not finite."""
+        """Read the new losses in one transfer; stop at a loss that is not finite."""
         if not self._unseen:
             return
         steps, *columns = zip(*self._unseen, strict=True)
@@ -109,7 +108,7 @@ class DivergenceMonitor(pl.Callback):
         device = trainer.strategy.root_device
         values = torch.stack([torch.stack([v.to(device) for v in of]) for of in columns])
         if trainer.world_size > 1:
-            # The mean over ranks is the global loss, and all stop at the same step.
+            # The mean over ranks is the global loss, and all ranks stop at the same step.
             values = trainer.strategy.reduce(values, reduce_op="mean")
         for step, loss, nll in zip(steps, *values.tolist(), strict=True):  # pyright: ignore[reportAttributeAccessIssue]
             self._recent.append(nll)
@@ -132,9 +131,9 @@ class DivergenceMonitor(pl.Callback):
         """Return how the run ended.
 
         Args:
-            nll: The final ``val/nll``; of no account where the training loss was not finite.
-            unigram_entropy: Of the validation targets.
-            training_entropy: Counts that of the training targets, where it is needed.
+            nll: The final ``val/nll``; ignored if the training loss was not finite.
+            unigram_entropy: Unigram entropy of the validation targets (nats).
+            training_entropy: Computes that of the training targets; called only if needed.
             step: The last step.
         """
         if self.divergence is not None:

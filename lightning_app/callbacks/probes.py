@@ -17,7 +17,7 @@ from lightning_app.probes.probe import probe, snapshot, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row, from_csv, to_csv
 
 LOGGED = ("token_cosine", "w2_gradient", "output_information")
-"""What loggers are told of: where a stall without warm-up shows within five steps."""
+"""The logged quantities: they show a stall without warm-up within five steps."""
 GAINS, HISTOGRAMS = 10, 3
 """Tags of gains that an event file has at most, as numbers and as histograms."""
 BINS = 16
@@ -25,7 +25,7 @@ BINS = 16
 
 
 def tag(place: Place) -> str:
-    """Return ``probe/<quantity>/<stack>/<layer>``, without the layer where there is none."""
+    """Return ``probe/<quantity>/<stack>/<layer>``, without the layer if it is None."""
     layer = "" if place.layer is None else f"/{place.layer}"
     return f"probe/{place.quantity}/{place.stack}{layer}"
 
@@ -41,10 +41,10 @@ def gains(model: nn.Module) -> dict[Place, Tensor]:
 
 
 def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
-    """Return the gains that event files are told of, `GAINS` at most.
+    """Return the gains that event files record, `GAINS` at most.
 
     As many layers of each stack as there is room for: the last, the first, the middle, the rest. A
-    choice is taken whole, but for the first, of which the encoder comes first.
+    choice is taken whole, except the first, of which the encoder comes first.
     """
     told: list[Place] = []
     for layers in layers_by_rank(model):
@@ -58,7 +58,7 @@ def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
 class GainLogger(pl.Callback):
     """Log each learned gain, averaged over its heads, as ``probe/<quantity>/<stack>/<layer>``.
 
-    Event files are told of some layers, and of those of the logged steps that are 1, 2, 5, 10, 20,
+    Event files record some layers, at those of the logged steps that are 1, 2, 5, 10, 20,
     50, ... also a histogram of each gain that heads or units have their own of, over all layers.
     """
 
@@ -98,7 +98,7 @@ class SignalProbe(pl.Callback):
 
     Everything that `ablate probe` measures goes to ``probes.csv`` in the run's folder, and with
     it ``update_ratio``, the size of that step's update against the weights of each layer. Loggers
-    are told of the token cosine and the W2 gradient of each layer and of the information in the
+    record the token cosine and the W2 gradient of each layer and of the information in the
     output; event files of the last layer alone, and they get a picture of the attention maps, as
     `Pictures` draws it at the end. Training is not touched: the probe has the RNG to itself, takes
     gradients past ``.grad``, and leaves no hook behind. The first rank alone probes, on its share
@@ -120,7 +120,7 @@ class SignalProbe(pl.Callback):
         return fires(step) if self.steps is None else step in self.steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with the rows of the steps that were trained before; a new run starts anew."""
+        """Go on with the rows of the steps that were trained before; a new run starts with none."""
         self._rows, self._before = [], None
         path = table_of(trainer)
         if not trainer.is_global_zero or not path.is_file():
@@ -173,7 +173,7 @@ class SignalProbe(pl.Callback):
 
 
 def at_the_end(model: nn.Module) -> list[Place]:
-    """Return what event files are told of a probing: of layers, the model's last alone."""
+    """Return the values of a probing that event files record: only the model's last layer."""
     name, stack = list(stacks(model).items())[-1]
     last = (name, len(stack.blocks))
     cosine, gradient, information = LOGGED

@@ -1,4 +1,4 @@
-"""A run that whoever watches it may end early: it reports a metric, and obeys a file."""
+"""A run that a pruner may end early: it reports a metric, and stops when a file appears."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from lightning_app.logging_steps import is_logged
 
 
 class Pruned(Exception):
-    """The run was told to stop, before the step after `step`."""
+    """The run was stopped on request after `step`."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"pruned after step {step}")

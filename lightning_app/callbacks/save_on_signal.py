@@ -1,4 +1,4 @@
-"""A run that is told to stop keeps what it has learned."""
+"""Save a checkpoint when a signal stops a run."""
 
 import signal
 import threading
@@ -13,9 +13,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 class SaveOnInterrupt(pl.Callback):
     """Write a checkpoint when Ctrl-C or SIGTERM ends the training, to go on from.
 
-    SIGTERM ends it after the step in hand, on all ranks after the same one, whichever of them was
-    told; a validation that runs or is due comes first. Such a checkpoint is exact. Ctrl-C ends a
-    step in its middle, and the batch in hand may be left out when the run goes on.
+    SIGTERM to any rank ends the training after the current step, which is the same on all ranks. A
+    validation that runs or is due is finished first. Such a checkpoint is exact. Ctrl-C interrupts
+    a step, and the current batch may be left out when the run goes on.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What TensorBoard is told of a run: at most some forty tags, more make it slow."""
+"""The TensorBoard logger: at most about forty tags for a run, since more make it slow."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,15 +7,15 @@ import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
-UNTOLD = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
-"""What stands in ``metrics.csv`` alone: other tags say the same, or TensorBoard counts it."""
+CSV_ONLY = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
+"""Only in ``metrics.csv``: other tags contain the same, or TensorBoard counts it."""
 
 
 class Events(TensorBoardLogger):
-    """The event files of a run, without `UNTOLD`."""
+    """Write the event files of a run, without the tags `CSV_ONLY`."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics({k: v for k, v in metrics.items() if k not in UNTOLD}, step)
+        super().log_metrics({k: v for k, v in metrics.items() if k not in CSV_ONLY}, step)
 
 
 def event_files(trainer: pl.Trainer) -> Iterator[TensorBoardLogger]:
@@ -25,11 +25,11 @@ def event_files(trainer: pl.Trainer) -> Iterator[TensorBoardLogger]:
 
 
 def tell(
-    trainer: pl.Trainer, metrics: Mapping[str, float], told: Mapping[str, float], step: int
+    trainer: pl.Trainer, metrics: Mapping[str, float], shown: Mapping[str, float], step: int
 ) -> None:
-    """Log `metrics`; to event files those of `told` alone."""
+    """Log `metrics`; to event files only those of `shown`."""
     for logger in trainer.loggers:
-        logger.log_metrics(dict(told if isinstance(logger, TensorBoardLogger) else metrics), step)
+        logger.log_metrics(dict(shown if isinstance(logger, TensorBoardLogger) else metrics), step)
 
 
 def show(trainer: pl.Trainer, tag: str, image: Image.Image, step: int) -> None:

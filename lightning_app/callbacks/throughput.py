@@ -88,7 +88,7 @@ class Throughput(pl.Callback):
 
 
 class Progress(pl.Callback):
-    """Write ``progress.json`` about once a second, for whoever watches the run from outside.
+    """Write ``progress.json`` about once a second, for programs that watch the run from outside.
 
     It moves in validations and tests too: who waits for a run that hangs goes by it.
     """

@@ -1,4 +1,4 @@
-"""Layers of one form folded into one, and their numbers and unknown fields in few words."""
+"""Group equal layers, and describe their numbers and other fields in a short text."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ Side = Literal["encoder", "decoder"]
 
 
 def runs_of(blocks: Sequence[BlockSpec], side: Side) -> list[tuple[range, list[BlockSpec]]]:
-    """Return runs of consecutive blocks of one form, each with its layers, from 1."""
+    """Group consecutive blocks of the same form: (layers counted from 1, blocks) of each group."""
     runs, layer = [], 1
     for _, equal in groupby(blocks, key=lambda block: (type(block), *_forms(block, side))):
         run = list(equal)
@@ -32,7 +32,7 @@ def layer_names(first: int, last: int) -> str:
 
 
 def form(part: Any) -> Any:
-    """Return a specification without its numbers; whether a gain is absent (zero) remains."""
+    """Return a specification without its numbers, but with the mark of an absent (zero) gain."""
     if is_dataclass(part):
         inner = tuple(form(getattr(part, field.name)) for field in fields(part))
         return type(part), isinstance(part, Gain) and part.absent, *inner
@@ -60,8 +60,8 @@ def changed_fields(
 ) -> list[str]:
     """Return `name value` for each field in which parts of one form differ from `default`.
 
-    Fields in `known` are left out: the caller shows them in words of their own. So a field that no
-    drawing knows is still shown. Without a `default`, each field is compared with its own.
+    Fields in `known` are left out: the caller shows them in another form. So a field without its
+    own drawing is still shown. Without a `default`, each field is compared with its own default.
     """
     shown = []
     for field in fields(parts[0]):
@@ -74,7 +74,7 @@ def changed_fields(
 
 
 def phrase(parts: Sequence[Any], default: Any, layers: range, *, outer: bool = False) -> str:
-    """Return one value of equal form in several layers: what differs from `default` in it."""
+    """Describe a value of the same form in several layers by its differences from `default`."""
     first = parts[0]
     if isinstance(first, Gain):
         flags = ("learned", "vector", "profiled")

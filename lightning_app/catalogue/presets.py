@@ -18,10 +18,10 @@ Stacks = Mapping[Side, StackSpec]
 
 
 def resolve_preset(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
-    """Return the stacks of preset `name`; a decoder of depth 0 is none.
+    """Return the stacks of preset `name`; a decoder of depth 0 is left out.
 
     Raises:
-        UserError: for a preset or a depth that is none.
+        UserError: for an unknown preset or an invalid depth.
     """
     if name not in PRESETS:
         raise UserError(f"blocks: no preset '{name}'{nearest(name, PRESETS)}")

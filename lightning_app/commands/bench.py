@@ -27,7 +27,7 @@ QUICK_GROWTH: dict[Axis, Sequence[int]] = {"length": (8, 16), "depth": (1, 2), "
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line says; None stands for the default of the device."""
+    """The options of the command line; None selects the default of the device."""
 
     presets: list[str] | None = None
     attention: bool = False

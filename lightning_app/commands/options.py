@@ -63,7 +63,7 @@ def add_run(command: argparse.ArgumentParser) -> None:
         "--devices-per-cell",
         type=int,
         metavar="N",
-        help="devices, hence processes, for each cell (default: as trainer.devices says)",
+        help="devices, and so processes, for each cell (default: trainer.devices)",
     )
     add("--slots-per-device", type=int, metavar="N", help="cells that share a GPU (default: 1)")
     add_storage(command)

@@ -252,7 +252,7 @@ def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
 
 
 def sharpness_row(found: Sharpness, step: int) -> Row:
-    """Return the row; NaN, rather than a number that is none, where it did not settle."""
+    """Return the row; NaN where the iteration did not converge."""
     value = found.value if found.converged else float("nan")
     return Row(step, MODEL, None, "preconditioned_sharpness", None, value)
 

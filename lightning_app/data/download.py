@@ -2,7 +2,7 @@
 
 Each corpus becomes a folder of plain text files, named as `sources` wants them, that appears whole
 or not at all. The hub and the tarball's server need a network; the tests read a small tarball of
-the same shape from a local server instead, and a stand-in for the hub.
+the same shape from a local server instead, and a replacement of the hub.
 """
 
 import hashlib
@@ -180,7 +180,7 @@ def _get(url: str) -> bytes:
 
 
 def _hub(config: DataConfig, repository: str, folder: Path) -> None:
-    # Never run against the real hub: only with a stand-in for `load_dataset`.
+    # Never run against the real hub: only with a replacement of `load_dataset`.
     import datasets
 
     # Salesforce/wikitext holds parquet files on its main branch; others were converted by the hub

@@ -323,7 +323,7 @@ def _read_synthetic(config: DataConfig) -> Corpus:
         references={},
         protocol=(
             f"synthetic German-English grammar, seed {sentences.SEED}: {counts} distinct pairs; "
-            f"no sentence of either language stands in two splits"
+            f"no sentence of either language is in two splits"
         ),
         tokenized=True,
     )

@@ -11,10 +11,10 @@ def global_batches(
 ) -> list[np.ndarray]:
     """Cut all rows into global batches with n * longest side <= tokens_per_batch.
 
-    Rows are sorted by the longer side, then by source - target, in rising and falling order by
-    turns, so that neighbours are alike on both sides: 3.2 % padding on 52,000 pairs of IWSLT14 at
-    4096 tokens, where (source, target) order has 6.9 %. A row longer than the budget is a batch of
-    its own.
+    Rows are sorted by the longer side, then by source - target, alternately in rising and
+    falling order, so that neighbours are alike on both sides: 3.2 % padding on 52,000 pairs of
+    IWSLT14 at 4096 tokens, where (source, target) order has 6.9 %. A row longer than the budget
+    becomes a separate batch.
     `shuffle` changes which of several rows of equal lengths go together and the order of the
     batches, never their number.
 

@@ -55,7 +55,7 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
 
     Args:
         lines: gives the training lines, afresh at each call.
-        kind: `bpe` (byte-pair encoding) or `word` (whatever stands between two spaces).
+        kind: `bpe` (byte-pair encoding) or `word` (the text between two spaces).
         vocab_size: number of ids with the five special ones; None for every word.
 
     Raises:

@@ -82,7 +82,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """Read `identity.json` of a run's folder, None where there is none.
+    """Read `identity.json` of a run's folder, None if it does not exist.
 
     Raises:
         UserError: where it is damaged.

@@ -114,7 +114,7 @@ def completed(config: Tree) -> dict[str, Any]:
 
 
 def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:
-    """Return a tree with a value where it has none; a part that is no mapping stays."""
+    """Return a tree with a missing value added; a part that is not a mapping is kept."""
     name, *rest = path
     if not rest:
         return {name: value, **tree}

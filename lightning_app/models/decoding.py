@@ -20,7 +20,7 @@ class DecodingState(NamedTuple):
 
     The beams of a sentence share its caches: a token's keys and values are written once, into a
     slot of their own, and stay there whatever becomes of the beams. `beam_ancestry` says which
-    slots hold the prefix of which beam, `places` where their tokens stand. Steps write into
+    slots hold the prefix of which beam, `places` the positions of their tokens. Steps write into
     the caches, so a state is stepped once.
     """
 
@@ -57,9 +57,10 @@ class DecodingState(NamedTuple):
     def with_room(self, tokens: int) -> "DecodingState":
         """Return a state whose caches have room for `tokens` more a sentence.
 
-        Where there is none, slots that no beam's prefix holds are dropped, and the others move to
-        caches of twice their number. So as many slots are written between two moves as one of them
-        copies, and a search of n tokens reads little more than n slots a sentence, not beam * n.
+        If there is no room, slots that no beam's prefix holds are dropped, and the others move to
+        caches of twice their number. So between two moves as many slots are written as
+        one move copies, and a search of n tokens reads little more than n slots a sentence instead
+        of beam * n.
         """
         filled = self.beam_ancestry.shape[2]
         if not filled or filled + tokens <= self.caches[0].room:
@@ -90,7 +91,7 @@ def step(
     beam_ancestry = torch.cat([state.beam_ancestry, own], dim=2)
     slots = beam_ancestry.shape[2]
     mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(beam_ancestry[:, None])
-    # All the newest tokens stand at one position.
+    # All the newest tokens have the same position.
     newest = torch.full((1,), state.length, device=tokens.device)
     keys = torch.cat([state.places, newest.expand(sentences, beams)], dim=1)
     x = embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)

@@ -30,7 +30,7 @@ class Embedding(nn.Module):
     """``norm(sqrt(d) E[token] + PE(position))``, with E shared by every input and the output.
 
     E starts at N(0, 1/d), so that the sum starts with entries of variance one. PE is the table of
-    the positions, zero where they enter attention instead. The norm is none by default; BERT's
+    the positions, zero where they enter attention instead. By default there is no norm; BERT's
     official code has a LayerNorm there, with dropout after it (Devlin et al. 2019,
     `embedding_postprocessor`). A norm makes the factor sqrt(d), which BERT has not, a weight of the
     token beside its position.
@@ -48,7 +48,7 @@ class Embedding(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch token"], start: int = 0
     ) -> Float[Tensor, "batch token model"]:
-        """Embed `tokens`, the first of which stands at position `start`.
+        """Embed `tokens`, the first of which has position `start`.
 
         Raises:
             UserError: for a text longer than a learned table has positions.

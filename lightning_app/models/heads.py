@@ -25,15 +25,15 @@ from lightning_app.models.transformer import BlockStack, Memory
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureConfig:
-    """The sizes of a model. What stands inside a block is said by the block alone."""
+    """The sizes of a model. The parts inside a block are defined by the block config."""
 
     kind: Literal["encoder_decoder", "encoder", "decoder"] = "encoder_decoder"
     """encoder_decoder for translation, encoder for masked language modelling; decoder is one causal
     stack without cross-attention."""
     encoder_depth: int = 6
-    """Blocks in the encoder; not read where there is none."""
+    """Blocks in the encoder; not read in a model without one."""
     decoder_depth: int = 6
-    """Blocks in the decoder; not read where there is none."""
+    """Blocks in the decoder; not read in a model without one."""
     model_dim: int = 512
     """Width of the stream."""
     ff_dim: int = 1024
@@ -183,7 +183,7 @@ class EncoderDecoder(nn.Module):
 class CausalLanguageModel(nn.Module):
     """Tokens to a distribution over the next one: a causal stack alone, as in GPT.
 
-    One embedding serves input and output. Padding may only stand on the right, where no real
+    One embedding serves input and output. Padding may only be on the right, where no real
     token sees it.
     """
 

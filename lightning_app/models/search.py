@@ -138,7 +138,7 @@ def search(
     """Return the best hypothesis of each source sentence.
 
     Beam search keeps the `beam` best unfinished prefixes of a sentence. A prefix that ends is
-    finished when it stands among the best `beam` candidates; a sentence is done when `beam` have
+    finished when it is among the best `beam` candidates; a sentence is done when `beam` have
     finished or its length limit is reached, where every prefix is made to end. Done sentences
     leave the batch at once. A beam of 1 is greedy search.
     """

@@ -75,8 +75,8 @@ class BlockStack(nn.Module):
             x: The newest tokens.
             mask: What each token sees of this stack's own tokens.
             memory: What cross-attention reads.
-            caches: One a layer, with what stands before `x`; `x` is written into them.
-            places: Where the tokens stand; None where `x` is a whole text.
+            caches: One for each layer, with the tokens before `x`; `x` is appended to them.
+            places: The positions of the tokens; None if `x` is a whole text.
         """
         placed = None
         if self.place is not None:

@@ -29,7 +29,7 @@ def output_sums(
 ) -> LossSums:
     """Return `token_sums` of the logits ``states table^T + bias``, made `chunk` tokens at a time.
 
-    With gradients enabled it is differentiable once: whoever needs a second derivative takes the
+    With gradients enabled it is differentiable once: for a second derivative take the
     logits as a whole and `token_sums`.
     """
     longest = chunk or (CPU_TOKENS if states.device.type == "cpu" else DEVICE_TOKENS)

@@ -32,7 +32,7 @@ class ActivationHooks:
     quantity                of layer n (0: what enters the first layer)
     ======================  ====================================================================
     hidden_norm             ``||x||^2 / d`` of the stream after the layer, mean over tokens
-    sum_norm                the same before the layer's last norm, where one stands on the sum:
+    sum_norm                the same before the layer's last norm, if it is on the sum:
                             Xiong et al.'s x^{post,5}; elsewhere equal to hidden_norm
     token_cosine            mean cosine of the pairs of tokens of a sentence, after the layer
     token_rank              effective rank of the tokens of a sentence, after the layer
@@ -203,7 +203,7 @@ class ActivationHooks:
 
 
 def last_norm(block: Block) -> nn.Module | None:
-    """Return the norm on the sum of the block's last sub-layer, None where there is none."""
+    """Return the norm on the sum of the block's last sub-layer, or None."""
     norm = block.last_residual.norm_sum
     return None if isinstance(norm, nn.Identity) else norm
 

@@ -118,7 +118,7 @@ def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
 
 
 def drawable(value: float, lines: Lines) -> bool:
-    """Whether `value` has a place on the axis: a gradient of exactly zero has none."""
+    """Whether `value` has a place on the axis: a gradient of exactly zero has no place."""
     return math.isfinite(value) and (value > 0.0 or not lines.log)
 
 
@@ -130,7 +130,7 @@ def gains_of(probed: Sequence[Probed]) -> Lines:
         quantity
         for quantity in found
         if (quantity in SHAPING or quantity.endswith(ends))
-        # cross_head_gain stands in the column of cross-attention, under head_gain
+        # cross_head_gain is in the column of cross-attention, under head_gain
         and not (quantity.startswith("cross_") and quantity.removeprefix("cross_") in found)
     )
     return Lines("gains", {quantity: quantity.replace("_", " ") for quantity in gains})

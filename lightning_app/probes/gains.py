@@ -12,7 +12,7 @@ from lightning_app.probes.table import Place
 
 
 def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
-    """Return (stack, layer) in the order in which layers stand for the rest where room is short.
+    """Return (stack, layer) in the order in which layers are chosen where only some can be shown.
 
     Layers count from 1. The last of each stack comes first, then the first, the middle, the rest.
     """

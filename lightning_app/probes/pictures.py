@@ -14,7 +14,7 @@ SQUARE, GAP = 72, 6
 """Pixels of a map, and between maps."""
 LINE = 18
 LAYERS, HEADS = 6, 8
-"""At most so many rows and columns of squares."""
+"""The largest number of rows and of columns of squares."""
 TITLES = {
     "encoder": "encoder, self-attention",
     "decoder": "decoder, self-attention",

@@ -88,7 +88,7 @@ class RunningStats:
 
 def quantiles(values: Tensor, points: Tensor) -> Tensor:
     """Return the quantiles at `points`, linear between neighbours. `torch.quantile` has a limit
-    of 2^24 values; sorting has none."""
+    of 2^24 values; sorting has no such limit."""
     ranked = values.sort().values
     places = points * (len(ranked) - 1)
     low, high = places.floor().long(), places.ceil().long()
@@ -112,7 +112,7 @@ HEADER = ("step", "stack", "layer", "quantity", "head", "value")
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return `rows` as one CSV table; empty cells are what a row has none of."""
+    """Return `rows` as one CSV table; an empty cell is a missing value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
@@ -151,7 +151,7 @@ class Probed(NamedTuple):
         }
 
     def number(self, quantity: str, stack: str = MODEL) -> float:
-        """Return a value of the whole stack or model, NaN where there is none."""
+        """Return a value of the whole stack or model, NaN if it is missing."""
         last = max((row.step for row in self.rows), default=0)
         for row in self.rows:
             if row.step == last and (row.quantity, row.stack) == (quantity, stack):

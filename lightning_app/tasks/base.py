@@ -79,7 +79,7 @@ class Task(ABC):
 
     @abstractmethod
     def logits(self, model: Any, batch: Any) -> Tensor:
-        """Return the logits of every predicted token, whole, for whoever looks at them."""
+        """Return the logits of every predicted token, whole, for probes and other readers."""
 
     @abstractmethod
     def sums(self, model: Any, batch: Any) -> LossSums:

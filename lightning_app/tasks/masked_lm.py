@@ -120,7 +120,7 @@ class MaskedRows(Windows):
         return chosen & (tokens != EOS)
 
     def _replace(self, epoch: int, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return what stands in a chosen place: 80 % MASK, 10 % any piece, 10 % the token."""
+        """Return the input at a chosen position: 80 % MASK, 10 % any piece, 10 % the token."""
         die = self._noise(epoch, rows, stream=1) % 10
         pieces = np.uint64(self._vocab_size - SPECIALS)
         piece = (self._noise(epoch, rows, stream=2) % pieces).astype(np.int64) + SPECIALS

@@ -160,7 +160,7 @@ class Translation(Task):
         how: SearchConfig,
         limit: int | None = None,
     ) -> dict[int, list[int]]:
-        wanted = batch.index >= 0  # blank rows have none
+        wanted = batch.index >= 0  # blank rows have index -1
         if limit is not None:
             wanted &= batch.index < limit
         if not wanted.any():

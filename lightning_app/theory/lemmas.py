@@ -173,7 +173,7 @@ def lemma_3(draws: Draws) -> Iterator[Statement]:
         source=source,
         predicted=0.0,
         measured=max(spectral),
-        accepted=(0.0, 1e-4),  # eps 1e-5 stands beside a variance of 0.25 and more
+        accepted=(0.0, 1e-4),  # eps 1e-5 is added to a variance of 0.25 and more
     )
     depth = draws.setting.depths[-1]
     last = pre_ln_growth(depth, draws.setting.tokens)[-1]

@@ -1,4 +1,4 @@
-"""Claims about a fresh model: what is predicted, what is measured, and whether it bears it out."""
+"""Claims about a fresh model: predictions, measurements, and whether the two agree."""
 
 import csv
 import io

@@ -55,7 +55,7 @@ class _Account(TypedDict, total=False):
 
 
 class Cluster:
-    """The PostgreSQL cluster of a folder, made where there is none."""
+    """The PostgreSQL cluster of a folder; created if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()

@@ -52,7 +52,7 @@ class Queue:
     """The cells still to run, first in, first out, as the waiting trials of a study.
 
     A cell has at most one trial that waits, runs or is complete; failed trials are its history.
-    Whoever makes a queue, or adds cells to it, holds the grid's start lock.
+    A process that creates a queue, or adds cells to it, holds the grid's start lock.
 
     Args:
         grid: The grid.
@@ -98,7 +98,7 @@ class Queue:
 
     @property
     def notes(self) -> list[str]:
-        """What had to be mended when the study was opened."""
+        """The repairs that were made when the study was opened."""
         return self._study.notes
 
     @property
@@ -334,7 +334,7 @@ class Queue:
 def mend(grid: Grid, spec: StorageSpec) -> list[str]:
     """Bring a grid's study into agreement with its run folders. Nobody else works in the folder.
 
-    A study of another folder is made again. Returns what was mended.
+    A study of another folder is made again. Returns the repairs.
 
     Raises:
         UserError: if supervisors of the other folder are at work.

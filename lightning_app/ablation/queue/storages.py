@@ -215,7 +215,7 @@ def _open_database(spec: StorageSpec, lost_after: float) -> RDBStorage:
         except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             if not _may_pass(error) or attempt == _FIRST_USE_TRIES - 1:
                 raise UserError(f"{spec.shown}: cannot be used: {reason(error)}") from error
-            # Not in step with whoever got in the way.
+            # Not at the same time as the process that interfered.
             time.sleep(random.uniform(0.1, 0.2) * (attempt + 1))
         except RuntimeError as error:  # tables of another version of Optuna
             raise UserError(f"{spec.shown}: {_first_line(error)}") from error

@@ -214,7 +214,7 @@ class Study:
         return self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
     def _open(self) -> tuple[BaseStorage, optuna.Study]:
-        """Open or make the study, and note what had to be mended."""
+        """Open or make the study, and note the repairs."""
         if self._spec.kind != "journal":
             storage = open_storage(self._spec, self._lost_after)
             return storage, self._create(storage)

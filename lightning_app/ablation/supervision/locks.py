@@ -17,7 +17,7 @@ from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 
-_SAY_AFTER = 3.0  # seconds after which the user is told why a command waits
+_SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
 
 
 @dataclass(frozen=True)

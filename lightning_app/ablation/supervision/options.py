@@ -1,4 +1,4 @@
-"""How a supervisor works, as `ablate run` is told."""
+"""The options of a supervisor, which `ablate run` sets."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from lightning_app.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a supervisor works. None stands for what the host and the grid suggest.
+    """How a supervisor works. None selects a value that fits the host and the grid.
 
     `workers` cells at once, each on `devices_per_cell` devices, `slots_per_device` cells sharing
     one. After `seconds` the cells that run are put back. `lost_after`: seconds without a heartbeat

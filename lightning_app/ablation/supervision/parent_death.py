@@ -36,5 +36,5 @@ def bind_to_supervisor() -> None:
     threading.Thread(target=watch, daemon=True, name="lifeline").start()
     die_with_parent()
     server = sys.modules.get("lightning_app.ablation.supervision.fork_server")
-    if server is not None and os.getppid() != server.PID:  # it ended before the kernel was told
+    if server is not None and os.getppid() != server.PID:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)

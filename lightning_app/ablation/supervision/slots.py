@@ -63,7 +63,7 @@ class Slots:
     def take(self, alone: bool = False) -> Slot | None:
         """Take the slot whose devices have the fewest cells; `alone`: with no other cell on them.
 
-        None where there is none at this time.
+        None if all are in use.
         """
         load = {slot.group: 0 for slot in (*self._free, *self._taken)}
         for slot in self._taken:
@@ -101,7 +101,7 @@ def slots_of(
     Args:
         cores: The cores that this process may use.
         visible: The accelerators, as CUDA names them; none: cells run on the CPU.
-        devices: How many devices, hence processes, train one cell.
+        devices: Number of devices, and so of processes, that train one cell.
         sharing: How many cells share a device; by default one. On a CPU `workers` says it.
         workers: How many cells run at once; by default as many as fit, on a CPU one process for
             each core.

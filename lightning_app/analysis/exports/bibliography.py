@@ -64,7 +64,7 @@ def cited(topics: Iterable[str]) -> list[str]:
 
 
 def references(grid: GridResults) -> str:
-    """`references.bib`: what was used, and the papers whose figures stand beside ours."""
+    """`references.bib`: what was used, and the papers whose figures are compared with ours."""
     entries = bibliography()
     named = [figure["paper"] for figure in published_of(grid)]
     keys = dict.fromkeys([*cited(topics_of(grid)), *(key for key in named if key in entries)])

@@ -20,8 +20,8 @@ Question = Literal["need", "cost", "stable", "inside"]
 class FigureFiles:
     """One figure as files: `path` is the SVG; PDF and CSV (the data drawn) have the same stem.
 
-    `text` says what the marks are, `limits` what may not be concluded. `group` names the values of
-    the other axes, `all` if there are none; `lr` is None where the figure is over several rates.
+    `text` explains the marks, `limits` what may not be concluded. `group` names the values of
+    the other axes, `all` without other axes; `lr` is None where the figure is over several rates.
     """
 
     path: Path
@@ -71,12 +71,12 @@ class Sketch:
 
 
 def warmup_of(cell: CellResult) -> int:
-    """The warm-up in updates; a schedule without one has none."""
+    """The warm-up in updates; 0 for a schedule without warm-up."""
     return cell.warmup or 0
 
 
 def identity(cell: CellResult) -> dict[str, object]:
-    """What every table of a figure says of a run."""
+    """The columns that identify a run in every table of a figure."""
     return {
         "variant": cell.variant,
         "warmup": cell.warmup,

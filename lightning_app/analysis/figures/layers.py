@@ -46,7 +46,7 @@ def _listed(warmups: Iterable[int]) -> str:
 
 
 def told_of_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Sketch]:
-    """The sketches; the last one names the variants that have none, though they could."""
+    """The sketches; the last one names the variants whose sketch is missing."""
     names = ", ".join(rest)
     if not names or not sketches:
         return list(sketches)

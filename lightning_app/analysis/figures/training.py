@@ -42,7 +42,7 @@ class LossCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveKind:
-    """What stands on the axes, and what the caption says of it."""
+    """The quantities on the axes, and the text of the caption."""
 
     title: str
     loss: str

@@ -7,7 +7,7 @@ curves once more under tags that name variant and warm-up. The second copy is ne
 of the custom-scalars plugin picks tags by a regular expression over all runs and cannot pick runs:
 only through the tag can a chart show one variant.
 
-The columns of the table and the layout of the pages stand in the file of the first run that has
+The columns of the table and the layout of the pages are in the file of the first run that has
 begun. In a file at the root of the grid they would count as one more run, and with more than 40
 TensorBoard shows none in most of its tabs until runs are ticked.
 

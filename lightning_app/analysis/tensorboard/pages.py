@@ -59,7 +59,7 @@ def layout(grid: GridResults) -> Summary:
 
 
 def curve_tag(cell: CellResult, tag: str) -> str:
-    """The tag under which the curve of a finished run stands once more."""
+    """The tag of the second copy of the curve of a finished run."""
     return f"{_curves(cell.variant)}warmup_{cell.warmup or 0}/{tag}"
 
 

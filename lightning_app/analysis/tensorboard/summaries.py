@@ -50,7 +50,7 @@ def replace(
 
     A file is named by what it holds, after a number that grows with each replacement, and before
     `mark`. TensorBoard reads the files of a folder by name and does not come back to an earlier
-    one, and a smaller step makes it forget the greater ones. So the file stands before the
+    one, and a smaller step makes it forget the greater ones. So the file comes before the
     trainer's as long as that one may grow (no `wall_time`), and after it when the run has finished.
     """
     found = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))

@@ -98,7 +98,7 @@ def experiment(grid: GridResults, tags: Sequence[str]) -> Summary:
 
 
 def started(grid: GridResults, cell: CellResult) -> Summary:
-    """The parameters of a cell, each in the type of its column; what it has none of is left out."""
+    """The parameters of a cell, each in the type of its column; missing values are left out."""
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=_seconds(cell.record.get("started")))
     start.hparams["variant"].string_value = cell.variant
     for name, value in cell.axes.items():

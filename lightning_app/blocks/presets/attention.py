@@ -23,7 +23,7 @@ def qk_norm(stack: Stack) -> StackSpec:
 @preset(
     equation="Z_n = Q K^T / sqrt(d_k) + Z_(n-1); A_n = softmax(Z_n / n); x' = N(x + f(x))",
     paper="He et al. 2021, RealFormer (2012.11747), section 3.2",
-    fixes="attention that each layer must find anew",
+    fixes="attention that each layer must learn from scratch",
 )
 def realformer(stack: Stack) -> StackSpec:
     """Post-LN with residual attention in three chains.

@@ -66,7 +66,7 @@ def keel(stack: Stack) -> StackSpec:
 def hybrid_norm(stack: Stack) -> StackSpec:
     """Norms of queries, keys and values in every head, and one before feed-forward and its skip.
 
-    That one stands on the sum of the last attention: in a decoder, of which the paper says nothing,
+    That norm is on the sum of the last attention: in a decoder, of which the paper says nothing,
     on that of cross-attention, whose heads are normed as well. A final norm. Known from secondary
     sources.
     """

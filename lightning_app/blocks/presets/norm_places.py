@@ -64,7 +64,7 @@ def sandwich_ln(stack: Stack) -> StackSpec:
 def normformer(stack: Stack) -> StackSpec:
     """Pre-LN with a learned gain a head, a norm after each attention and one inside the FF.
 
-    The head gains stand before the output projection, as in the paper; the published code applies
+    The head gains come before the output projection, as in the paper; the published code applies
     them after it, where a column no longer belongs to one head. Cross-attention is treated as
     self-attention is. The paper's learned vector on the feed-forward's skip, advised for small
     models, is the axis ``ff_skip: {value: 1, learned: true, vector: true}``.

@@ -18,7 +18,7 @@ from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
 def parallel(stack: Stack) -> StackSpec:
     """Pre-LN with self-attention and feed-forward in one sum.
 
-    No paper says where cross-attention stands: here it follows as a Pre-LN sub-layer of its own.
+    No paper defines the place of cross-attention: here it follows as a separate Pre-LN sub-layer.
     """
     block = replace(around(PRE), around_self=replace(PRE, skip=ABSENT), layout="parallel")
     return same_block(stack, block, final_norm="layer_norm")
@@ -69,7 +69,7 @@ def _simplified(
 ) -> StackSpec:
     """Skipless shaped attention with identity values and projections (He & Hofmann 2023).
 
-    alpha = beta = gamma = 1 a head and trained, W_Q = 0, V = P = I but for the first layer's
+    alpha = beta = gamma = 1 a head and trained, W_Q = 0, V = P = I except for the first layer's
     V = I + W.
     """
     attention = AttentionSpec(
@@ -112,7 +112,7 @@ def sas_p(stack: Stack) -> StackSpec:
     matched_by=LEARNED_VALUE_GAINS,
 )
 def sas_p_no_norm(stack: Stack) -> StackSpec:
-    """`sas_p` without its norms, but for the first block's and the final one.
+    """`sas_p` without norms, except the first block's and the final one.
 
     The authors' code keeps those two. Cross-attention stays ordinary, with its own norm.
     """

@@ -66,7 +66,7 @@ class Phrase(NamedTuple):
         kind: of the noun.
         is_pronoun: whether it goes to the pronouns' place.
         negative: whether it holds the negation of the clause (kein).
-        fixed: whether it may stand first as an object: its article shows the case, and it is
+        fixed: whether it may come first as an object: its article shows the case, and it is
             neither indefinite nor negative.
     """
 
@@ -230,7 +230,7 @@ def with_endings(stem: str, endings: tuple[str, str, str]) -> tuple[str, str, st
 
 
 def pronoun_of(phrase: Phrase) -> Phrase:
-    """Return the personal pronoun that stands for `phrase`: German by gender, English by nature."""
+    """Return the personal pronoun that replaces `phrase`: German by gender, English by nature."""
     if phrase.is_pronoun:
         return phrase
     if phrase.form == WIR:

@@ -57,7 +57,7 @@ class Grammar(ClauseGrammar):
         return finish_pair(german, english, mark=".")
 
     def _statement(self, clause: Clause) -> tuple[str, str]:
-        """Choose what stands first in German; only the time moves in English as well."""
+        """Choose what comes first in German; only the time moves in English as well."""
         first = "subject"
         draw = self._random()
         shown = clause.accusative or clause.dative

@@ -15,7 +15,7 @@ _BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
 
 
 def may_stand_first(clause: Clause) -> bool:
-    """Whether the accusative, or else the dative, can stand first without being a subject."""
+    """Whether the accusative, or else the dative, can come first without being a subject."""
     if clause.accusative is not None:
         return clause.accusative.fixed and clause.accusative.gender == "m"
     return clause.dative is not None and clause.dative.fixed
@@ -49,7 +49,7 @@ def german_verb(clause: Clause) -> tuple[str, list[str], str]:
 
 
 def german_middle(clause: Clause, first: str = "", subject_leads: bool = False) -> list[str]:
-    """Return what stands between the parts of the verb, without the constituent named `first`."""
+    """Return the words between the parts of the verb, without the constituent named `first`."""
     subject, accusative, dative = clause.subject, clause.accusative, clause.dative
     if first == "object":
         accusative, dative = (None, dative) if accusative is not None else (None, None)
@@ -127,7 +127,7 @@ def english_clause(clause: Clause, *, time_first: bool = False, question: bool =
 
 
 def _english_verb(clause: Clause, needs_auxiliary: bool) -> tuple[str, str]:
-    """Return the auxiliary (empty if there is none) and the rest of the verb."""
+    """Return the auxiliary (empty without one) and the rest of the verb."""
     verb, form, tense = clause.verb, clause.subject.form, clause.tense
     if verb is None and tense in _BE:
         return _BE[tense][form], ""

@@ -18,7 +18,7 @@ POSITIONS: Registry["type[Positions]"] = Registry("model.architecture.positions"
 
 
 class Places(NamedTuple):
-    """Where the tokens of one pass stand, counted from 0."""
+    """The positions of the tokens of one pass, counted from 0."""
 
     newest: Int[Tensor, " #token"]
     """Of the tokens that run through the stack."""
@@ -54,7 +54,7 @@ Place = Callable[[Places], Placed]
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """One way in which order enters; this base has none. A leaf overrides what it uses."""
+    """One kind of positions; this base ignores order. A subclass overrides what it uses."""
 
     model_dim: int
     num_heads: int
