@@ -28,7 +28,7 @@ def mix(*numbers: int) -> int:
 
 
 def seed_draws(device: torch.device, seed: int) -> None:
-    """Seed the generators of the CPU and of `device` alone.
+    """Seed only the generators of the CPU and of `device`.
 
     `torch.manual_seed` visits every kind of accelerator, and without any keeps a formatted
     stack of the call each time: half a millisecond.
@@ -44,7 +44,7 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
     Lengths are symbols from the first batch on: a batch of other lengths needs no new compilation.
 
     Args:
-        model: Whose blocks are compiled.
+        model: The model whose blocks are compiled.
         how: Further arguments of `torch.compile`.
     """
     for block in model.modules():
@@ -53,11 +53,11 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
 
 
 class TransformerModule(pl.LightningModule):
-    """A Transformer whose blocks are wired as `block` says, trained for `objective`.
+    """A Transformer with the wiring `block`, trained for `objective`.
 
     The model is built when the data is known, since the vocabulary sets its size. Gradients are
     those of the sum of token losses over the global batch divided by its number of predicted
-    tokens, whatever the number of devices: each rank divides its share by tokens / world, and
+    tokens, for any number of devices: each rank divides its share by tokens / world, and
     DDP averages. A step has one global batch: gradients are not accumulated over several.
 
     Args:
@@ -67,7 +67,7 @@ class TransformerModule(pl.LightningModule):
         optimizer: The optimizer.
         schedule: The learning-rate schedule.
         compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
-            evaluation, decoding and probes stay as they are. No part of a run's identity.
+            evaluation, decoding and probes are not compiled. Not part of a run's identity.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class TransformerModule(pl.LightningModule):
         self.vocab_size = 0
         self.profiled = False
         self._seed = 0
-        # A NaN must stay one: by default it would be left out of the sum, and the loss be 0.
+        # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
         sums = (SumMetric(nan_strategy="disable") for _ in range(3))
         self.total_nll, self.total_correct, self.total_tokens = sums
 
     def ensure_built(self) -> None:
-        """Build the model of the Trainer's data, unless that is done."""
+        """Build the model for the Trainer's data, if it does not exist yet."""
         if self.model is None:
             self.build(self.trainer.datamodule.vocab_size)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -132,10 +132,10 @@ class TransformerModule(pl.LightningModule):
         check_accumulation(self.trainer.accumulate_grad_batches)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed the batch's draws; profile the skips that ask for it (Admin), once, on all ranks.
+        """Seed the batch's draws; profile the skips that require it (Admin), once, on all ranks.
 
-        Dropout draws from (seed, step, batch, rank) alone, so that a run that goes on from a
-        checkpoint draws what it would have drawn without the break.
+        Dropout depends only on (seed, step, batch, rank), so that a run resumed from a
+        checkpoint draws the same numbers as an uninterrupted run.
         """
         assert self.model is not None
         seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
@@ -202,7 +202,7 @@ class TransformerModule(pl.LightningModule):
             return self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _eager(self) -> AbstractContextManager[Any]:
-        """Leave compiled blocks aside: a search has other shapes at each of its steps."""
+        """Do not use compiled blocks: a search has other shapes at each of its steps."""
         if self.compilation == "none":
             return nullcontext()
         return torch.compiler.set_stance("force_eager")
@@ -226,7 +226,7 @@ class TransformerModule(pl.LightningModule):
         }
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         metrics |= self.objective.scores(stage, datamodule)
-        # The same number on every rank: what it is made of was summed or gathered before.
+        # The same number on every rank: its parts were summed or gathered before.
         self.log_dict({**metrics, "step": float(self.global_step)}, rank_zero_only=False)
 
     def configure_optimizers(self) -> Any:
@@ -246,7 +246,7 @@ class TransformerModule(pl.LightningModule):
         checkpoint["finite"] = is_finite(checkpoint["state_dict"])
         if streams := join(self.objective.streams()):
             checkpoint["streams"] = streams
-        # A run that is killed after this goes on from here: what it logged must be there then.
+        # A run that is killed after this resumes here: its logged values must be on disk by then.
         for logger in self.loggers:
             logger.save()
 

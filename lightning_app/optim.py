@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules, and which parameters decay."""
+"""Optimizers, learning-rate schedules, and the parameters with weight decay."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from lightning_app.errors import UserError
 from lightning_app.registry import Registry
 
 Groups = list[dict[str, Any]]
-"""What `parameter_groups` returns."""
+"""The parameter groups that `parameter_groups` returns."""
 
 OPTIMIZERS: Registry["BuildOptimizer"] = Registry("model.optimizer.kind")
 """The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
@@ -84,7 +84,7 @@ class ScheduleConfig:
             raise ValueError(f"reference_steps {self.reference_steps}: at least 1")
 
     def check(self, total: int) -> None:
-        """Refuse a decoupled linear decay that a run of `total` steps has no room for.
+        """Refuse a decoupled linear decay that does not fit into a run of `total` steps.
 
         Raises:
             UserError: naming the field and what would be right.
@@ -115,7 +115,7 @@ class ScheduleConfig:
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Split the parameters into those that decay and those that never do.
 
-    Norms, biases and learned scalars take no decay, unless a scalar's class asks for it.
+    Norms, biases and learned scalars take no decay, unless the class of a scalar sets it.
     """
     decaying, free = [], []
     for module in model.modules():
@@ -134,7 +134,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 class BuildOptimizer(Protocol):
     """Builds an optimizer of the parameters in `groups`.
 
-    `fused` asks for the form that updates all parameters in one kernel, where there is one.
+    `fused` selects the form that updates all parameters in one kernel, if the device has one.
     """
 
     def __call__(
@@ -189,7 +189,7 @@ def build_schedule(
     """Return the schedule over `total` steps. LambdaLR counts from 0, the formulas from 1.
 
     Raises:
-        UserError: where the run is too short for the schedule.
+        UserError: if the run is too short for the schedule.
     """
     config.check(total)
     factor: Callable[[int], float] = lambda done: config.factor(done + 1, total)  # noqa: E731

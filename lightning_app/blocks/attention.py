@@ -27,7 +27,7 @@ Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogo
 QueryInit = Literal["xavier", "zeros"]
 CarryKind = Literal["none", "scores", "qk_sum"]
 Carry = ScoreCarry | QueryKeySums
-"""What a chain of attentions hands from layer to layer."""
+"""The kind of state that a chain of attentions passes from layer to layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class ShapingSpec:
     learned: bool = True
     """Train the weights; they take no weight decay."""
     per_head: bool = True
-    """One weight a head, else one for all heads."""
+    """One weight for each head instead of one for all heads."""
 
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta), ("gamma", self.gamma)):
@@ -52,7 +52,7 @@ class ShapingSpec:
 
     @property
     def centred(self) -> bool:
-        """Whether the map loses its part at zero scores, which asks for queries of zero."""
+        """Whether the map subtracts the centre C, which requires queries that start at zero."""
         return self.gamma is not None and self.gamma != 0.0
 
 
@@ -61,9 +61,9 @@ class ProjectionGains:
     """a and b of a projection ``W = a W_0 + b dW``."""
 
     kept: Gain = Gain()
-    """a, on the part that stays as it starts."""
+    """a, the gain of the fixed part W_0."""
     change: Gain = Gain()
-    """b, on the part that is trained from zero."""
+    """b, the gain of the part dW, which is trained from zero."""
 
     def __post_init__(self) -> None:
         if self.kept.vector or self.change.vector or self.kept.profiled or self.change.profiled:
@@ -107,7 +107,7 @@ class AttentionSpec:
                 "shaped_attention (gamma)"
             )
         if not 0.0 < self.score_divisor < math.inf:
-            raise ValueError(f"residual_temperature {self.score_divisor}: a number above 0")
+            raise ValueError(f"residual_temperature {self.score_divisor}: must be a number above 0")
         if self.score_divisor != 1.0 and self.carry == "none":
             raise ValueError("residual_temperature: nothing to divide without residual_attention")
         if not 0.0 <= self.query_key_noise < math.inf:
@@ -123,9 +123,9 @@ class AttentionSpec:
 def project(
     u: Float[Tensor, "*shape model"], *projections: nn.Module
 ) -> list[Float[Tensor, "*shape _"]]:
-    """Return what each projection makes of `u`; those that are linear are one product.
+    """Return each projection of `u`; the linear ones are computed as one product.
 
-    Their parameters stay apart, as checkpoints and initialisation know them: putting the weights
+    Their parameters stay separate for checkpoints and initialisation: concatenating the weights
     side by side costs little beside the product.
     """
     full = [each for each in projections if isinstance(each, nn.Linear)]
@@ -138,9 +138,9 @@ def project(
 
 @final
 class AnchoredProjection(nn.Module):
-    """``u (a W_0 + b dW)``: W_0 stays, dW is trained from zero, a and b are gains.
+    """``u (a W_0 + b dW)``: W_0 is fixed, dW is trained from zero, a and b are gains.
 
-    W_0 is the identity where `initial` is None, else an orthogonal buffer.
+    W_0 is the identity if `initial` is None, else an orthogonal buffer.
     """
 
     initial: Tensor | None
@@ -223,7 +223,7 @@ class Attention(nn.Module):
     """Multi-head attention of queries over keys and values from the same or another text.
 
     ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map. Queries and keys pass, in this
-    order, noise (training alone), the norm over each head, and what positions make of
+    order, noise (in training only), the norm over each head, and the transformation of the
     them. The caller makes
     all three first, so that cached decoding appends to keys and values.
     """
@@ -261,7 +261,7 @@ class Attention(nn.Module):
     def queries(
         self, u: Float[Tensor, "batch query model"], placed: Placed | None
     ) -> Float[Tensor, "batch head query dim"]:
-        """Return the queries of `u` as the scores take them, split into heads."""
+        """Return the queries of `u` for the scores, split into heads."""
         query = self._heads(self.query(u), self.query_norm)
         return query if placed is None else placed.queries(query)
 
@@ -272,7 +272,7 @@ class Attention(nn.Module):
         Float[Tensor, "batch head token dim"],
         Float[Tensor, "batch head token dim"],
     ]:
-        """Return queries, keys and values of one text, by one product where all are full."""
+        """Return queries, keys and values of one text, as one product if all are full."""
         query, key, value = project(u, self.query, self.key, self.value)
         query = self._heads(query, self.query_norm)
         key = self._heads(key, self.key_norm)
@@ -283,7 +283,7 @@ class Attention(nn.Module):
     def keys_values(
         self, memory: Float[Tensor, "batch key model"], placed: Placed | None
     ) -> tuple[Float[Tensor, "batch head key dim"], Float[Tensor, "batch head key dim"]]:
-        """Return keys, as the scores take them, and values of `memory`, split into heads."""
+        """Return the keys for the scores and the values of `memory`, split into heads."""
         key, value = project(memory, self.key, self.value)
         key = self._heads(key, self.key_norm)
         key = key if placed is None else placed.keys(key)
@@ -297,7 +297,7 @@ class Attention(nn.Module):
         mask: Mask,
         carry: Carry | None,
     ) -> tuple[Float[Tensor, "batch query model"], Carry | None]:
-        """Return the sub-layer's output and what the chain hands to the layer above."""
+        """Return the sub-layer's output and the state that the chain passes to the layer above."""
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor
         match self.spec.carry:

@@ -12,10 +12,10 @@ class Term(NamedTuple):
     """``weight * value``, to be added to the loss.
 
     Attributes:
-        value: A scalar with a gradient, of the forward pass before or of parameters alone.
+        value: A scalar with a gradient, from the last forward pass or from parameters only.
         weight: The factor in the loss.
-        over_tokens: Whether `value` is a sum over the tokens of the batch, which is divided as the
-            loss is; otherwise it is a penalty, the same on every rank, and is not divided.
+        over_tokens: Whether `value` is a sum over the tokens of the batch, which is divided like
+            the loss; otherwise it is a penalty, the same on every rank, and is not divided.
     """
 
     value: Float[Tensor, ""]
@@ -34,7 +34,7 @@ class AuxiliaryTerms(ABC):
 def auxiliary_terms(
     model: nn.Module, normalizer: Float[Tensor, ""]
 ) -> dict[str, Float[Tensor, ""]]:
-    """Return what all modules of `model` add to the loss, by name.
+    """Return the terms that all modules of `model` add to the loss, by name.
 
     Terms of one name are added together. `normalizer` is the number by which sums over tokens are
     divided.

@@ -34,15 +34,15 @@ class InitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSpec:
-    """Everything that tells one block from another.
+    """The specification of one block: everything that may differ between blocks.
 
-    ``sequential``: self-attention, cross-attention where there is one, feed-forward, each inside
+    ``sequential``: self-attention, cross-attention if the stack has one, feed-forward, each inside
     its residual formula. ``parallel``: self-attention and feed-forward read one norm and join one
     skip, that of `around_ff`: ``y = skip * x + b_SA SA(u) + b_FF FF(u)``, ``u = norm(x)``; a
-    cross-attention follows as a sub-layer of its own.
+    cross-attention follows as a separate sub-layer.
 
     `bottom_to_top` adds the block's input to the sum of its last sub-layer (B2T).
-    `share_branch_gain` makes one gain of all branches, that of `around_self` (ReZero).
+    `share_branch_gain` uses one gain for all branches, that of `around_self` (ReZero).
     `ff_norm` lies between the feed-forward's activation and its second matrix (NormFormer).
     """
 
@@ -91,7 +91,7 @@ class BlockSpec:
 
     @property
     def built_around_ff(self) -> ResidualSpec:
-        """`around_ff` as it is built: a parallel feed-forward reads the attention's norm."""
+        """The `around_ff` that is built: a parallel feed-forward reads the attention's norm."""
         if self.layout == "parallel":
             return replace(self.around_ff, norm_input="none")
         return self.around_ff
@@ -154,14 +154,14 @@ class Sizes:
 
 
 class Carries(NamedTuple):
-    """What the two chains of attentions hand upwards; None where nothing is carried."""
+    """The states that the two attention chains pass to the layer above; None without a chain."""
 
     self_attention: Carry | None = None
     cross_attention: Carry | None = None
 
 
 class Source(NamedTuple):
-    """What one cross-attention reads: keys and values of another stack's states, and their mask."""
+    """The input of one cross-attention: keys and values from another stack, and their mask."""
 
     keys: Float[Tensor, "batch head source dim"]
     values: Float[Tensor, "batch head source dim"]
@@ -169,10 +169,10 @@ class Source(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a block is given besides its stream: where it is called, and what its queries may see.
+    """The inputs of a block besides its stream: the layer, and what its queries may attend to.
 
-    `layer` counts from 1, `step` is how often the layer has run on this stream before. A module
-    that serves several layers has one call for each, so hooks know a layer by its call.
+    `layer` counts from 1; `step` counts the earlier runs of the layer on this stream. A module
+    that serves several layers is called once for each, so hooks identify a layer by its call.
     """
 
     layer: int
@@ -185,7 +185,7 @@ class Call(NamedTuple):
 
 @final
 class Block(nn.Module):
-    """Self-attention, cross-attention where `cross` asks for it, feed-forward.
+    """Self-attention, cross-attention if `cross` is set, feed-forward.
 
     ::
 

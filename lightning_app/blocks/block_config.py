@@ -1,4 +1,4 @@
-"""A block as the config names it: a preset, then single axes set on top of it."""
+"""The config of a block: a preset, and single axes that override it."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,7 +27,7 @@ PLACES: dict[Placement, tuple[bool, bool, bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """A preset and the axes changed on top of it; an axis left out is as the preset has it."""
+    """A preset and the axes that override it; an axis that is left out has the preset's value."""
 
     preset: str = "pre_ln"
     """A name that `ablate blocks` lists."""
@@ -40,9 +40,9 @@ class BlockConfig:
     """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
     carries sums of queries and of keys."""
     residual_temperature: float | None = None
-    """Divides the carried logits as well; needs residual attention."""
+    """A further divisor of the carried logits; needs residual attention."""
     query_key_noise: float | None = None
-    """Experimental, in training alone: this times normal noise, cut at 2, on queries and keys."""
+    """Experimental, in training only: scale of the normal noise, cut at 2, on queries and keys."""
     qk_norm: Norm | None = None
     """The norm of each head of queries and keys, with learned gains."""
     shaped_attention: ShapingSpec | None = None
@@ -52,9 +52,9 @@ class BlockConfig:
     output_projection: Projection | None = None
     """The output projection of self-attention, in every layer."""
     first_value_projection: Projection | None = None
-    """The value projection of the first layer, where it is to differ."""
+    """The value projection of the first layer, if it differs from the others."""
     last_output_projection: Projection | None = None
-    """The output projection of the last layer, where it is to differ."""
+    """The output projection of the last layer, if it differs from the others."""
     value_gains: ProjectionGains | None = None
     """a and b of V = a W_0 + b dW, for identity_plus and orthogonal_plus."""
     output_gains: ProjectionGains | None = None
@@ -63,7 +63,7 @@ class BlockConfig:
     """Start P from the transpose of V's orthogonal matrix, so that the two cancel; a first or last
     layer that is to differ is left out."""
     layout: Layout | None = None
-    """Self-attention and feed-forward in turn, or in one sum."""
+    """Self-attention and feed-forward one after the other, or in one sum."""
     attention_skip: Gain | None = None
     """The gain of the skip around self-attention; 0 removes it."""
     ff_skip: Gain | None = None
@@ -73,13 +73,13 @@ class BlockConfig:
     ff_branch: Gain | None = None
     """The gain of the feed-forward branch."""
     share_branch_gain: bool | None = None
-    """One learned gain for all branches of a layer instead of one each."""
+    """One learned gain for all branches of a layer instead of one for each branch."""
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
 
         Raises:
-            ValueError: for an unknown preset or a combination without meaning; the message names
+            ValueError: for an unknown preset or an invalid combination; the message names
                 the field.
         """
         if self.preset not in PRESETS:
@@ -181,7 +181,7 @@ class BlockConfig:
         return norm if norm == "none" or self.norm is None else self.norm
 
     def _both(self, attention: AttentionSpec) -> AttentionSpec:
-        """Return `attention` with what self- and cross-attention have in common."""
+        """Return `attention` with the axes that self- and cross-attention share."""
         noise = self.query_key_noise
         return replace(
             attention,

@@ -10,7 +10,7 @@ from torch import Tensor
 class LayerCache:
     """Keys and values of one layer, ``(batch, head, slot, dim)``, empty at first.
 
-    The first `filled` slots are written; the others are room for more. `append` writes in place.
+    The first `filled` slots are written; the others are free. `append` writes in place.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "batch head slot dim"], Float[Tensor, "batch head slot dim"]]:
         """Write the newest keys and values; return those of all tokens.
 
-        The first tokens make the slots; later ones must find room (see `moved`).
+        The first call creates the slots; later calls need free slots (see `moved`).
         """
         end = self.filled + keys.shape[2]
         if self.keys is None or self.values is None:

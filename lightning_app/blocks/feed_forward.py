@@ -18,7 +18,7 @@ class FeedForward(nn.Module):
 
     N is NormFormer's norm of the inner states (Shleifer et al. 2021, 2110.09456), else nothing.
     ``geglu`` is ``gelu(W1 x + b1) * (W3 x + b3)``, a third matrix of the same size (Shazeer 2020,
-    2002.05202). `slope` is that of ``leaky_relu`` left of zero.
+    2002.05202). `slope` is the slope of ``leaky_relu`` below zero.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How much a stream grows at the start, and the bound on it."""
+"""The growth of a stream at initialisation, and its upper bound."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The forms in which one attention map is computed, and which of them is taken when.
+"""The forms in which one attention map is computed, and the choice between them.
 
 Shapes: query ``(batch, head, query, head_dim)``, key and value ``(batch, head, key, head_dim)``,
 scores and maps ``(batch, head, query, key)``.
@@ -25,16 +25,16 @@ Keys = Float[Tensor, "batch head key dim"]
 Values = Float[Tensor, "batch head key width"]
 Mixed = Float[Tensor, "batch head query width"]
 Form = Literal["plain", "reversible", "blocked"]
-"""Of residual attention. All are exact; they differ in what they keep for the backward pass."""
+"""Forms of residual attention: all exact; they differ in what the backward pass stores."""
 
 SHORT = 128
-"""Queries under which maps are so small that keeping them costs little."""
+"""With fewer queries, maps are so small that storing them costs little."""
 
 _forced: ContextVar[Form | None] = ContextVar("attention_form", default=None)
 
 
 class Choice(NamedTuple):
-    """The form that is taken, and why."""
+    """The chosen form, and the reason."""
 
     form: Form
     reason: str
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 @contextmanager
 def attention_form(form: Form) -> Iterator[None]:
-    """Take `form` whatever the policy says. ``plain`` is made of PyTorch's own operations alone:
+    """Use `form` instead of the policy's choice. ``plain`` uses only PyTorch's own operations:
     it can be differentiated twice and any part of its backward pass can be run again."""
     token = _forced.set(form)
     try:
@@ -60,8 +60,8 @@ def choose(
 ) -> Choice:
     """Return the form of residual attention over maps of ``(batch, head, query, key)``.
 
-    It goes by what does not change while a run is interrupted and goes on: shapes, and the memory
-    that the device has in all.
+    The choice depends only on values that stay the same when a run is resumed: shapes, and the
+    total memory of the device.
     """
     if torch.compiler.is_compiling():
         return Choice("plain", "the compiler fuses it, and cannot follow scores that change")
@@ -93,7 +93,7 @@ class PlainScores(NamedTuple):
 
 
 ScoreCarry = PlainScores | ReversibleScores | BlockedScores
-"""What a chain of residual attention hands from layer to layer."""
+"""The state that a chain of residual attention passes from layer to layer."""
 
 
 def attend(query: Queries, key: Keys, value: Values, mask: Mask, dropout: float) -> Mixed:
@@ -114,9 +114,9 @@ def attend_with_carry(
     """Residual attention (He et al. 2021, RealFormer, 2012.11747, section 3.2).
 
     ``Z_n = Q K^T / sqrt(d_k) + B + Z_{n-1}``; the map is ``softmax(Z_n / divisor + mask)``. B is
-    the bias of the positions, where they have one.
+    the bias of the positions, if they have one.
 
-    Returns the output and the form of ``Z_n``: scaled, a plain sum whatever the divisor, in
+    Returns the output and the form of ``Z_n``: scaled, a plain sum for any divisor, in
     float32 at least, since it grows with depth. The first layer of a chain chooses the form.
     """
     if previous is None:
@@ -139,7 +139,7 @@ def attend_plainly(
     previous: PlainScores | None,
     divisor: float,
 ) -> tuple[Mixed, PlainScores]:
-    """Residual attention as it is written; the mask enters the sum at its first layer."""
+    """Residual attention as in its definition; the mask enters the sum at its first layer."""
     kept = torch.promote_types(query.dtype, torch.float32)
     shape = (*query.shape[:3], key.shape[2])
     with torch.autocast(query.device.type, enabled=False):
@@ -194,8 +194,8 @@ def attend_with_sums(
     """``softmax((sum_i Q_i)(sum_i K_i)^T / (divisor sqrt(d_k)) + mask) V`` over layers i = 1 .. n.
 
     Su Jianlin's reading of residual attention. It adds the cross terms Q_i K_j^T, i != j, to
-    RealFormer's running sum, and needs no map of the layers below: sums of queries and keys go up.
-    A bias of the positions enters each layer once.
+    RealFormer's running sum, and needs no map of the layers below: it carries sums of queries and
+    keys. A bias of the positions enters each layer once.
     """
     kept = torch.promote_types(query.dtype, torch.float32)
     sums = QueryKeySums(query.to(kept), key.to(kept))
@@ -218,7 +218,7 @@ def shape_map(
     Without gamma there is no centre: ``(alpha I + beta A) V``, V-SkipInit (equation 4).
 
     He & Hofmann 2023, equation 6. The identity belongs to the newest queries: in cached decoding
-    query i is key ``keys - queries + i``. Dropout acted on A alone; the authors' code drops
+    query i is key ``keys - queries + i``. Dropout acts on A only; the authors' code drops
     entries of the whole map, which deletes tokens from the identity part.
     """
     if gamma is None:

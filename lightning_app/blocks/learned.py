@@ -1,4 +1,4 @@
-"""Learned scalars: few numbers that a block multiplies by, trained beside its matrices."""
+"""Learned scalars: trained factors of a block, besides its matrices."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -11,8 +11,8 @@ class LearnedScalars(nn.Module, ABC):
     """The base of every module whose parameters are gains, weights of a map, spans and the like.
 
     Initial values, weight decay, the step of the optimizer, `ablate probe` and the gains that a
-    run logs find them by this class, so a new one registers nowhere. A probe calls a parameter
-    ``gain`` by its module's name, and another one by its own (see `probes.gains`).
+    run logs find them by this class, so a new subclass needs no registration. A probe calls a
+    parameter ``gain`` by its module's name, and another one by its own (see `probes.gains`).
     """
 
     decays: ClassVar[bool] = False
@@ -21,7 +21,7 @@ class LearnedScalars(nn.Module, ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Set the parameters to their start."""
+        """Set the parameters to their initial values."""
 
     def after_step(self) -> None:
         """Bring the parameters back into their range after a step of the optimizer."""

@@ -1,4 +1,4 @@
-"""Which keys each query may see, and what follows from it."""
+"""The keys that each query may attend to, and quantities derived from them."""
 
 from typing import Any, final
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 @final
 class Mask:
-    """Which keys each query may see; made once a batch, and never larger than it must be.
+    """The keys that each query may attend to; built once for each batch, as small as possible.
 
     Args:
-        keys: How many keys there are.
-        device: Where they are.
-        seen: True where attention is allowed; None where it is everywhere.
+        keys: The number of keys.
+        device: Their device.
+        seen: True where attention is allowed; None if it is allowed everywhere.
         causal: Whether query i sees the keys 0..i alone, of those of `seen`, which is then one
             row a sentence.
-        score_bias: What is added to the scores of each head, such as a slope over the distance of
-            query and key; None where nothing is.
+        score_bias: A term added to the scores of each head, such as a slope over the distance of
+            query and key; or None.
     """
 
     def __init__(
@@ -58,13 +58,14 @@ class Mask:
 
     @property
     def blank(self) -> Bool[Tensor, "batch 1 #query 1"] | None:
-        """The queries that see no key at all; None where every query sees one."""
+        """The queries that see no key at all; None if every query sees one."""
         if self._blank is None and self.seen is not None:
             self._blank = ~self.allowed.any(dim=-1, keepdim=True)
         return self._blank
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#batch 1 #query key"] | None:
-        """0 where attention is allowed and -finfo.max/4 elsewhere; None where it is everywhere.
+        """0 where attention is allowed and -finfo.max/4 elsewhere; None if it is allowed
+        everywhere.
 
         Finite, so that a row that sees nothing has no NaN and a sum of scores can be undone.
         """
@@ -78,9 +79,10 @@ class Mask:
     def for_sdpa(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return arguments of `scaled_dot_product_attention` of queries of `dtype`.
 
-        A mask costs it time, so none where none is needed. It would turn a boolean one into this
-        one in every layer. -inf, so that rows that see nothing give zeros. Another type than that
-        of the queries is read wrongly on a CPU (torch 2.13, float64 queries and a float32 mask).
+        A mask costs time, so there is no mask if none is needed. SDPA would turn a boolean mask
+        into this one in every layer. -inf, so that rows that see nothing give zeros. Another type
+        than that of the queries is read wrongly on a CPU (torch 2.13, float64 queries and a float32
+        mask).
         """
         if self.seen is None and self.score_bias is None:
             return {"is_causal": self.causal}
@@ -93,7 +95,7 @@ class Mask:
 
     @property
     def count(self) -> Float[Tensor, "#batch 1 #query 1"]:
-        """How many keys a query sees, at least 1."""
+        """The number of keys that each query sees, at least 1."""
         if self._count is None:
             if self.seen is None and self.causal:
                 count = torch.arange(1, self.keys + 1, device=self.device)[None, None, :, None]

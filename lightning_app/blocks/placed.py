@@ -1,4 +1,4 @@
-"""What positions make of the scores of self-attention in one pass through a stack."""
+"""The effect of positions on the scores of self-attention in one pass through a stack."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -7,8 +7,8 @@ from torch import Tensor
 class Placed:
     """How the tokens of one pass enter the scores: ``f(q_i) . g(k_j) / sqrt(d_k) + b_ij``.
 
-    Here f and g change nothing and b is None. A leaf overrides what its positions have. Keys are
-    cached as g makes them, with b made at each step.
+    Here f and g are the identity and b is None. A subclass overrides what its positions use. The
+    cache holds g(k); b is computed at each step.
     """
 
     bias: Float[Tensor, "#batch #head #query key"] | None = None

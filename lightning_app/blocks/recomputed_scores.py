@@ -1,4 +1,4 @@
-"""Residual attention without any map that is kept: scores are summed again, tile by tile.
+"""Residual attention that stores no map: scores are recomputed and summed, tile by tile.
 
 ``Z_n = sum_i Q_i K_i^T / sqrt(d_k)`` over the layers i = 1 .. n (an exact identity: the scores of
 concatenated heads). Memory is linear in the length; time grows with the square of the depth.
@@ -24,7 +24,7 @@ from lightning_app.blocks.tiling import (
 
 
 class BlockedScores(NamedTuple):
-    """What a layer hands to the one above: the queries and keys of all layers so far."""
+    """The state passed to the layer above: the queries and keys of all layers so far."""
 
     queries: tuple[Float[Tensor, "batch head query dim"], ...]
     keys: tuple[Float[Tensor, "batch head key dim"], ...]

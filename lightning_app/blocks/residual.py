@@ -1,4 +1,4 @@
-"""The one residual formula that every placement of the norm is a filling of."""
+"""The one residual formula, of which every placement of the norm is a special case."""
 
 import math
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Gain:
     value: float = 1.0
     learned: bool = False
     vector: bool = False
-    """One factor a dimension of the stream instead of one for all; learned only."""
+    """One factor for each dimension of the stream instead of one for all; learned only."""
     profiled: bool = False
-    """The start is measured by one pass over a batch before training (Admin); learned only."""
+    """One pass over a batch before training sets the initial value (Admin); learned only."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -32,7 +32,7 @@ class Gain:
 
     @property
     def absent(self) -> bool:
-        """True when what it multiplies never enters the sum."""
+        """True if the factor removes its term from the sum."""
         return self.value == 0.0 and not self.learned
 
 
@@ -58,7 +58,7 @@ class ResidualSpec:
 
 @final
 class LearnedGain(LearnedScalars):
-    """``gain * x``, trained: a scalar, or one a dimension. A module, so that hooks find it."""
+    """``gain * x``, trained: a scalar or a vector. A module, so that hooks find it."""
 
     def __init__(self, gain: Gain, model_dim: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def build_gain(gain: Gain, model_dim: int) -> nn.Module:
 
 
 class Stream(NamedTuple):
-    """What runs through a stack: `x`, and ResiDual's running total of all branches."""
+    """The stream of a stack: `x`, and ResiDual's running total of all branches."""
 
     x: Float[Tensor, "batch token model"]
     total: Float[Tensor, "batch token model"] | None = None

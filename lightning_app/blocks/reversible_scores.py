@@ -2,8 +2,8 @@
 
 The running sum ``Z_n = Z_{n-1} + S_n`` of He et al. 2021 (RealFormer, 2012.11747) can be undone:
 the backward pass makes the softmax again from Z_n and then subtracts ``S_n = Q_n K_n^T`` to have
-Z_{n-1}. With the gradient of Z that is two maps in all, whatever the depth. Both are float32 at
-least, where undoing costs no accuracy.
+Z_{n-1}. With the gradient of Z that makes two maps in total, for any depth. Both are in float32 at
+least, so that the subtraction costs no accuracy.
 """
 
 from typing import Any, NamedTuple, final
@@ -45,7 +45,7 @@ class Chain:
         """Return Z_layers.
 
         Raises:
-            RuntimeError: if the chain is elsewhere, as after a backward pass.
+            RuntimeError: if the chain holds another layer's sum, as after a backward pass.
         """
         if self.scores is None or self.layers != layers:
             raise RuntimeError(
@@ -56,7 +56,7 @@ class Chain:
         return self.scores
 
     def grad(self) -> Tensor:
-        """Return dL/dZ, made when the first layer of the backward pass asks for it."""
+        """Return dL/dZ, created by the first layer of the backward pass."""
         if self._grad is None:
             assert self.scores is not None
             self._grad = torch.zeros_like(self.scores)
@@ -68,14 +68,14 @@ class Chain:
 
 
 class ReversibleScores(NamedTuple):
-    """What a layer hands to the one above: the chain, and a token that orders the backward pass."""
+    """The state passed to the layer above: the chain, and a token that orders the backward pass."""
 
     chain: Chain
     token: Tensor
 
     @property
     def scores(self) -> Float[Tensor, "batch head query key"]:
-        """Z as it is now: that of the last layer that ran. Masked cells are far below zero."""
+        """The present Z, that of the last layer that ran. Masked cells are far below zero."""
         return self.chain.at(self.chain.layers)
 
 

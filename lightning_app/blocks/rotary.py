@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned, so that they meet at the angle between them."""
+"""Rotary positions: queries and keys are rotated by their positions."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,7 +13,7 @@ from lightning_app.blocks.placed import Placed
 @final
 @dataclass(frozen=True)
 class Rotation(Placed):
-    """Cosines and sines of the angles by which rotary positions turn the pairs of a head."""
+    """Cosines and sines of the angles by which rotary positions rotate the pairs of a head."""
 
     cos: Float[Tensor, "*batch token pair"]
     sin: Float[Tensor, "*batch token pair"]
@@ -40,8 +40,8 @@ def rotation(position: Int[Tensor, " token"], dim: int) -> Rotation:
 def rotate(
     x: Float[Tensor, "batch head token dim"], by: Rotation
 ) -> Float[Tensor, "batch head token dim"]:
-    """Turn the pairs (2k, 2k+1) of each head by the angle of its token (Su et al. 2021, RoPE,
-    2104.09864, equation 34), so that a query and a key meet at an angle of i - j alone."""
+    """Rotate the pairs (2k, 2k+1) of each head by the angle of its token (Su et al. 2021, RoPE,
+    2104.09864, equation 34), so that the score of a query and a key depends only on i - j."""
     even, odd = x[..., 0::2], x[..., 1::2]
     turned = torch.stack([even * by.cos - odd * by.sin, even * by.sin + odd * by.cos], dim=-1)
     return turned.flatten(-2).to(x.dtype)

@@ -1,7 +1,7 @@
-"""From scores to weights, as it is written: the oracle of every fast form, and what probes read.
+"""From scores to weights by the definition: the reference of every fast form, used by probes.
 
 The fast forms are PyTorch's `scaled_dot_product_attention` and `attend_plainly` in `kernels`, and
-`tiles.Softmax` for maps that are never whole.
+`tiling.Softmax` for maps that are never stored whole.
 """
 
 import torch

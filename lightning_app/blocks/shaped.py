@@ -19,7 +19,7 @@ def centred(
 ) -> Float[Tensor, "batch head #query dim"]:
     """Return ``C V``, the mean of V over the keys that a query may see; zero where it sees none.
 
-    A running mean for causal masks, else one row where every query sees the same keys; summed in
+    A running mean for causal masks, else one row if every query sees the same keys; summed in
     float32 at least.
     """
     kept = torch.promote_types(value.dtype, torch.float32)
@@ -39,7 +39,7 @@ def centred(
 def spread(
     grad: Float[Tensor, "batch head query dim"], mask: Mask
 ) -> Float[Tensor, "batch head #key dim"]:
-    """Return ``C^T grad``, what a gradient of ``C V`` is to V; one row where all are alike."""
+    """Return ``C^T grad``, the gradient with respect to V of ``C V``; one row if all are equal."""
     kept = torch.promote_types(grad.dtype, torch.float32)
     with torch.autocast(grad.device.type, enabled=False):
         share = grad.to(kept)

@@ -16,8 +16,8 @@ ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
 class Stack:
     """The place of a stack in a model.
 
-    `causal`: a token sees none after it. `cross`: each block has a cross-attention, which reads
-    the states of another stack. `peer_depth` is that other stack's depth, or the depth of the
+    `causal`: a token attends to no later token. `cross`: each block has a cross-attention, which
+    reads the states of another stack. `peer_depth` is that other stack's depth, or the depth of the
     stack that reads this one; 0 without one.
     """
 
@@ -37,12 +37,12 @@ class Stack:
 
     @property
     def name(self) -> str:
-        """What a model calls this stack: a causal one is its decoder."""
+        """The name of this stack in a model: a causal stack is the decoder."""
         return "decoder" if self.causal else "encoder"
 
     @property
     def sub_layers(self) -> int:
-        """Residual sub-layers of the whole stack: two a block, three with cross-attention."""
+        """The number of residual sub-layers: two for each block, three with cross-attention."""
         return self.depth * (3 if self.cross else 2)
 
 

@@ -12,7 +12,7 @@ from lightning_app.blocks.masks import Mask
 
 # Entries of one tile: 2 MB of float32, a few of which fit a core's share of the cache.
 TILE = 2**19
-# A GPU is kept busy by large tiles alone.
+# Only large tiles use a GPU fully.
 GPU_TILE = 2**28
 
 
@@ -43,7 +43,7 @@ class Tile(NamedTuple):
 def tiles(query: Tensor, key: Tensor, causal: bool) -> Iterator[Tile]:
     """Cut the maps of ``(batch, head, query, key)`` into tiles.
 
-    Causal rows are cut at half their length at least, so that what they cannot see is left out.
+    Causal rows are cut at least once, at half their length, so that unseen keys are skipped.
     """
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
@@ -68,8 +68,8 @@ def tiles(query: Tensor, key: Tensor, causal: bool) -> Iterator[Tile]:
 class Softmax:
     """``dropout(softmax(Z / divisor + mask))`` of a tile of scores Z, and its gradient.
 
-    Dropout draws from a generator of its own, so that the backward pass, which makes the map
-    again, drops the same entries.
+    Dropout uses a separate generator, so that the backward pass, which recomputes the map,
+    drops the same entries.
     """
 
     mask: Mask
@@ -82,7 +82,7 @@ class Softmax:
         object.__setattr__(self, "seed", seed)
 
     def generator(self, device: torch.device) -> torch.Generator | None:
-        """Return a generator that draws what it drew the last time; None where nothing drops."""
+        """Return a generator that repeats its last draws; None without dropout."""
         if not self.dropout:
             return None
         return torch.Generator(device).manual_seed(self.seed)

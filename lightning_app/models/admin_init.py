@@ -1,4 +1,4 @@
-"""The one pass over a batch from which Admin's skips take their start."""
+"""The profiling pass over one batch that initialises Admin's skips."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from lightning_app.models.transformer import stacks
 
 
 def needs_profiling(model: nn.Module) -> bool:
-    """Whether a skip of `model` takes its start from a pass over a batch."""
+    """Whether a skip of `model` is initialised by a pass over a batch."""
     return any(isinstance(m, LearnedGain) and m.profiled for m in model.modules())
 
 
@@ -40,7 +40,7 @@ def profile(
             if isinstance(residual.skip, LearnedGain) and residual.skip.profiled:
                 handles += pass_.watch(name, residual.branch, residual.skip)
     try:
-        # Hooks are no part of a compiled graph, and must not become one.
+        # Hooks must not become part of a compiled graph.
         with torch.compiler.set_stance("force_eager"):
             run()
     finally:
@@ -49,7 +49,7 @@ def profile(
 
 
 class _Pass:
-    """What is known while the batch runs upwards through the stacks."""
+    """The state of the profiling pass while the batch runs through the stacks."""
 
     def __init__(self, total: Callable[[Tensor], Tensor]) -> None:
         self.total = total

@@ -1,4 +1,4 @@
-"""How many parameters a model trains, without a number drawn or a byte taken for them."""
+"""Count the trained parameters of a model without memory or random numbers for them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_)
 
 
 class _NoValues(TorchFunctionMode):
-    """Leaves out initial values: on the meta device torch imports its compiler for some."""
+    """Skip initial values: on the meta device torch imports its compiler for some of them."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

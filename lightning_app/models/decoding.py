@@ -1,4 +1,4 @@
-"""Cached decoding: one token more of each text, without running those before it again."""
+"""Cached decoding: one more token of each text, without computing earlier tokens again."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ from lightning_app.models.embedding import Embedding
 from lightning_app.models.positions.base import Places
 from lightning_app.models.transformer import BlockStack, Memory
 
-FEWEST_STEPS = 8  # that a cache has room for once it had to be moved
+FEWEST_STEPS = 8  # a moved cache has room for at least this number of steps
 
 
 class DecodingState(NamedTuple):
-    """What cached decoding keeps between steps, one row a sentence.
+    """The state of cached decoding between steps, one row for each sentence.
 
     The beams of a sentence share its caches: a token's keys and values are written once, into a
-    slot of their own, and stay there whatever becomes of the beams. `beam_ancestry` says which
+    separate slot, and stay there for all later beams. `beam_ancestry` records which
     slots hold the prefix of which beam, `places` the positions of their tokens. Steps write into
     the caches, so a state is stepped once.
     """
@@ -50,7 +50,7 @@ class DecodingState(NamedTuple):
         )
 
     def reorder(self, beams: Int[Tensor, "sentence beam"]) -> "DecodingState":
-        """Return the state in which each beam goes on from the prefix of `beams`."""
+        """Return the state in which each beam continues the prefix of `beams`."""
         every = beams[:, :, None].expand(-1, -1, self.beam_ancestry.shape[2])
         return self._replace(beam_ancestry=self.beam_ancestry.gather(1, every))
 

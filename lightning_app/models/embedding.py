@@ -1,4 +1,4 @@
-"""Tokens and positions in, scores over the vocabulary out."""
+"""The embedding of tokens and positions, and the output scores over the vocabulary."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lightning_app.models.positions.base import Positions
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSpec:
-    """The table of tokens and how positions enter."""
+    """The specification of the token table and the positions."""
 
     vocab_size: int
     pad: int
@@ -22,7 +22,7 @@ class EmbeddingSpec:
     gain: float = 1.0
     """Factor on the table's initial values (T-Fixup)."""
     norm: Norm = "none"
-    """On the sum of token and position."""
+    """The norm of the sum of token and position."""
 
 
 @final
@@ -62,7 +62,7 @@ class Embedding(nn.Module):
 
     @property
     def longest(self) -> float:
-        """Tokens of a text that the positions allow for; a learned table ends."""
+        """The largest length of a text in tokens; finite for a learned table."""
         return math.inf if self.position_table is None else self.position_table.longest
 
     def logits(self, states: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape vocabulary"]:

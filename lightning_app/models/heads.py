@@ -41,18 +41,18 @@ class ArchitectureConfig:
     num_heads: int = 4
     """Attention heads; divides model_dim."""
     dropout: float = 0.3
-    """Share of entries dropped from embeddings and from every branch."""
+    """The fraction of entries dropped from embeddings and from every branch."""
     attention_dropout: float = 0.0
-    """Share of entries dropped from the softmax map, before shaping."""
+    """The fraction of entries dropped from the softmax map, before shaping."""
     activation: Activation = "relu"
     """Between the two feed-forward matrices; geglu has a third matrix, as large as each."""
     activation_slope: float = 0.01
-    """Slope of leaky_relu left of zero; not read elsewhere."""
+    """Slope of leaky_relu below zero; only used by leaky_relu."""
     positions: str = "sinusoidal"
     """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; rope: rotations inside
     self-attention."""
     max_positions: int = 1024
-    """Length of the learned table; not read elsewhere."""
+    """Length of the learned table; only used by learned positions."""
     embedding_norm: Norm = "none"
     """The norm of the sum of token and position, of an encoder alone. The official code of BERT and
     of RealFormer has layer_norm there; none is our default."""
@@ -86,7 +86,7 @@ class ArchitectureConfig:
         )
 
     def order(self) -> Positions:
-        """Return how the order of tokens enters."""
+        """Return the positions."""
         return POSITIONS[self.positions](
             model_dim=self.model_dim, num_heads=self.num_heads, max_positions=self.max_positions
         )
@@ -141,7 +141,7 @@ class EncoderDecoder(nn.Module):
 
     @property
     def longest(self) -> float:
-        """Tokens that the positions allow for; a learned table ends."""
+        """The largest length of a text in tokens; finite for a learned table."""
         return self.embedding.longest
 
     def present(
@@ -159,7 +159,7 @@ class EncoderDecoder(nn.Module):
     def states(
         self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target model"]:
-        """Return what the output layer reads to predict the token after each of `target`."""
+        """Return the states from which the output predicts the token after each of `target`."""
         memory = self._memory(source)
         mask = causal_mask(target.shape[1], target.device)
         return self.decoder(self.embedding(target), mask, memory)
@@ -196,7 +196,7 @@ class CausalLanguageModel(nn.Module):
 
     @property
     def longest(self) -> float:
-        """Tokens that the positions allow for; a learned table ends."""
+        """The largest length of a text in tokens; finite for a learned table."""
         return self.embedding.longest
 
     def present(self, tokens: Int[Tensor, "batch token"]) -> dict[str, Bool[Tensor, "batch token"]]:
@@ -210,7 +210,7 @@ class CausalLanguageModel(nn.Module):
         return self.embedding.logits(self.states(tokens))
 
     def states(self, tokens: Int[Tensor, "batch token"]) -> Float[Tensor, "batch token model"]:
-        """Return what the output layer reads to predict the token after each of `tokens`."""
+        """Return the states from which the output predicts the token after each of `tokens`."""
         mask = causal_mask(tokens.shape[1], tokens.device)
         return self.decoder(self.embedding(tokens), mask)
 
@@ -256,7 +256,7 @@ class MaskedLanguageModel(nn.Module):
     def states(
         self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
     ) -> Float[Tensor, "predicted model"]:
-        """Return what the output layer reads at `positions`."""
+        """Return the states that the output layer reads at `positions`."""
         mask = full_mask(tokens.shape[1], tokens.device)
         states = self.encoder(self.embedding(tokens), mask)
         states = states.flatten(0, 1).index_select(0, positions)

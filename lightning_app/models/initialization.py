@@ -54,7 +54,7 @@ def initialize(model: nn.Module) -> None:
                 nn.init.ones_(module.weight)
             case LearnedScalars():
                 module.reset()
-    # After the loop: what a block wants of its own matrices overrides the rule for all.
+    # After the loop: the gains of a block override the general rule.
     for module in model.modules():
         if isinstance(module, Block):
             initialize_block(module, module.spec.init)
@@ -68,7 +68,7 @@ def initialize_block(block: Block, init: InitSpec) -> None:
             return
         if init.distribution == "normal":
             nn.init.xavier_normal_(part.weight, gain=gain)
-        elif gain != 1.0:  # at gain 1 the rule for all has drawn it
+        elif gain != 1.0:  # at gain 1 the general rule has drawn it already
             nn.init.xavier_uniform_(part.weight, gain=gain)
 
     for attention in block.modules():
@@ -88,7 +88,7 @@ def initialize_block(block: Block, init: InitSpec) -> None:
 
 
 def orthogonalize(attention: Attention) -> None:
-    """Give value and output their orthogonal matrices, and dW its zeros."""
+    """Set the orthogonal matrices of value and output, and set dW to zero."""
     matrices: list[Tensor] = []
     kinds = (attention.spec.value, attention.spec.output)
     for kind, part in zip(kinds, (attention.value, attention.output), strict=True):

@@ -12,7 +12,7 @@ from lightning_app.models.heads import EncoderDecoder
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """How hypotheses are searched and compared.
+    """The settings of the search, and the score of a hypothesis.
 
     A hypothesis y of n tokens, its end mark included, scores ``log P(y | x) / n^length_penalty``
     (Wu et al. 2016 as in fairseq). It has at most ``length_ratio * |x| + length_extra`` tokens, and
@@ -30,7 +30,7 @@ class SearchConfig:
 
 
 class Marks(NamedTuple):
-    """The ids that are no text; with the padding of the model, a hypothesis holds none of them."""
+    """The ids of special tokens; a hypothesis contains neither these nor the model's padding."""
 
     bos: int
     eos: int
@@ -45,7 +45,7 @@ class Hypothesis(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """What a search keeps of each of its sentences between steps, all of it on the device."""
+    """The state of a search between steps, for each sentence, all of it on the device."""
 
     sentence: Int[Tensor, " row"]
     limit: Int[Tensor, " row"]
@@ -62,7 +62,7 @@ class Beams(NamedTuple):
         rows = len(limit)
         none = torch.zeros_like(limit)
         scores = torch.full((rows, width), -torch.inf, dtype=torch.float32, device=limit.device)
-        scores[:, 0] = 0.0  # all beams start equal: let the first speak for all of them
+        scores[:, 0] = 0.0  # all beams start equal: continue only the first
         return cls(
             sentence=torch.arange(rows, device=limit.device),
             limit=limit,
@@ -87,22 +87,22 @@ class Beams(NamedTuple):
         eos: int,
         length_penalty: float,
     ) -> tuple["Beams", Int[Tensor, "row beam"], Bool[Tensor, " row"]]:
-        """Take the best candidates, best first: a score, the beam that it goes on from, a token.
+        """Take the best candidates, best first: a score, the beam that it continues, a token.
 
-        Returns the beams after `step` tokens, which of those before each goes on from, and which
+        Returns the beams after `step` tokens, the earlier beam that each one continues, and which
         sentences are done.
         """
         width = self.scores.shape[1]
         ends = token == eos
         ending = ends[:, :width] & top[:, :width].isfinite()
-        # All that end now have one length, so the first of them is the best.
+        # All candidates that end now have one length, so the first of them is the best.
         first = ending.long().argmax(dim=1, keepdim=True)
         score = top.gather(1, first).squeeze(1).double() / step**length_penalty
         better = ending.any(dim=1) & (score > self.best_score)
         ended = self.prefixes.gather(1, over(origin.gather(1, first), self.prefixes)).squeeze(1)
         finished = self.finished + ending.sum(dim=1)
 
-        # The best `beam` candidates that go on, in order: ended ones sort last, stably.
+        # The best `beam` unfinished candidates, in order: finished ones sort last, stably.
         keep = ends.long().argsort(dim=1, stable=True)[:, :width]
         origin = origin.gather(1, keep)
         prefixes = self.prefixes.gather(1, over(origin, self.prefixes))
@@ -160,7 +160,7 @@ def search(
             goes_on = torch.arange(vocabulary, device=source.device) != marks.eos
             candidates.masked_fill_((beams.limit == step)[:, None, None] & goes_on, -torch.inf)
         candidates += beams.scores[:, :, None]
-        # Each prefix can end in one way only, so 2 * beam candidates hold `beam` that go on.
+        # Each prefix can end in only one way, so 2 * beam candidates hold `beam` unfinished ones.
         top, flat = candidates.flatten(1).topk(min(2 * s.beam, s.beam * vocabulary), dim=1)
         beams, origin, done = beams.advance(
             top, flat // vocabulary, flat % vocabulary, step, marks.eos, s.length_penalty

@@ -16,7 +16,7 @@ from lightning_app.models.positions.base import Places, Positions
 
 
 class Memory(NamedTuple):
-    """What the cross-attentions of a stack read: one pair of keys and values a layer."""
+    """The input of a stack's cross-attentions: keys and values for each layer."""
 
     layers: list[tuple[Tensor, Tensor]]
     mask: Mask
@@ -54,7 +54,7 @@ class BlockStack(nn.Module):
             yield layer, block
 
     def remember(self, states: Float[Tensor, "batch source model"], mask: Mask) -> Memory:
-        """Return what each cross-attention reads of another stack's `states`."""
+        """Return the keys and values that each cross-attention computes from `states`."""
         layers = []
         for _, block in self.layers:
             assert block.cross_attention is not None
@@ -73,8 +73,8 @@ class BlockStack(nn.Module):
 
         Args:
             x: The newest tokens.
-            mask: What each token sees of this stack's own tokens.
-            memory: What cross-attention reads.
+            mask: The tokens of this stack that each token may attend to.
+            memory: The input of cross-attention.
             caches: One for each layer, with the tokens before `x`; `x` is appended to them.
             places: The positions of the tokens; None if `x` is a whole text.
         """

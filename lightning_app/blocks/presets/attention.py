@@ -28,7 +28,7 @@ def qk_norm(stack: Stack) -> StackSpec:
 def realformer(stack: Stack) -> StackSpec:
     """Post-LN with residual attention in three chains.
 
-    The running mean where there are two stacks and the running sum in one alone, as the authors
+    The running mean in models of two stacks and the running sum in a single stack, as the authors
     trained translation and BERT. Their BERT has a LayerNorm on the embedding as well; here that is
     ``model.architecture.embedding_norm: layer_norm``, none by default.
     """

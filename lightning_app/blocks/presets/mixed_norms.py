@@ -16,10 +16,10 @@ from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
 def mix_ln(stack: Stack) -> StackSpec:
     """Post-LN in the first quarter of layers, rounded down, and Pre-LN above.
 
-    The authors' code takes the number by hand and runs 3 of 12 and 6 of 24 layers as Post-LN; that
-    the paper rounds down is known from secondary sources. It is silent on fewer than 4 layers,
-    where rounding down would leave `pre_ln`: our choice is Post-LN in the first. An encoder and a
-    decoder go by their own depths; the authors have one stack.
+    In the authors' code the number is set by hand; it runs 3 of 12 and 6 of 24 layers as Post-LN;
+    that the paper rounds down is known from secondary sources. It does not treat fewer than 4
+    layers, where rounding down would leave `pre_ln`: our choice is Post-LN in the first. An encoder
+    and a decoder use their own depths; the authors have one stack.
     """
     first = max(1, stack.depth // 4)
     blocks = (around(POST),) * first + (around(PRE),) * (stack.depth - first)
@@ -45,10 +45,10 @@ def layer_norm_scaling(stack: Stack) -> StackSpec:
 @preset(
     equation="x' = N(alpha x + f(N(x))), alpha = sub-layers of the stack",
     paper="Keel (2601.19895)",
-    fixes="Post-LN at great depth: a skip that no norm drowns",
+    fixes="Post-LN at great depth: norms no longer weaken the skip",
 )
 def keel(stack: Stack) -> StackSpec:
-    """Norms before the branch and after the sum, and a skip as large as the stack is deep.
+    """Norms before the branch and after the sum, and a skip gain equal to the number of sub-layers.
 
     Known from secondary sources.
     """
@@ -66,9 +66,9 @@ def keel(stack: Stack) -> StackSpec:
 def hybrid_norm(stack: Stack) -> StackSpec:
     """Norms of queries, keys and values in every head, and one before feed-forward and its skip.
 
-    That norm is on the sum of the last attention: in a decoder, of which the paper says nothing,
-    on that of cross-attention, whose heads are normed as well. A final norm. Known from secondary
-    sources.
+    That norm is on the sum of the last attention: in a decoder, which the paper does not treat,
+    on that of cross-attention, whose heads are normalised as well. A final norm. Known from
+    secondary sources.
     """
     attention = AttentionSpec(qk_norm="layer_norm", value_norm="layer_norm")
     last = "around_cross" if stack.cross else "around_self"

@@ -1,4 +1,4 @@
-"""Norms at every sub-layer alike: after the sum, before the branch, on both sides."""
+"""The same norms at every sub-layer: after the sum, before the branch, or on both sides."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def pre_ln(stack: Stack) -> StackSpec:
     fixes="activations of Pre-LN that grow with depth and training",
 )
 def peri_ln(stack: Stack) -> StackSpec:
-    """Norms on both sides of every branch, and one on what enters the stack.
+    """Norms on both sides of every branch, and one on the input of the stack.
 
     Known from secondary sources.
     """
@@ -62,11 +62,11 @@ def sandwich_ln(stack: Stack) -> StackSpec:
     fixes="gradients of Pre-LN that are larger in early layers",
 )
 def normformer(stack: Stack) -> StackSpec:
-    """Pre-LN with a learned gain a head, a norm after each attention and one inside the FF.
+    """Pre-LN with a learned gain for each head, a norm after each attention and one inside the FF.
 
     The head gains come before the output projection, as in the paper; the published code applies
-    them after it, where a column no longer belongs to one head. Cross-attention is treated as
-    self-attention is. The paper's learned vector on the feed-forward's skip, advised for small
+    them after it, although a column there no longer belongs to one head. Cross-attention is treated
+    as self-attention is. The paper's learned vector on the feed-forward's skip, advised for small
     models, is the axis ``ff_skip: {value: 1, learned: true, vector: true}``.
     """
     attention = AttentionSpec(head_gain=True)

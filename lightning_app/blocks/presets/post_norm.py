@@ -1,4 +1,4 @@
-"""Post-LN made trainable at depth: by its skips, its start, or a stream beside it."""
+"""Post-LN that is trainable at depth: by its skips, its initial values, or a second stream."""
 
 from dataclasses import replace
 
@@ -38,8 +38,8 @@ def deepnorm(stack: Stack) -> StackSpec:
     """Post-LN with a larger skip and smaller matrices, by the depth of both stacks.
 
     Matrices are Xavier normal: gain beta for values, outputs and the feed-forward, gain 1 for
-    queries and keys. The encoder's beta is the paper's 0.87 (L^4 M)^(-1/16); a published code has
-    1.15 there.
+    queries and keys. The encoder's beta is the paper's 0.87 (L^4 M)^(-1/16); one published
+    implementation has 1.15 there.
     """
     alpha, beta = deepnorm_gains(stack)
     block = replace(
@@ -71,7 +71,7 @@ def b2t(stack: Stack) -> StackSpec:
     fixes="the share of each branch in the sum, which amplifies updates of Post-LN",
 )
 def admin(stack: Stack) -> StackSpec:
-    """Post-LN with a learned vector on each skip, started by one profiling pass.
+    """Post-LN with a learned vector on each skip, initialised by one profiling pass.
 
     See `lightning_app.models.admin_init`.
     """

@@ -1,4 +1,4 @@
-"""What a preset is, and the decorator that registers one, also from outside the package."""
+"""The class of presets, and the decorator that registers one, also from outside the package."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PRE = ResidualSpec(norm_input="layer_norm")
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A named variant with what `ablate blocks` says of it."""
+    """A named variant with its description for `ablate blocks`."""
 
     name: str
     equation: str
@@ -21,16 +21,16 @@ class Preset:
     fixes: str
     build: Callable[[Stack], StackSpec]
     differs: str = ""
-    """What the authors' code trains and this does not."""
+    """Parameters that the authors' code trains and ours does not."""
     matched_by: str = ""
-    """The axes of the block, as a config has them, that train it here too."""
+    """The axes of the block, in the form of a config, that train these parameters here too."""
 
     def __call__(self, stack: Stack) -> StackSpec:
         return self.build(stack)
 
     @property
     def difference(self) -> str:
-        """What the authors' code does otherwise, and how to have it here; empty where nothing."""
+        """The difference from the authors' code, and the axes that remove it; empty without one."""
         if not self.differs:
             return ""
         axes = f"model.block: {{{self.matched_by}}}"

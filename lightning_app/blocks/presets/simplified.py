@@ -13,7 +13,7 @@ from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
 @preset(
     equation="x' = x + SA(u) + FF(u), u = N(x); N after the last block",
     paper="Wang & Komatsuzaki 2021, GPT-J; as in He & Hofmann 2023 (2311.01906), equation 7",
-    fixes="depth in sequence: one norm and one sum a block",
+    fixes="sequential depth: one norm and one sum in each block",
 )
 def parallel(stack: Stack) -> StackSpec:
     """Pre-LN with self-attention and feed-forward in one sum.
@@ -56,7 +56,8 @@ def _skipless(stack: Stack, attention: AttentionSpec, *, ff_skip: Gain) -> Block
 def v_skipinit(stack: Stack) -> StackSpec:
     """Value-SkipInit: alpha = 1, beta = 0 a head, trained; V and P free, at first orthogonal.
 
-    The authors' script for it leaves the centre C and queries of zero on, which equation 4 has not.
+    The authors' script for it leaves the centre C and queries of zero on, which are not in equation
+    4.
     """
     shaping = ShapingSpec(alpha=1.0, beta=0.0, gamma=None)
     attention = AttentionSpec(shaping=shaping, value="orthogonal", output="orthogonal")

@@ -1,4 +1,4 @@
-"""Branches that start small, with a norm or without."""
+"""Branches that are small at the start, with or without a norm."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
     fixes="signal through depth without a norm: a layer starts as the identity",
 )
 def rezero(stack: Stack) -> StackSpec:
-    """No norm anywhere; the sub-layers of a layer share one gain, as in the authors' code.
+    """No norms; the sub-layers of a layer share one gain, as in the authors' code.
 
     ``share_branch_gain: false`` gives each its own, which is `skipinit`.
     """
@@ -25,7 +25,7 @@ def rezero(stack: Stack) -> StackSpec:
 @preset(
     equation="x' = x + a f(x), one a for each sub-layer, 0 at the start",
     paper="De & Smith 2020, SkipInit (2002.10444)",
-    fixes="the same as ReZero, with one gain more a sub-layer",
+    fixes="the same as ReZero, with one gain for each sub-layer",
 )
 def skipinit(stack: Stack) -> StackSpec:
     """SkipInit's scalar at the end of every residual branch, carried over from residual networks.
@@ -60,8 +60,8 @@ def t_fixup(stack: Stack) -> StackSpec:
     """No norm; with N encoder and M decoder layers, over Xavier uniform:
 
     embeddings times (9N)^(-1/4); values, outputs and feed-forward times 0.67 N^(-1/4) in the
-    encoder and (9M)^(-1/4) in the decoder. The paper says nothing of one stack alone: here it is
-    an encoder like any other, causal or not, since its blocks have the same two sub-layers. The
+    encoder and (9M)^(-1/4) in the decoder. The paper does not treat a single stack: here it has the
+    values of an encoder, causal or not, since its blocks have the same two sub-layers. The
     authors trained it in float32; half precision overflows.
     """
     scale = (9 * stack.depth) ** -0.25 if stack.cross else 0.67 * stack.depth**-0.25

@@ -1,4 +1,4 @@
-"""How the order of tokens enters a model, as parts that `model.architecture.positions` names."""
+"""Positions: how the order of tokens enters a model; `model.architecture.positions` selects one."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,9 +21,9 @@ class Places(NamedTuple):
     """The positions of the tokens of one pass, counted from 0."""
 
     newest: Int[Tensor, " #token"]
-    """Of the tokens that run through the stack."""
+    """Positions of the tokens that run through the stack."""
     keys: Int[Tensor, "#batch key"]
-    """Of all the tokens that they may see: those in the caches, then the newest."""
+    """Positions of all tokens that these may see: those in the caches, then the newest."""
 
     @classmethod
     def whole(cls, length: int, device: torch.device) -> "Places":
@@ -36,7 +36,7 @@ class Table(nn.Module, ABC):
     """Positions that are added to the embedding of each token."""
 
     longest: float = math.inf
-    """Tokens of a text that the table serves."""
+    """The largest number of tokens of a text."""
 
     @abstractmethod
     def forward(
@@ -68,13 +68,13 @@ class Positions:
         """
 
     def table(self) -> Table | None:
-        """Return what is added to the embedding; None where nothing is."""
+        """Return the table that is added to the embedding, or None."""
         return None
 
     def placing(self) -> Place | None:
-        """Return what enters the scores of self-attention, given the places of a pass.
+        """Return the term of the scores of self-attention, given the places of a pass.
 
         A function, or a module where it has parameters; None where positions do not enter there.
-        Each stack asks for its own, and calls it once a pass for all layers.
+        Each stack has its own, and calls it once for each pass, for all layers.
         """
         return None

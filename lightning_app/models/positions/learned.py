@@ -12,7 +12,7 @@ from lightning_app.models.positions.base import POSITIONS, Positions, Table
 
 @final
 class LearnedTable(Table):
-    """One vector a position, up to a largest; it starts at N(0, 0.02^2) (Devlin et al. 2019)."""
+    """One vector for each position, initially from N(0, 0.02^2) (Devlin et al. 2019)."""
 
     def __init__(self, max_positions: int, model_dim: int) -> None:
         super().__init__()

@@ -23,13 +23,13 @@ def sinusoids(length: int, dim: int, device: torch.device) -> Float[Tensor, "{le
 
 @final
 class Sinusoids(Table):
-    """The sinusoids of as many positions as were asked for so far."""
+    """The sinusoids of all positions that were needed so far."""
 
     def __init__(self, model_dim: int) -> None:
         super().__init__()
         self.model_dim = model_dim
         # Grown on demand: sentences at inference may be longer than any in training.
-        # No buffer: distributed training would broadcast tables of other lengths.
+        # Not a buffer: distributed training would broadcast tables of different lengths.
         self.rows = torch.empty(0, model_dim)
 
     def forward(
