@@ -59,7 +59,12 @@ FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kern
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
 LOSS = at("objectives", "tasks")
 TASKS = at("objectives", "tasks", "test_module.py")
-BATCHES = at("data/test_batching.py", "data/test_cutting.py", "data/test_datamodule.py")
+BATCHES = at(
+    "data/test_batching.py",
+    "data/test_cutting.py",
+    "data/test_token_batching.py",
+    "data/test_datamodule.py",
+)
 MASKED = at("data/test_masked_lm.py", "tasks/test_masked_lm.py", "tasks")
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 STATISTICS = at("analysis/test_statistics.py")
@@ -130,7 +135,7 @@ MUTANTS = (
     ),
     mutant(
         "mean of scores is a sum",
-        PRESETS + " " + at("blocks/test_axes.py"),
+        PRESETS + " " + at("blocks/test_axes.py", "blocks/test_block_config.py"),
         'layer if kind == "mean" else 1',
         "1",
     ),
@@ -146,7 +151,12 @@ MUTANTS = (
     ),
     mutant(
         "noise on queries in evaluation",
-        at("blocks/test_attention.py", "blocks/test_axes.py", "models/test_conformance.py"),
+        at(
+            "blocks/test_attention.py",
+            "blocks/test_axes.py",
+            "blocks/test_block_config.py",
+            "models/test_conformance.py",
+        ),
         "if self.spec.query_key_noise and self.training:",
         "if self.spec.query_key_noise:",
     ),
@@ -180,7 +190,12 @@ MUTANTS = (
     ),
     mutant(
         "exploding streams are let through",
-        at("blocks/test_axes.py", "blocks/test_presets.py", "test_training.py"),
+        at(
+            "blocks/test_axes.py",
+            "blocks/test_block_config.py",
+            "blocks/test_presets.py",
+            "test_training.py",
+        ),
         "> 1.0 + 1e-9",
         "> 1e9",
     ),
@@ -273,7 +288,7 @@ MUTANTS = (
     ),
     mutant(
         "admin forgets omega's square",
-        at("models/test_profiling.py"),
+        at("models/test_profiling.py", "models/test_admin_init.py"),
         "omega**2 * self.variance",
         "omega * self.variance",
     ),
@@ -328,13 +343,19 @@ MUTANTS = (
     ),
     mutant(
         "one more sentence of a validation is decoded",
-        at("objectives", "tasks", "callbacks/test_pictures.py"),
+        at("objectives", "tasks", "callbacks/test_pictures.py", "callbacks/test_image_logger.py"),
         "wanted &= batch.index < limit",
         "wanted &= batch.index <= limit",
     ),
     mutant(
         "cased bleu",
-        at("objectives", "tasks", "callbacks/test_pictures.py", "test_module.py"),
+        at(
+            "objectives",
+            "tasks",
+            "callbacks/test_pictures.py",
+            "callbacks/test_image_logger.py",
+            "test_module.py",
+        ),
         "tokenize=how, lowercase=True",
         "tokenize=how, lowercase=False",
     ),
@@ -466,7 +487,12 @@ MUTANTS = (
     ),
     mutant(
         "admin is profiled again after a resumption",
-        at("test_module.py", "models/test_profiling.py", "ablation/test_checkpoint.py"),
+        at(
+            "test_module.py",
+            "models/test_profiling.py",
+            "models/test_admin_init.py",
+            "ablation/test_checkpoint.py",
+        ),
         'self.profiled = checkpoint["profiled"]',
         "self.profiled = False",
     ),
