@@ -1,4 +1,4 @@
-"""The seconds of a cell's step, as measured. Heavy: it trains."""
+"""Measure the seconds of a cell's training step. This module is slow to import: it trains."""
 
 import tempfile
 import time
@@ -24,15 +24,15 @@ class _Clock(pl.Callback):
         if self._last is not None:
             self.seconds.append(now - self._last)
         self._last = now
-        # Not by max_steps, of which a schedule makes more than the end.
+        # Not by max_steps, since the schedule depends on it.
         if trainer.global_step >= self._steps:
             trainer.should_stop = True
 
 
 def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
-    """Train `steps` steps and return the median seconds of one, the first left out.
+    """Train `steps` steps and return the median seconds of a step, without the first.
 
-    On one thread, as a cell runs where there is a worker for every core.
+    It uses one thread, like a cell on a host with one worker for each core.
     """
     torch.set_num_threads(1)
     trainer = dict(config["trainer"])

@@ -13,7 +13,7 @@ from rich.text import Text
 from lightning_app.run_state import fraction
 
 _REFRESH = 1.0  # seconds
-_LOOKS = {  # of the states of cells in a bar: a character and its colour
+_LOOKS = {  # the character and the colour of each state of cells in a bar
     "ok": ("█", "green"),
     "not yet learned": ("░", "green"),
     "stalled": ("▓", "yellow"),
@@ -32,15 +32,15 @@ def clock(seconds: float) -> str:
 
 
 def plain_console() -> Console:
-    """A console that cuts no line where its output is piped."""
+    """A console that does not cut lines if its output is piped."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=1000)
 
 
 class Display:
-    """Counts cells of this run, `total` to go, and says how long the rest takes.
+    """Count the finished cells, out of `total`, and estimate the remaining time.
 
-    Time left assumes that cells to come take as long as those that this run has seen.
+    The estimate assumes that the remaining cells take as long as the finished ones.
     """
 
     def __init__(self, name: str, total: int, console: Console | None = None) -> None:
@@ -63,13 +63,13 @@ class Display:
 
     def finished(self, name: str, status: str, detail: str, seconds: float) -> None:
         self._over += 1
-        self._total = max(self._total, self._over)  # cells that others lost come on top
+        self._total = max(self._total, self._over)  # cells that other supervisors lost are added
         left = self._left(float(self._over))
         self._progress.update(self._task, completed=self._over, left=left)
         self.say(f"[{self._over}/{self._total}] {name}: {status} {detail} {seconds:.1f} s, {left}")
 
     def update(self, look: Callable[[], Sequence[tuple[str, Mapping[str, Any] | None]]]) -> None:
-        """Redraw with what `look` sees: (name, progress) of every running cell. Once a second."""
+        """Redraw once a second with the result of `look`: (name, progress) of all running cells."""
         now = time.monotonic()
         if not self._console.is_terminal or now - self._shown < _REFRESH:
             return
@@ -104,7 +104,7 @@ def running_table(running: Sequence[tuple[str, Mapping[str, Any] | None]]) -> Ta
 
 
 def bar(states: Mapping[str, int], width: int) -> Text:
-    """Cells by state as a bar. Every state that there is has a character of its own at least."""
+    """Cells by state as a bar. Every state with cells has at least one character."""
     there = {state: count for state, count in states.items() if count}
     total, text = sum(there.values()), Text()
     room = max(0, width - len(there))
@@ -119,7 +119,7 @@ def bar(states: Mapping[str, int], width: int) -> Text:
 
 
 def states_table(variants: Mapping[str, Mapping[str, int]], states: Mapping[str, int]) -> Table:
-    """One row for each variant: how many of its cells are in each state that there is."""
+    """One row for each variant: the number of its cells in each state."""
     there = [state for state, count in states.items() if count]
     table = Table(box=None, pad_edge=False)
     table.add_column("variant", overflow="fold")

@@ -1,4 +1,4 @@
-"""What would make a run here and now, to compare with what has made those that are done."""
+"""The provenance of a run on this machine now, to compare with that of finished runs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,9 +11,9 @@ from lightning_app.provenance import software
 
 
 def here(sections: Iterable[Mapping[str, Any]], accelerator: str = "auto") -> dict[str, Any]:
-    """The `provenance` of a run here and now, and the `corpora` of some `data` sections.
+    """The `provenance` of a run on this machine now, and the `corpora` of some `data` sections.
 
-    The corpora are None where one is not prepared on this machine: nothing is fetched for that.
+    The corpora are None if one is not prepared on this machine: nothing is downloaded.
     """
     corpora = [_corpus(section) for section in sections]
     made = {**software(), **hardware(default_device(accelerator))}
@@ -23,6 +23,6 @@ def here(sections: Iterable[Mapping[str, Any]], accelerator: str = "auto") -> di
 def _corpus(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
     try:
         found = find(data_config(section))
-    except UserError:  # its files have gone: what they came to is not known here
+    except UserError:  # its files are missing, so its digest is unknown here
         return None
     return None if found is None else {"digest": found.digest, "checksum": found.meta["checksum"]}

@@ -1,4 +1,4 @@
-"""`ablate plan`: the cells of a grid, and what they cost in parameters, tokens, time and disk."""
+"""`ablate plan`: the cells of a grid, and their cost in parameters, tokens, time and disk."""
 
 import json
 import logging
@@ -27,20 +27,20 @@ from lightning_app.mixtures import STALE, Groups, others
 from lightning_app.run_state import RunState
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
-_KEPT = {  # by the grid's `checkpoints`: how many stay of a finished cell, and which
+_KEPT = {  # by the grid's `checkpoints`: the number kept of a finished cell, and which
     "all": (2, "the last and the best checkpoint of a cell are kept"),
     "last": (1, "the last checkpoint of a cell is kept"),
     "best": (1, "the best checkpoint of a cell is kept"),
     "none": (0, "no checkpoint is kept once a cell is done"),
 }
-_RUNNING = 2  # checkpoints of a cell that runs, whatever is kept
+_RUNNING = 2  # checkpoints of a running cell, for every value of `checkpoints`
 _SAMPLE = 20  # finished runs of a shape whose files are measured
 _FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
 
 
 @dataclass(kw_only=True)
 class Shape:
-    """The cells that cost the same: one model on one corpus for one number of steps."""
+    """A group of cells of equal cost: one model on one corpus for one number of steps."""
 
     label: str
     config: dict[str, Any]
@@ -85,7 +85,7 @@ def plan_command(
     *,
     as_json: bool = False,
 ) -> int:
-    """Print what a grid comes to and what of it is done. Trains nothing.
+    """Print the size of a grid and the number of finished cells. Trains nothing.
 
     The plan is written if it does not exist yet; only `ablate run` changes it later. With
     `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
@@ -149,7 +149,7 @@ def _shapes(
 
 
 def _stale(grid: Grid, shapes: list[Shape]) -> dict[str, Groups]:
-    """The finished cells that another code, data, set of libraries or device made, by kind."""
+    """The finished cells of other code, data, libraries or devices, by kind."""
     from lightning_app.ablation.here import here
 
     pairs = (zip(shape.cells, shape.runs, strict=True) for shape in shapes)
@@ -162,7 +162,7 @@ def _stale(grid: Grid, shapes: list[Shape]) -> dict[str, Groups]:
 
 
 def _look(grid: Grid, shapes: list[Shape]) -> dict[str, Any]:
-    """What is printed, in plain numbers: bytes, seconds, tokens; None for what is not known."""
+    """The printed values in plain numbers: bytes, seconds, tokens; None for unknown values."""
     states = [run.state for shape in shapes for run in shape.runs]
     done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
     left = len(grid.cells) - done - pruned
@@ -256,7 +256,7 @@ def _time(tree: dict[str, Any]) -> str:
 
 
 def _seconds(shapes: list[Shape], workers: int) -> float | None:
-    """What is still to run, over as many workers as have cores for their devices."""
+    """The estimated seconds of the remaining cells, divided over the workers."""
     left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
     cells = sum(count for _, count in left)
     if not cells:
@@ -270,9 +270,9 @@ def _seconds(shapes: list[Shape], workers: int) -> float | None:
 
 
 def _disk(grid: Grid, shapes: list[Shape], kept: int, workers: int) -> float:
-    """Bytes of all run folders once the grid is done, and of the checkpoints of those that run.
+    """Bytes of all finished run folders, and of the checkpoints of running cells.
 
-    Each has `kept` checkpoints; how much else a run leaves is measured on finished ones.
+    Each has `kept` checkpoints; the size of the other files is measured on finished runs.
     """
     total = 0.0
     for shape in shapes:

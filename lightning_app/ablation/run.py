@@ -68,9 +68,9 @@ class Run(RunCLI):
         args: Command-line arguments, or a config tree where `run` is False.
         folder: The run folder; None takes ``trainer.default_root_dir``, or names one after the
             config under ``experiments/fit/runs``.
-        attempt: The number of this attempt; None for the next one in the folder.
+        attempt: The number of this attempt; None for the next number in the folder.
         checkpoint: Where a run from a config tree continues; the command line has ``--ckpt_path``.
-        data: The data of a run from a config tree, where they are open already.
+        data: The data of a run from a config tree, if they are open already.
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
         command: The command line that started the run; None for that of this process.
@@ -105,14 +105,14 @@ class Run(RunCLI):
         main_kwargs: dict[str, Any],
         subparser_kwargs: dict[str, Any],
     ) -> None:
-        """Without a command take the parser of a whole run, which the fork server has made."""
+        """Without a command use the parser of a whole run, which the fork server has built."""
         if add_subcommands:
             super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         else:
             self.parser = config_parser()
 
     def before_instantiate_classes(self) -> None:
-        """Find every mistake that can be found before a folder is made."""
+        """Find all mistakes that can be found before a folder is created."""
         self.tree = self.dump()
         keep_numbers(self._written, self.tree)
         check(self.tree)
@@ -126,7 +126,7 @@ class Run(RunCLI):
         self.attempt_folder = self.folder.attempt(self.attempt)
         self._find_checkpoint()
         self._open_data()
-        if self.subcommand == "fit":  # a cell's folder and checkpoint are its own
+        if self.subcommand == "fit":  # a cell has its own folder and checkpoint
             checksum = self.corpus.meta["checksum"]
             there = check_folder(self.folder, self.record, self.tree, checksum, self.resumed)
             if self._checkpoint is not None:
@@ -181,7 +181,7 @@ class Run(RunCLI):
 
     @rank_zero_only
     def _prepare_folder(self) -> None:
-        """Make the folder this run's own; a run from step 0 removes earlier curves."""
+        """Reserve the folder for this run; a run from step 0 removes earlier curves."""
         if self.folder.config.exists():
             self.folder.result.unlink(missing_ok=True)
             if not self.resumed:
@@ -216,7 +216,7 @@ class Run(RunCLI):
                 callbacks += checkpoints(self.folder.path)
                 callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last")))
             if settings["logger"] is None:
-                # Curves that go beyond the checkpoint are logged again from there on.
+                # Curves after the step of the checkpoint are logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
                     Events(
@@ -239,11 +239,11 @@ class Run(RunCLI):
             raise UserError(f"trainer: {error}") from error
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Ours hold plain values, and a checkpoint from elsewhere must not run code.
+        # Our checkpoints hold plain values, and a foreign checkpoint must not run code.
         return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
 
     def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
-        """Train, judge, evaluate the test split, and write what the run leaves."""
+        """Train, judge, evaluate the test split, and write the files of the run."""
         trainer = self.trainer
         started = datetime.now(UTC)
         clock = time.perf_counter()
@@ -344,7 +344,7 @@ class Run(RunCLI):
         write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
 
     def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
-        """Print one prediction a line, in the order of the split."""
+        """Print one prediction on each line, in the order of the split."""
         with redirect_stdout(sys.stderr):  # keeps the progress bar out of the output
             batches = self.trainer.predict(model, datamodule=datamodule, **kwargs) or []
         for _, text in sorted(pair for batch in batches for pair in batch):
@@ -354,8 +354,8 @@ class Run(RunCLI):
 def checkpoints(folder: Path) -> list[ModelCheckpoint]:
     """Keep ``checkpoints/best.ckpt``, by val/nll, and ``checkpoints/last.ckpt``.
 
-    One callback each: with `save_last`, Lightning writes the last only where it is the best. The
-    best comes first, as the last holds its score.
+    Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
+    The best comes first, since the last checkpoint contains its score.
     """
     where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
     best = ModelCheckpoint(
@@ -369,6 +369,6 @@ def run_name(tree: Mapping[str, Any]) -> str:
     model = tree["model"]
     preset = model["block"]["preset"]
     warmup = model["schedule"]["warmup_steps"]
-    # To evaluate a part of a split is to evaluate the run that was trained without that limit.
+    # Evaluating a part of a split evaluates the run that was trained without that limit.
     identity = cell_id(without_evaluation_limits(tree))
     return f"{preset}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"

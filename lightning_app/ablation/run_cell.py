@@ -26,12 +26,12 @@ def run_cell(
     """Train the config in `run_dir` and write `result.json`, or `pruned.json` if it was pruned.
 
     Continues from the last checkpoint of an attempt that was cut short, to the same weights as an
-    uninterrupted run. Runs in a process of its own. Raises whatever made the run crash.
+    uninterrupted run. Runs in a separate process. Raises the error of a run that crashed.
 
     Args:
         run_dir: The run's folder, with the cell's config.
         attempt: The number of this attempt.
-        rank: Which process of the run this is; those after the first write nothing.
+        rank: The rank of this process in the run; only rank 0 writes files.
         pruned_by: The metric to report at validations, for a pruner; None without a pruner.
         keep: The checkpoints to keep of a finished run: all, last, best or none.
         slot: The devices and threads of the run, for its result; `devices` has one for each rank.
@@ -64,7 +64,7 @@ def run_cell(
 
 
 def _devices(trainer: Mapping[str, Any], slot: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The devices of a cell, whatever the host has, and the strategy that joins them."""
+    """The Trainer's arguments for the devices of a cell, and for its strategy."""
     count = trainer["devices"]
     if slot is not None:
         count = len(slot["devices"])

@@ -1,4 +1,4 @@
-"""Whether a run may use a folder that another run has left: only that of the same experiment."""
+"""Check that a run uses only a folder of the same experiment."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from lightning_app.run_folder import RunFolder
 def check_folder(
     folder: RunFolder, record: Record, tree: Mapping[str, Any], checksum: str, resumed: bool
 ) -> Record | None:
-    """Refuse the folder of another experiment, be it another config, block or corpus.
+    """Refuse the folder of another experiment: of another config, block or corpus.
 
     Args:
-        folder: The folder of the run to come.
-        record: What its id is made of.
+        folder: The folder of the new run.
+        record: The values that its id is computed from.
         tree: Its resolved config.
-        checksum: Of the tokens of its data.
+        checksum: The checksum of the tokens of its data.
         resumed: Whether it continues from a checkpoint; it may then have more steps.
 
     Returns:
@@ -48,7 +48,7 @@ def check_folder(
 def with_checkpoint(
     record: Record, there: Record | None, checkpoint: Path, folder: RunFolder
 ) -> Record:
-    """The record of a run that starts from a checkpoint, which is part of its id unless it is own.
+    """The record of a run that starts from a checkpoint; a foreign one is part of its id.
 
     `there` is the record of the run that the folder holds.
     """

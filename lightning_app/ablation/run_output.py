@@ -19,7 +19,7 @@ from lightning_app.run_folder import RunFolder
 
 
 def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data: Any) -> None:
-    """Write what a finished run leaves, `result.json` last, and print its scores.
+    """Write the files of a finished run, `result.json` last, and print its scores.
 
     Args:
         folder: The run's folder, with the metrics of the whole run.
@@ -49,7 +49,7 @@ def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data:
         if lines:
             write_whole(path, "".join(f"{line}\n" for line in lines))
     write_whole(folder.result, json.dumps(result, indent=1, allow_nan=False))
-    folder.pruned.unlink(missing_ok=True)  # from when the grid had a pruner
+    folder.pruned.unlink(missing_ok=True)  # it was left by an earlier grid with a pruner
     scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
     print(f"{folder}: {result['outcome'].replace('_', ' ')}, {scores}")
 
@@ -82,7 +82,7 @@ def peak_memory_bytes(trainer: pl.Trainer) -> int:
 def join_metrics(logs: list[Path]) -> str:
     """Return one CSV table, a row per step, of the logs of successive attempts.
 
-    If a later attempt logged a step again, its values count. A last line without an end was torn
+    If a later attempt logged a step again, its values count. A last line without an end was cut
     by a kill: it is newer than the checkpoint, so that a later attempt has logged it again.
     """
     rows: dict[int, dict[str, str]] = {}

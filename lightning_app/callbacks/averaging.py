@@ -1,4 +1,4 @@
-"""Averages of weights, as Lightning's callbacks make them: of the whole model, and exact."""
+"""Checks for Lightning's callbacks that average weights: of the whole model, and exact."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
 
 
 def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool) -> None:
-    """Refuse averages that would not be right, before anything is written.
+    """Refuse averages that would be wrong, before anything is written.
 
     Args:
         trainer: With all of its callbacks.
@@ -59,12 +59,12 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool
 class BeforeAveraging(pl.Callback):
     """Act before a callback that averages weights; it is the first of all callbacks.
 
-    The model is built before they copy it. No initial weights pass for an average: a validation,
-    and the end, come after the first update. The checkpoint of a last step on which no validation
-    falls is written while the model still has its raw weights.
+    The model is built before they copy it. Initial weights never count as an average: the first
+    validation, and the end, must come after the first update. The checkpoint of a last step on
+    which no validation falls is written while the model still has its raw weights.
 
     Args:
-        monitor: Knows whether the run has diverged; such a run has no checkpoint of its end.
+        monitor: Records whether the run has diverged; such a run has no checkpoint of its end.
         last: That checkpoint.
     """
 

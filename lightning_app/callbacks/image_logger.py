@@ -17,14 +17,14 @@ from lightning_app.tasks.base import Task
 
 BLOCK, ATTENTION = "block", "attention"
 LONG, LOOKED_AT = 12, 20
-"""Tokens of a sentence in which attention can be seen, and the batches to find one in."""
+"""The wanted length of the example in tokens, and the number of batches to search for it."""
 
 
 class Pictures(pl.Callback):
     """Draw the block as training starts, and the attention maps of an `example` as it ends.
 
-    Nothing is drawn where no event file is written. Training is not touched: the maps are taken in
-    evaluation mode, with the RNG put back.
+    Nothing is drawn if no event file is written. Training is not affected: the maps are computed in
+    evaluation mode, and the state of the RNG is restored.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -35,7 +35,7 @@ class Pictures(pl.Callback):
             show(trainer, BLOCK, image(module.block.preset, drawings), 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # One rank alone cannot run a model that is spread over all of them.
+        # One rank cannot run a model that is sharded over all of them.
         if any(event_files(trainer)) and not isinstance(trainer.strategy, FSDPStrategy):
             show_attention(trainer, pl_module, example(trainer, pl_module))
 
@@ -43,7 +43,7 @@ class Pictures(pl.Callback):
 def example(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
     """Return the longest row of a validation batch, the same at any time, as a batch.
 
-    Of the first batch that holds `LONG` tokens in a row; else of the longest that was looked at.
+    From the first batch that has a row of `LONG` tokens; else from the batch with the longest row.
     """
     system: Any = module
     task: Task = system.objective
@@ -64,7 +64,7 @@ def example(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
 
 
 def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: Any) -> None:
-    """Put the attention maps of one row into the event files, at the present step."""
+    """Write the attention maps of one row to the event files, at the present step."""
     system: Any = module
     task: Task = system.objective
     model = system.model

@@ -1,4 +1,4 @@
-"""The profiler of runs that nobody profiles."""
+"""The profiler of runs without profiling."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -10,7 +10,7 @@ _NOTHING = nullcontext()
 
 @final
 class Unprofiled(PassThroughProfiler):
-    """Does nothing, at less cost than Lightning's own, whose generators run 70 times a step."""
+    """Do nothing, at less cost than Lightning's own, whose generators run 70 times a step."""
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _NOTHING

@@ -1,4 +1,4 @@
-"""What made a run, from its first step on: kept beside each attempt and in every checkpoint."""
+"""The provenance of a run, which is stored with each attempt and in every checkpoint."""
 
 import json
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ _MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")
 
 
 class Origin(pl.Callback):
-    """Completes and keeps the `provenance` of a run, written before its first step.
+    """Complete and store the `provenance` of a run, before its first step.
 
-    A run that goes on says under `resumed_from` what else has trained it: the checkpoint knows.
+    A resumed run lists the earlier provenances under `resumed_from`, from the checkpoint.
 
     Args:
         path: The file of this attempt.
         software: The version of the code, libraries and command line.
-        resumed: Whether the run goes on from a checkpoint.
+        resumed: Whether the run continues from a checkpoint.
     """
 
     def __init__(self, path: Path, software: Mapping[str, Any], resumed: bool) -> None:
         self._path = path
         self.record: dict[str, Any] = dict(software)
-        # A checkpoint without a record is of a version that kept none.
+        # A checkpoint without a record was written by an earlier version.
         self.record["resumed_from"] = [dict.fromkeys(_MAKERS)] if resumed else []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""What can be watched inside the blocks while a run trains."""
+"""Measurements inside the blocks while a run trains."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ from lightning_app.probes.table import MODEL, Place, Row, from_csv, to_csv
 LOGGED = ("token_cosine", "w2_gradient", "output_information")
 """The logged quantities: they show a stall without warm-up within five steps."""
 GAINS, HISTOGRAMS = 10, 3
-"""Tags of gains that an event file has at most, as numbers and as histograms."""
+"""The largest number of tags of gains in an event file, as numbers and as histograms."""
 BINS = 16
-"""Of a histogram. TensorFlow's own bins are too wide: they grow by a tenth, whatever the values."""
+"""Bins of a histogram. TensorFlow's own bins grow by a tenth each, which is too wide."""
 
 
 def tag(place: Place) -> str:
@@ -58,8 +58,9 @@ def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
 class GainLogger(pl.Callback):
     """Log each learned gain, averaged over its heads, as ``probe/<quantity>/<stack>/<layer>``.
 
-    Event files record some layers, at those of the logged steps that are 1, 2, 5, 10, 20,
-    50, ... also a histogram of each gain that heads or units have their own of, over all layers.
+    Event files record some layers. At those of the logged steps that are 1, 2, 5, 10, 20, 50, ...
+    they also record a histogram, over all layers, of each gain that has a value for each head or
+    unit.
     """
 
     def on_train_batch_end(
@@ -83,7 +84,7 @@ class GainLogger(pl.Callback):
 
 
 def histograms(found: Mapping[Place, Tensor]) -> dict[str, Tensor]:
-    """Return what is finite of each gain of several numbers, over all layers, by tag."""
+    """Return the finite values of each vector of gains, over all layers, by tag."""
     parts: dict[str, list[Tensor]] = {}
     for place, gain in found.items():
         if gain.numel() > 1:
@@ -97,11 +98,11 @@ class SignalProbe(pl.Callback):
     """Probe the model after steps 1, 2, 5, 10, 20, 50, ... on the first validation batch.
 
     Everything that `ablate probe` measures goes to ``probes.csv`` in the run's folder, and with
-    it ``update_ratio``, the size of that step's update against the weights of each layer. Loggers
+    it ``update_ratio``, that step's update relative to the weights, for each layer. Loggers
     record the token cosine and the W2 gradient of each layer and of the information in the
-    output; event files of the last layer alone, and they get a picture of the attention maps, as
-    `Pictures` draws it at the end. Training is not touched: the probe has the RNG to itself, takes
-    gradients past ``.grad``, and leaves no hook behind. The first rank alone probes, on its share
+    output; event files record only the last layer and an image of the attention maps, as
+    `Pictures` draws it at the end. Training is not affected: the probe restores the RNG, takes
+    gradients past ``.grad``, and leaves no hook behind. Only the first rank probes, on its share
     of the batch.
 
     Args:
@@ -120,7 +121,7 @@ class SignalProbe(pl.Callback):
         return fires(step) if self.steps is None else step in self.steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with the rows of the steps that were trained before; a new run starts with none."""
+        """Continue the rows of the steps trained before; a new run starts without rows."""
         self._rows, self._before = [], None
         path = table_of(trainer)
         if not trainer.is_global_zero or not path.is_file():
@@ -181,12 +182,12 @@ def at_the_end(model: nn.Module) -> list[Place]:
 
 
 def model_of(module: pl.LightningModule) -> nn.Module:
-    """Return the plain model of the one module."""
+    """Return the plain model of the LightningModule."""
     model = module.model
     assert isinstance(model, nn.Module)
     return model
 
 
 def table_of(trainer: pl.Trainer) -> Path:
-    """Return where the rows of a run lie."""
+    """Return the path of the rows of a run."""
     return Path(trainer.default_root_dir) / "probes.csv"

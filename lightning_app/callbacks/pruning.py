@@ -21,16 +21,16 @@ class Pruned(Exception):
 
 
 class Pruning(pl.Callback):
-    """Report a metric at each validation, and end the training where a file asks for it.
+    """Report a metric at each validation, and end the training when a file exists.
 
     A line `{"step", "value"}` is appended to `reports` before the checkpoint of that validation is
-    written, so that no step which a run goes on from lacks its report; a value that is not finite
-    is null. `stop` is looked for before the first batch after a logged step or a validation, by the
-    first rank; all ranks then raise `Pruned` together. Nothing else changes: a run that is not
-    stopped ends with the same weights as one that does not report.
+    written, so that every step from which a run can resume has its report; a value that is not
+    finite is null. `stop` is looked for before the first batch after a logged step or a validation,
+    by the first rank; all ranks then raise `Pruned` together. Nothing else changes: a run that is
+    not stopped ends with the same weights as one that does not report.
 
     Args:
-        metric: What is reported, such as ``val/nll``.
+        metric: The reported metric, such as ``val/nll``.
         reports: The file to append to.
         stop: The file whose existence ends the run.
     """
@@ -58,7 +58,7 @@ class Pruning(pl.Callback):
             raise Pruned(step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # A validation after the training is of no use any more.
+        # A validation after the training is not needed for pruning.
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._report(trainer)
 

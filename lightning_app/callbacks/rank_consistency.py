@@ -1,13 +1,13 @@
-"""All ranks of a run train the same thing, or none does."""
+"""Check that all ranks of a run train the same experiment."""
 
 import lightning.pytorch as pl
 import torch
 
 
 class Agreement(pl.Callback):
-    """Refuse to train where ranks have other configs, starting steps or data than the first.
+    """Refuse to train if the config, the starting step or the data differ between ranks.
 
-    Such ranks would average gradients of different models where the shapes happen to be equal.
+    Such ranks would average gradients of different models if the shapes happen to be equal.
 
     Args:
         identity: The id of the run's config, hexadecimal.
@@ -20,7 +20,7 @@ class Agreement(pl.Callback):
         if trainer.world_size == 1:
             return
         data = trainer.datamodule.description["digest"]  # pyright: ignore[reportAttributeAccessIssue]
-        # 60 bits: what a signed number of 64 bits holds in any case.
+        # 60 bits, which fit into a signed number of 64 bits.
         identity, digest = (int(text[:15], 16) for text in (self.identity, data))
         mine = torch.tensor([identity, trainer.global_step, digest])
         mine = mine.to(trainer.strategy.root_device)

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 
 class SaveOnInterrupt(pl.Callback):
-    """Write a checkpoint when Ctrl-C or SIGTERM ends the training, to go on from.
+    """Write a checkpoint to resume from when Ctrl-C or SIGTERM ends the training.
 
     SIGTERM to any rank ends the training after the current step, which is the same on all ranks. A
     validation that runs or is due is finished first. Such a checkpoint is exact. Ctrl-C interrupts
@@ -25,8 +25,8 @@ class SaveOnInterrupt(pl.Callback):
         self._before: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning's own handler would have each rank stop where the signal finds it; two ranks at
-        # two steps wait for each other for ever.
+        # With Lightning's own handler each rank would stop at once; two ranks at different steps
+        # would then wait for each other without end.
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._note)
 
@@ -42,7 +42,7 @@ class SaveOnInterrupt(pl.Callback):
             asked = bool(trainer.strategy.reduce(flag, reduce_op="max"))
         if not asked:
             return
-        # A validation that is due now would never be made; its own checkpoint is exact, too.
+        # A validation that is due now would be skipped; its own checkpoint is exact, too.
         every = trainer.val_check_batch if trainer.enable_validation else None
         self._saved = every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
         if not self._saved:

@@ -1,4 +1,4 @@
-"""How fast a run trains, and how far it has come."""
+"""The speed and the progress of a run."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from lightning_app.logging_steps import is_logged, loss_of
 
 
 class Throughput(pl.Callback):
-    """Log what the run has taken so far, and the speed of the steps since the last that was logged.
+    """Log the tokens and seconds of the run so far, and the speed since the last logged step.
 
     ``train/tokens``, predicted tokens of all devices, and ``train/seconds``, wall-clock seconds of
     training, are sums over the run and all of its attempts. ``train/tokens_per_second`` and
@@ -27,7 +27,7 @@ class Throughput(pl.Callback):
         self.tokens = 0
         self.seconds = 0.0
         self._since = 0.0
-        # Kept on the device: reading it each step would hold a GPU up.
+        # Kept on the device: reading it at each step would make the GPU wait.
         self._counted: Tensor | None = None
         self._elapsed = 0.0
         self._waited = 0.0
@@ -46,7 +46,7 @@ class Throughput(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.perf_counter()
-        self._elapsed = 0.0  # a validation before the first step is no training
+        self._elapsed = 0.0  # a validation before the first step does not count as training
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._elapsed += time.perf_counter() - self._since
@@ -78,7 +78,7 @@ class Throughput(pl.Callback):
         self._take()
 
     def _take(self) -> tuple[float, float]:
-        """Add what was not counted yet to the sums; return its tokens a second and its share."""
+        """Add new tokens and seconds to the sums; return their speed and the share of waiting."""
         counted = 0 if self._counted is None else round(float(self._counted))
         elapsed, waited = self._elapsed, self._waited
         self.tokens += counted
@@ -90,7 +90,7 @@ class Throughput(pl.Callback):
 class Progress(pl.Callback):
     """Write ``progress.json`` about once a second, for programs that watch the run from outside.
 
-    It moves in validations and tests too: who waits for a run that hangs goes by it.
+    It changes in validations and tests too: it shows whether a run hangs.
     """
 
     def __init__(self, path: Path) -> None:

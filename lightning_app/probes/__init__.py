@@ -1,1 +1,1 @@
-"""What happens to signals and gradients inside a model: measured by hooks, drawn, tabled."""
+"""Measure signals and gradients inside a model by hooks; write tables and figures."""

@@ -1,4 +1,4 @@
-"""Hooks that look at the states and attention maps of a model while it runs, and change nothing."""
+"""Hooks that measure the states and attention maps of a running model without changing them."""
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -20,16 +20,16 @@ from lightning_app.probes import measures
 from lightning_app.probes.table import Place, Row, RunningStats, ordered
 
 Real = Mapping[str, Bool[Tensor, "batch token"]]
-"""For each stack, which of the tokens it reads count."""
+"""For each stack, a mask of the input tokens that count."""
 
 
 class ActivationHooks:
-    """Forward hooks on every stack of `model`, while the context is entered; it may be again.
+    """Forward hooks on every stack of `model` inside the context, which may be entered again.
 
-    Before each forward pass, `expect` says which tokens count. Everything goes to `tally`:
+    Before each forward pass, `expect` sets which tokens count. All measurements go to `tally`:
 
     ======================  ====================================================================
-    quantity                of layer n (0: what enters the first layer)
+    quantity                of layer n (0: the input of the first layer)
     ======================  ====================================================================
     hidden_norm             ``||x||^2 / d`` of the stream after the layer, mean over tokens
     sum_norm                the same before the layer's last norm, if it is on the sum:
@@ -43,13 +43,13 @@ class ActivationHooks:
                             same head; for each head also the mean
     attention_matched       the same under the best one-to-one matching of heads
     score_ratio             own scores against the running sum, where scores are carried
-    largest_logit           of what the softmax is taken of
+    largest_logit           the largest input of the softmax
     peaked_rows             share of rows whose largest probability is above 0.99
     ======================  ====================================================================
 
-    Of the map before shaping. Rows are the queries of tokens that count and may see two keys or
-    more. A decoder's cross-attention has the same quantities with ``cross_`` in front. A stack's
-    output, after its final norm, has ``output_norm`` and ``output_cosine``.
+    These are of the map before shaping. Rows are the queries of tokens that count and may see two
+    keys or more. A decoder's cross-attention has the same quantities with ``cross_`` in front. A
+    stack's output, after its final norm, has ``output_norm`` and ``output_cosine``.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,7 +85,7 @@ class ActivationHooks:
         self._below.clear()
 
     def rows(self, step: int) -> list[Row]:
-        """Return what was measured since the start."""
+        """Return all measurements since the start."""
         rows = self.tally.rows(step)
         for place, parts in self._distances.items():
             items = sum(count for _, count in parts)
@@ -209,11 +209,11 @@ def last_norm(block: Block) -> nn.Module | None:
 
 
 def scores(args: tuple[Any, ...], carry: Carry | None) -> tuple[Mask, Tensor, Tensor]:
-    """Return an attention's mask, its own scores S_n and what its softmax is taken of, Z_n.
+    """Return an attention's mask, its own scores S_n and the input Z_n of its softmax.
 
-    `args` are those of the call, `carry` is what the attention handed on, None where it carries
-    nothing. Z_n is read at once, since it may change in place with the next layer. Scores are not
-    masked: only cells that a query may see are right.
+    `args` are those of the call, `carry` is the state that the attention passed on, or
+    None. Z_n is read at once, since it may change in place with the next layer. Scores are not
+    masked: only cells that a query may see are meaningful.
     """
     query, keys, _, mask, _ = args
     new = own_scores(query, keys, mask)

@@ -1,4 +1,4 @@
-"""The figures of a probing, as the papers draw them: a curve a variant, layers from left to right.
+"""The figures of a probing, in the form of the papers: one curve a variant over the layers.
 
 Nothing here touches matplotlib's global state, and the same rows give the same files.
 """
@@ -25,7 +25,7 @@ COLUMNS = {
     "decoder": ("decoder", ""),
     "decoder, cross-attention": ("decoder", "cross_"),
 }
-"""The columns of a figure: stack, and what the names of its quantities begin with."""
+"""The columns of a figure: stack, and the prefix of the names of its quantities."""
 ENTROPY_CUTS = (1.5, 4.5)
 """Nats where RealFormer's figure of entropies changes colour (2012.11747, section 4.1.3)."""
 DISTANCE_CUTS = (0.25, 0.75)
@@ -77,7 +77,7 @@ LINES = (
 
 
 def write_probe_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
-    """Write every figure that the rows allow; return where they lie."""
+    """Write every figure for which there are rows; return the paths."""
     paths = []
     names = [figure.name for figure in LINES] + ["gains", "attention_entropy"]
     for old in (folder / f"{name}.svg" for name in names):
@@ -94,9 +94,9 @@ def write_probe_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
 
 
 def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
-    """Say which curves `write_figures` could not draw though their quantity was measured, and why.
+    """List the measured curves that `write_figures` could not draw, with reasons.
 
-    What a variant does not have at all, such as learned gains, is not missed.
+    Quantities that a variant does not have, such as learned gains, are not listed.
     """
     said = []
     for lines in (*LINES, gains_of(probed)):
@@ -123,7 +123,7 @@ def drawable(value: float, lines: Lines) -> bool:
 
 
 def gains_of(probed: Sequence[Probed]) -> Lines:
-    """Return the figure of whatever learned gains there are."""
+    """Return the figure of the learned gains."""
     ends = ("_skip", "_branch", "head_gain", "_change")
     found = {row.quantity for variant in probed for row in variant.rows}
     gains = sorted(
@@ -137,7 +137,7 @@ def gains_of(probed: Sequence[Probed]) -> Lines:
 
 
 def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
-    """Draw quantities by stacks, one curve a variant; None where no variant has any of them."""
+    """Draw quantities by stacks, one curve a variant; None if no variant has any of them."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
@@ -184,10 +184,10 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
 
 
 def entropy_figure(probed: Sequence[Probed]) -> "Figure | None":
-    """Draw a box for each head of each layer, coloured by where its median lies.
+    """Draw a box for each head of each layer, coloured by its median.
 
     As in RealFormer's figure: a box spans the quartiles over rows, its whiskers 5 % to 95 %. The
-    dotted line is the entropy of the uniform map over the keys that may be seen, the most there is.
+    dotted line is the entropy of the uniform map over the visible keys, which is the maximum.
     """
     from matplotlib.patches import Patch
 
@@ -260,9 +260,9 @@ def entropy_panel(axes: "Axes", variant: Probed, stack: str, prefix: str) -> Non
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return colour and dash by name: a preset has its own in every figure, whatever is beside it.
+    """Return colour and dash by name: a preset has the same in every figure.
 
-    Other names take, in their order, those that no preset among `names` has.
+    Other names take, in their order, those that are not used by a preset among `names`.
     """
     names = list(dict.fromkeys(names))
     places = {name: place for place, name in enumerate(PRESETS) if name in names}

@@ -1,4 +1,4 @@
-"""The gains of a model's blocks, named as the config names them."""
+"""The gains of a model's blocks, with their names in the config."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
 
 
 def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
-    """Yield every learned scalar of the blocks, whatever its shape.
+    """Yield every learned scalar of the blocks, of any shape.
 
     A gain that several sub-layers share is there once, as that of the first. The two gains of a
     projection ``a W_0 + b dW`` are in `change_ratios`.
@@ -63,8 +63,8 @@ def _quantity(path: str, parameter: str) -> str:
 def change_ratios(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     """Yield ``|b / a|`` of each projection ``a W_0 + b dW`` that trains a or b.
 
-    He & Hofmann 2023 (2311.01906, figure 4): what remains of b tells where a value or output
-    matrix is wanted. The quantities are ``value_change`` and ``output_change``.
+    He & Hofmann 2023 (2311.01906, figure 4): the remaining b shows which value or output
+    matrices the model uses. The quantities are ``value_change`` and ``output_change``.
     """
     for stack_name, stack in stacks(model).items():
         for layer, block in stack.layers:

@@ -19,7 +19,7 @@ def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Ten
     """Return the softmax maps of a batch of one row: (layer, head, query, key), float32 on the CPU.
 
     Named ``encoder``, ``decoder`` and ``cross``. In evaluation mode, before shaping; NaN where a
-    query may not see a key. The model stays as it was.
+    query may not see a key. The model is not changed.
     """
     found: dict[str, list[Tensor]] = {}
     handles = []

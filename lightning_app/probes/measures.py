@@ -1,4 +1,4 @@
-"""What is measured of states, attention maps and predictions: pure functions of tensors.
+"""Measures of states, attention maps and predictions: pure functions of tensors.
 
 States are ``(batch, token, model)`` with `real` True where a token counts, ``(batch, token)``.
 Maps are ``(row, head, key)``: a row is one query of one sentence, its entries are probabilities
@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 PEAKED = 0.99
-"""A row whose largest probability is above this sees one key alone."""
+"""A row whose largest probability is above this attends to practically one key."""
 
-CHUNK = 512  # rows of a distribution over the vocabulary that are looked at together
+CHUNK = 512  # rows of a distribution over the vocabulary that are processed together
 
 
 def precise(x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def token_cosines(
     """Mean cosine over the pairs of different real tokens, for each sentence that has a pair.
 
     With u the states at length one and n of them: ``(||sum u||^2 - n) / (n (n - 1))``. It is 1
-    when every token has come to lie on one direction.
+    when all tokens have the same direction.
     """
     counts = real.sum(dim=1)
     pairs = counts > 1
@@ -111,7 +111,7 @@ def matched_distance(distances: Float[Tensor, "head below"]) -> float:
 def score_ratio(new: Float[Tensor, " cell"], total: Float[Tensor, " cell"]) -> Float[Tensor, ""]:
     """``r_n = ||S_n||_F / ||Z_n||_F``: a layer's own scores against the running sum with them.
 
-    Over the cells that may be seen. 0 is a layer that adds nothing to what it was handed (Su
+    Over the cells that may be seen. 0 is a layer that adds nothing to the carried sum (Su
     Jianlin's diagnostic for residual attention); NaN where the sum is zero.
     """
     return precise(new).norm() / precise(total).norm()
@@ -140,7 +140,7 @@ def output_information(
 ) -> Float[Tensor, ""]:
     """Mean divergence ``KL(p_i || mean_j p_j)`` of the predictions from their average, in nats.
 
-    ``H(mean p) - mean H(p)``, from the sums of `output_sums`. It is 0 when the model says the same
-    at every position: then no state of it can tell one position from another.
+    ``H(mean p) - mean H(p)``, from the sums of `output_sums`. It is 0 when the model predicts the
+    same at every position: then its states do not distinguish positions.
     """
     return (entropies(total / positions) - entropy / positions).clamp(min=0.0)

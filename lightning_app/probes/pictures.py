@@ -28,7 +28,7 @@ def attention_image(maps: Mapping[str, Tensor], lines: Sequence[str]) -> Image.I
     """Return the maps (layer, head, query, key) of each name side by side, `lines` below them.
 
     A row of a map is a query, a column a key. The colour is the square root of the weight, from 0
-    to 1, as many weights are small; grey is what may not be seen or is no number.
+    to 1, as many weights are small; masked cells and NaN are grey.
     """
     panels = [_panel(TITLES[name], each.numpy()) for name, each in maps.items()]
     width = sum(panel.width + 2 * GAP for panel in panels) + 2 * GAP
@@ -75,7 +75,7 @@ def _coloured(weights: np.ndarray) -> np.ndarray:
 
 
 def _scale(picture: Image.Image, on: ImageDraw.ImageDraw, y: int) -> None:
-    """Draw what the colours mean on the height `y`."""
+    """Draw the legend of the colours at height `y`."""
     bar = Image.fromarray(np.repeat(_palette()[None, ::2], 10, axis=0))
     start = 2 * GAP + _width("weight 0 ")
     on.text((2 * GAP, y), "weight 0", WRITING, _font(11))

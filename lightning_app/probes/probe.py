@@ -1,4 +1,4 @@
-"""One probing: a model looked at on a few batches, as rows of numbers. It stays as it was."""
+"""One probing: measurements of a model on a few batches, as rows. The model is not changed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ from lightning_app.probes.table import MODEL, Place, Row, RunningStats, ordered
 from lightning_app.tasks.base import Predictions, Task
 
 POSITIONS = 4
-"""Target positions of a batch whose gradients are looked at one by one."""
+"""The number of target positions of a batch whose gradients are measured separately."""
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Run `model` in evaluation mode and plain eager form; put its modes and the RNG back after.
+    """Run `model` in evaluation mode and plain eager form; then restore its modes and the RNG.
 
     A compiled model would not see hooks that came after its compilation.
     """
@@ -88,7 +88,7 @@ def prediction(task: Task, model: nn.Module, batch: Any, token: int) -> Predicti
 
 
 class Outputs:
-    """What the model says as a whole over several batches."""
+    """The loss and the predictions of the whole model over several batches."""
 
     def __init__(self, tally: RunningStats) -> None:
         self._tally = tally
@@ -107,7 +107,7 @@ class Outputs:
         self._tokens += len(labels)
 
     def close(self) -> None:
-        """Add what is known of all tokens together."""
+        """Add the quantities over all tokens."""
         if self._tokens:
             total, entropy = (
                 torch.stack(parts).sum(dim=0) for parts in zip(*self._sums, strict=True)
@@ -157,7 +157,7 @@ class Gradients:
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """Return `wanted` of the places 0 .. count - 1, evenly spread, at most all of them."""
+    """Return `wanted` of the places 0 .. count - 1, evenly spread, or all if there are fewer."""
     wanted = min(wanted, count)
     return [(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]
 

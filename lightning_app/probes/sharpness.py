@@ -1,4 +1,4 @@
-"""The sharpness that Adam feels: the top eigenvalue of the preconditioned Hessian."""
+"""The sharpness under Adam: the top eigenvalue of the preconditioned Hessian."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Vector = list[Tensor]
 
 
 class Sharpness(NamedTuple):
-    """The eigenvalue, and whether the iteration settled to `TOLERANCE` within `ITERATIONS`."""
+    """The eigenvalue, and whether the iteration converged to `TOLERANCE` within `ITERATIONS`."""
 
     value: float
     converged: bool
@@ -41,7 +41,7 @@ def preconditioned_sharpness(
     Adam leaves a quadratic where ``eta lambda > (2 + 2 beta1) / (1 - beta1)``, 38 at beta1 = 0.9
     (Cohen et al. 2022, 2207.14484). P is ``sqrt(v) + eps``: `second_moments` are v, corrected for
     their start, one a parameter; without them v is the squared gradient of this batch, what Adam
-    has after one step from nothing. Then the entries with the smallest gradients rule, and the
+    has after its first step. Then the entries with the smallest gradients dominate, and the
     value is large. Parameters that the loss does not depend on are left out.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -99,7 +99,7 @@ def top_eigenvalue(product: Callable[[Vector], Vector], like: Sequence[Tensor]) 
             return Sharpness(value, math.isfinite(value))
         direction = orthonormal([*((v, v) for v, _ in basis), (residual, residual)])[-1][0]
         basis = orthonormal([*basis[:1], (direction, product(direction)), *basis[1:]])
-        if len(basis) == 1:  # what is not finite points nowhere
+        if len(basis) == 1:  # vectors that are not finite were dropped
             break
         table = torch.tensor(
             [[float(inner(v, image)) for _, image in basis] for v, _ in basis], dtype=torch.float64
@@ -122,7 +122,7 @@ def orthonormal(pairs: Sequence[tuple[Vector, Vector]]) -> list[tuple[Vector, Ve
     kept: list[tuple[Vector, Vector]] = []
     for v, image in pairs:
         length = float(inner(v, v)) ** 0.5
-        for _ in range(2):  # once more takes away what rounding left
+        for _ in range(2):  # the second pass removes rounding errors
             for other, other_image in kept:
                 part = float(inner(v, other))
                 v = combined([(1.0, v), (-part, other)])

@@ -1,4 +1,4 @@
-"""Rows of what was measured: gathered over batches, written as CSV, read again."""
+"""Rows of measurements: collected over batches, written as CSV, and read again."""
 
 import csv
 import io
@@ -13,10 +13,10 @@ from torch import Tensor
 from lightning_app.tables import Place, probed_values
 
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
-"""What is kept of a distribution, as a box with whiskers shows it."""
+"""The quantiles of a distribution, for a box with whiskers."""
 
 MODEL = "model"
-"""The stack of what belongs to the model as a whole."""
+"""The name in column `stack` for quantities of the whole model."""
 
 NO_RANK = 1 << 30  # sorts what belongs to a whole stack, or to all heads, after the rest
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class RunningStats:
-    """Means, maxima and quantiles over the items of several batches, kept where they were made.
+    """Means, maxima and quantiles over the items of several batches, kept on their device.
 
     Nothing is copied from a device before `rows`.
     """
@@ -66,7 +66,7 @@ class RunningStats:
         self._samples.setdefault(place, []).append(values.detach().flatten())
 
     def rows(self, step: int) -> list[Row]:
-        """Return a row for each number, in the order of `ordered`. What has no item is left out."""
+        """Return a row for each number, in the order of `ordered`, without empty places."""
         values: dict[Place, Tensor] = dict(self._largest)
         for place, total in self._sums.items():
             if self._counts[place]:
@@ -126,7 +126,7 @@ def cells(row: Row) -> list[str]:
 
 
 def from_csv(path: Path) -> list[Row]:
-    """Read what `to_csv` wrote."""
+    """Read a table that `to_csv` wrote."""
     return [
         Row(step, place.stack, place.layer, place.quantity, place.head, value)
         for step, place, value in probed_values(path)
@@ -134,13 +134,13 @@ def from_csv(path: Path) -> list[Row]:
 
 
 class Probed(NamedTuple):
-    """The rows of one variant, and what tables and figures call it."""
+    """The rows of one variant, and its name in tables and figures."""
 
     name: str
     rows: list[Row]
 
     def values(self, quantity: str, stack: str, head: int | None = None) -> dict[int, float]:
-        """Return the value of each layer at the last step that was measured."""
+        """Return the value of each layer at the last measured step."""
         last = max((row.step for row in self.rows), default=0)
         return {
             row.layer: row.value

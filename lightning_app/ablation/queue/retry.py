@@ -1,4 +1,4 @@
-"""Calls of a storage, repeated while its database restarts, and given up if it stays away."""
+"""Repeat calls of a storage while its database restarts, for a limited time."""
 
 import os
 from collections.abc import Callable
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class StorageLost(Exception):
-    """The database did not come back. What is done is on disk, and the next supervisor goes on."""
+    """The database did not come back. Results are on disk, and the next supervisor continues."""
 
 
 class Patience:
-    """Asks a storage again while its database is away.
+    """Repeat the calls of a storage while its database is not available.
 
     Args:
         spec: The storage, to name it.
@@ -40,9 +40,9 @@ class Patience:
         self._journal: tuple[int, int] | None = None  # which file it is, once it has been opened
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `call` returns, once it does.
+        """Return the result of `call` when it succeeds.
 
-        The call may be made twice, as its answer can get lost.
+        The call may be repeated, since its answer can be lost.
 
         Raises:
             StorageLost: if the database stays away, or somebody has removed the journal.
@@ -89,7 +89,7 @@ class Patience:
 
 
 def _file_of(spec: StorageSpec) -> tuple[int, int] | None:
-    """Which file the journal is, whatever its name."""
+    """The identity of the journal's file: device and inode."""
     try:
         status = os.stat(spec.url)
     except FileNotFoundError:

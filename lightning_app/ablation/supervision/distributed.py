@@ -1,4 +1,4 @@
-"""The processes of one cell meet: each on its own device, all on this host."""
+"""The process group of one cell: one process for each device, all on this host."""
 
 import os
 import sys
@@ -12,10 +12,10 @@ _TIMEOUT = timedelta(hours=24)  # the supervisor ends a rank that hangs, and soo
 
 
 def join(rank: int, size: int, meeting: Path, accelerator: str) -> None:
-    """Make this process rank `rank` of `size`; return when all have come.
+    """Make this process rank `rank` of `size`; return when all processes have joined.
 
-    They meet through a file and talk on the loopback interface, so nothing listens to the outside
-    and no two cells want the same port. Lightning finds the group made and uses it.
+    They meet through a file and communicate on the loopback interface, so no port is open to other
+    hosts, and no two cells need the same port. Lightning uses the existing group.
     """
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(size)}
     loopback = "lo0" if sys.platform == "darwin" else "lo"

@@ -100,7 +100,7 @@ def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
 
 @contextmanager
 def if_free(lock: Path) -> Iterator[bool]:
-    """Hold a lock if nobody else does, and yield whether it is held. If not, others do the work."""
+    """Take a lock if it is free, and yield whether it was taken. If not, others do the work."""
     held = FileLock(lock)
     try:
         with writing_in(lock.parent):

@@ -1,4 +1,4 @@
-"""No process outlives the supervisor that it works for."""
+"""End child processes when their supervisor ends."""
 
 import ctypes
 import multiprocessing
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(by: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process `by` when the thread that made it ends. Linux only."""
+    """Let the kernel send signal `by` to this process when its parent thread ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
 
@@ -20,8 +20,8 @@ def die_with_parent(by: int = signal.SIGKILL) -> None:
 def bind_to_supervisor() -> None:
     """End this child of the fork server when the fork server or the supervisor ends.
 
-    The kernel watches the fork server, which `fork_server` binds to the supervisor; where there is
-    no such kernel, a thread watches the supervisor.
+    The kernel watches the fork server, which `fork_server` binds to the supervisor. On systems
+    other than Linux a thread watches the supervisor.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores both
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

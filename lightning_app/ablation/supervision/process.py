@@ -1,4 +1,4 @@
-"""What runs in the children of the fork server: a rank of a cell, or one call for a supervisor."""
+"""Code of the fork server's children: a rank of a cell, or one call for a supervisor."""
 
 import faulthandler
 import gc
@@ -46,7 +46,7 @@ class Job:
         tree: The unresolved config of the cell.
         identity: The planned id of the cell.
         slot: The devices and threads of the cell.
-        metric: What a pruner looks at, None without a pruner.
+        metric: The metric that a pruner compares; None without a pruner.
         keep: Which checkpoints are kept of a finished cell.
         command: The command line of the supervisor.
     """
@@ -72,7 +72,7 @@ class Job:
         return self.folder.is_over(prunes=self.metric is not None)
 
     def error(self, rank: int) -> Path:
-        """Where a rank leaves its error. Of several, the supervisor finds which was first."""
+        """The file of a rank's error. Of several errors, the supervisor finds the first."""
         alone = self.slot.devices == 1
         return self.record.error if alone else self.record.error_of(rank)
 
@@ -86,7 +86,7 @@ def run_rank(job: Job, rank: int) -> None:
     """
     os.setsid()
     bind_to_supervisor()
-    gc.freeze()  # what the fork server imported is never garbage: no scans, no copies of pages
+    gc.freeze()  # imported modules are never garbage: this avoids scans and copies of pages
     try:
         job.record.path.mkdir(parents=True, exist_ok=True)
         _redirect_output(job.record.log(rank))
@@ -120,20 +120,20 @@ def answer(channel: Connection, function: Callable[..., Any], *arguments: Any) -
 
 
 def make_plan(program: str, spec: GridSpec) -> Plan:
-    """The plan of a grid. Made in a child, because what resolves a config is slow to import."""
+    """The plan of a grid. It is made in a child, because the parser is slow to import."""
     module = importlib.import_module(program)
     return expand(spec, module.resolve, module.identify)[0]
 
 
 def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
-    """Have every corpus ready, so that cells only read."""
+    """Prepare every corpus, so that cells only read."""
     module = importlib.import_module(program)
     for config in configs:
         module.prepare(config)
 
 
 def count_devices(program: str) -> int:
-    """How many accelerators there are. After this call a process must not fork."""
+    """The number of accelerators. After this call a process must not fork."""
     return importlib.import_module(program).count_devices()
 
 

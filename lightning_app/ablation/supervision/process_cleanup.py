@@ -1,4 +1,4 @@
-"""Ending all that an attempt has started, also what outlived it or left its process group."""
+"""End all processes of an attempt, also those that outlived it or left its process group."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 MARK = "ABLATE_ATTEMPT"
-"""The environment variable that names the attempt to whatever an attempt executes."""
+"""The environment variable that names the attempt to all programs that it executes."""
 
 
 def mark(record: Path) -> None:
@@ -18,7 +18,7 @@ def mark(record: Path) -> None:
 
 
 def end_tree(pids: Iterable[int]) -> None:
-    """Kill processes, their groups, and all that descends from them."""
+    """Kill processes, their groups, and all of their descendants."""
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(pid).children(recursive=True):
@@ -28,7 +28,7 @@ def end_tree(pids: Iterable[int]) -> None:
 
 
 def end_marked(records: Iterable[Path]) -> None:
-    """Kill what attempts executed and left behind on this host, such as a launcher's orphans."""
+    """Kill processes that ended attempts left on this host, such as a launcher's orphans."""
     names = {str(record.resolve()) for record in records}
     for process in psutil.process_iter() if names else ():
         with suppress(psutil.Error):

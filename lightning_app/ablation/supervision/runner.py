@@ -1,4 +1,4 @@
-"""`ablate run`: what one supervisor needs before and after its loop over the missing cells."""
+"""`ablate run`: the steps of one supervisor before and after its loop over the missing cells."""
 
 import os
 import time
@@ -50,8 +50,8 @@ class Ending:
 
     Attributes:
         grid: The grid, None if the supervisor was stopped before it was planned.
-        elsewhere: How many cells other supervisors run now.
-        cut: Why the supervisor stopped early, empty if it did not.
+        elsewhere: The number of cells that other supervisors run now.
+        cut: The reason why the supervisor stopped early; else empty.
     """
 
     grid: Grid | None
@@ -68,16 +68,17 @@ def run_grid(
     corpus: Corpus = corpus_of,
     index: Callable[[Path], object] = lambda folder: None,
 ) -> Ending:
-    """Run what is missing of a grid, until nothing is, or a signal, the time or an outage ends it.
+    """Run the missing cells of a grid, until all are done or a signal, the time or an outage ends
+    it.
 
-    Whatever happens, what is done stays done and no process is left.
+    In every case finished cells are kept and no process remains.
 
     Args:
-        spec: What the grid file says.
+        spec: The content of the grid file.
         folder: The grid's folder, made if it is missing.
         options: How the supervisor works.
         program: The module that resolves, prepares and trains.
-        corpus: Gives the digest of what a corpus holds.
+        corpus: Returns the digest of the content of a corpus.
         index: Called with the grid's folder from time to time, to index the runs.
 
     Raises:

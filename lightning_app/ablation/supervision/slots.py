@@ -1,4 +1,4 @@
-"""Where cells run: the devices of this host, in groups, and how many cells share each of them."""
+"""Slots of cells: groups of this host's devices, each shared by a number of cells."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ class Slot:
     workers: int
 
     def record(self) -> dict[str, Any]:
-        """What the results say of it: which devices, and how much else ran beside."""
+        """The description for results: the devices, and the number of cells that share them."""
         return {
             "devices": list(self.visible or ["cpu"] * self.devices),
             "cells_per_device": self.sharing,
@@ -57,7 +57,7 @@ class Slots:
 
     @property
     def are_full(self) -> bool:
-        """Whether there is no slot to take now."""
+        """Whether all slots are in use."""
         return all(slot.group in self._exclusive for slot in self._free)
 
     def take(self, alone: bool = False) -> Slot | None:
@@ -102,13 +102,14 @@ def slots_of(
         cores: The cores that this process may use.
         visible: The accelerators, as CUDA names them; none: cells run on the CPU.
         devices: Number of devices, and so of processes, that train one cell.
-        sharing: How many cells share a device; by default one. On a CPU `workers` says it.
-        workers: How many cells run at once; by default as many as fit, on a CPU one process for
+        sharing: The number of cells that share a device; by default one. On a CPU `workers` sets
+        it. workers: The number of cells that run at once; by default as many as fit, on a CPU one
+        process for
             each core.
-        cells: How many there are; no more slots than that are made.
+        cells: The number of cells, which limits the number of slots.
 
     Raises:
-        UserError: where the devices do not suffice.
+        UserError: if there are too few devices.
     """
     if not visible:
         if sharing is not None:

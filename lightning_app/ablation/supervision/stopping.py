@@ -9,11 +9,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(Exception):
-    """The user, or the machine, asked the supervisor to stop."""
+    """A signal from the user or the machine stopped the supervisor."""
 
 
 class Stop:
-    """How often a signal asked for the end. Handlers only count, so that no write is cut short."""
+    """The number of received signals. Handlers only count, so that no write is interrupted."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""The loop that keeps a host busy with cells of a grid, and enters how each of them ended."""
+"""The loop that runs cells of a grid on a host, and records how each of them ended."""
 
 import signal
 import time
@@ -37,19 +37,19 @@ from lightning_app.provenance import command_line
 from lightning_app.run_state import RunState, read_progress
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang
-SERVER_ENDED = 255  # what multiprocessing reports where nobody could wait for the child
+SERVER_ENDED = 255  # multiprocessing's exit code of a child that nobody could wait for
 
 _TICK = 0.2  # seconds
 _INDEX_EVERY = 20.0  # seconds
 _ASK_EVERY = 5.0  # seconds between looks at what other supervisors do
 _STRAGGLERS = 15.0  # seconds that ranks may take to end after the first of them, or the result
-_LOOKS = 1.6  # a supervisor that is lost is found within one and a half times that
+_LOOKS = 1.6  # a lost supervisor is found within 1.5 times this
 _GRACE = 120.0  # seconds that a cell may take to save its state
 
 
 @dataclass
 class Running:
-    """A cell that runs: its claim, its processes, one a rank, and when it last showed progress."""
+    """A running cell: its claim, its processes (one for each rank), and the time of progress."""
 
     claim: Claim
     job: Job
@@ -76,7 +76,7 @@ class Running:
 
 
 class Supervisor:
-    """Keeps the slots filled until the queue is empty, a signal arrives or the time is over.
+    """Start cells in free slots until the queue is empty, a signal arrives or the time is over.
 
     Args:
         grid: The grid.
@@ -120,7 +120,7 @@ class Supervisor:
         self._looked = -inf  # when others were last found at work
 
     def run(self, total: int) -> None:
-        """Run cells, `total` of them as far as is known now. Raises `Interrupted`."""
+        """Run cells, at present `total` of them. Raises `Interrupted`."""
         self._display = Display(self._grid.name, total)
         try:
             while not self._over():
@@ -200,7 +200,7 @@ class Supervisor:
         )
 
     def _others_may_lose(self) -> bool:
-        """Whether cells may come back to the queue, for which this supervisor stays."""
+        """Whether this supervisor waits for cells that may come back to the queue."""
         if self._pending is not None or time.monotonic() - self._looked < _ASK_EVERY:
             return True
         others = self._queue.elsewhere()
@@ -261,7 +261,7 @@ class Supervisor:
     # Ending.
 
     def _conclude(self, each: Running) -> None:
-        """Enter what processes that have ended left on disk."""
+        """Record the results on disk of processes that have ended."""
         codes = [rank.exitcode for rank in each.ranks]  # None: ended by us
         self._end(each)
         run = self._grid.state(each.claim.cell, with_metric=False)
@@ -294,7 +294,7 @@ class Supervisor:
             self._say(each, run.word, f"val/nll {'-' if nll is None else f'{nll:.4f}'}")
 
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
-        """Put a cell back whose end says nothing about it, unless that happened too often."""
+        """Put a cell back that did not end by its own error, unless that happened too often."""
         name, deaths = each.claim.cell.name, each.claim.deaths + 1
         if self._stop.requested:  # the signal was for the cells, too
             self._queue.put_back(each.claim, "interrupted")
@@ -305,7 +305,7 @@ class Supervisor:
             self._fail(each, f"{MOST_DEATHS} attempts ended early, at last: {why}\n")
 
     def _fail(self, each: Running, error: str) -> None:
-        """Write the error into the folder of the attempt, and enter it in the queue."""
+        """Write the error into the folder of the attempt, and record it in the queue."""
         write_whole(each.job.record.error, error)
         line = error.rstrip().rpartition("\n")[2]
         self._queue.failed(each.claim, line)
@@ -323,7 +323,7 @@ class Supervisor:
         self._display.finished(each.claim.cell.name, status, detail, seconds)
 
     def _end(self, each: Running) -> None:
-        """Kill what is left of an attempt, with all that it started."""
+        """Kill the remaining processes of an attempt and all that it started."""
         kill(*each.ranks)
         end_marked([each.job.record.path])
         each.job.record.meeting.unlink(missing_ok=True)
@@ -336,7 +336,7 @@ class Supervisor:
             self._reports.forget(each.trial)
 
     def _save(self, tend: Callable[[], object] = lambda: None) -> None:
-        """Have the cells that still run save their state, and wait some time for their end."""
+        """Let the running cells save their state, and wait some time for their end."""
         running = [each for each in self._running if each.left]
         if running:
             self._display.say(
@@ -353,7 +353,7 @@ class Supervisor:
             time.sleep(_TICK)
 
     def _put_back(self) -> None:
-        """Stop the cells that still run; what they have finished meanwhile counts."""
+        """Stop the running cells; results that they have finished by then count."""
         self._save(self._queue.tend)
         while self._running:
             each = self._running[-1]

@@ -23,12 +23,12 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # The supervisor alone opens the storage.
 _SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
 
-# What a launcher or scheduler left in the environment would reach into every cell: another rank,
+# Variables of a launcher or scheduler would affect every cell: another rank,
 # another seed, a port that is taken, automatic requeueing.
 _FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
 
-# glibc maps large blocks afresh for each tensor and gives them back at once; keeping them takes a
+# glibc maps large blocks again for each tensor and returns them at once; keeping them takes a
 # sixth off a training step of the demo's size on a CPU.
 _ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _KEPT_BYTES = str(1 << 30)
@@ -43,7 +43,7 @@ def cell_environment() -> Iterator[None]:
             del os.environ[name]
     for name in _ALLOCATOR:
         os.environ.setdefault(name, _KEPT_BYTES)
-    # To ask for GPUs in the usual way readies CUDA, after which no process may be forked.
+    # The usual way to count GPUs initialises CUDA, after which no process may be forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # The fork server would look for modules in the current folder first, unlike this process.
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -55,7 +55,7 @@ def cell_environment() -> Iterator[None]:
 
 
 def share_cores(threads: int) -> None:
-    """Have libraries of the processes to come use as many threads as their share of the cores."""
+    """Limit the threads of libraries in new processes to their share of the cores."""
     for library in ("OMP", "MKL", "OPENBLAS"):
         os.environ[f"{library}_NUM_THREADS"] = str(threads)
 
