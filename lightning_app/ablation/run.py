@@ -15,7 +15,6 @@ import lightning.pytorch as pl
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lightning_app.ablation.checkpoint import (
@@ -37,6 +36,7 @@ from lightning_app.ablation.run_output import (
 )
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
+from lightning_app.callbacks.csv_logger import Curves
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.image_logger import Pictures
 from lightning_app.callbacks.null_profiler import Unprofiled
@@ -226,7 +226,7 @@ class Run(RunCLI):
                         default_hp_metric=False,
                         purge_step=purge,
                     ),
-                    CSVLogger(self.attempt_folder.path, name="", version=""),
+                    Curves(self.attempt_folder.path, name="", version=""),
                 ]
         elif settings["logger"] is None:
             settings["logger"] = False
