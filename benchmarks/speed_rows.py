@@ -18,7 +18,7 @@ from lightning_app.data.translation import TranslationRows
 from torch import Tensor
 
 from lightning_app.bench import attention
-from lightning_app.bench.attention import Layer, Maps
+from lightning_app.bench.attention import AttentionInputs, Maps
 from lightning_app.bench.compare import Contender, How, Missing, Result, compare
 from lightning_app.bench.learners import Setting, preset_work
 from lightning_app.bench.measure import Spread, Work
@@ -98,8 +98,8 @@ def shaped_literal() -> Iterator[Figure]:
     """Shaped attention against the map written out, causal, 4096 tokens, 4 heads of 64."""
     for length, goal in ((512, 2.9), (1024, 4.5), (2048, 6.7)):
         maps = Maps(length=length)
-        ours = partial(attention.work, maps, attention.shaped)
-        theirs = partial(attention.work, maps, attention.shaped_literally)
+        ours = partial(attention.attention_work, maps, attention.shaped)
+        theirs = partial(attention.attention_work, maps, attention.shaped_literally)
         yield at_least(f"T={length}, time", goal, ratio_of(ours, theirs))
     short, long = (
         attention.contender("", Maps(length=length), attention.shaped) for length in (512, 2048)
@@ -114,8 +114,8 @@ def shaped_sdpa() -> Iterator[Figure]:
     """Shaped attention against plain SDPA, causal, 4096 tokens, 4 heads of 64."""
     for length, goal in ((128, 1.25), (512, 1.15), (1024, 1.1)):
         maps = Maps(length=length)
-        ours = partial(attention.work, maps, attention.plain)
-        theirs = partial(attention.work, maps, attention.shaped)
+        ours = partial(attention.attention_work, maps, attention.plain)
+        theirs = partial(attention.attention_work, maps, attention.shaped)
         yield at_most(f"T={length}, time", goal, ratio_of(ours, theirs))
 
 
@@ -124,8 +124,8 @@ def residual_plain() -> Iterator[Figure]:
     goals = ((128, 0.98, 0.9), (512, 0.98, 0.3), (1024, 1.4, 0.25))
     for length, speed, memory in goals:
         maps = Maps(length=length, tokens=2048, depth=12, causal=False)
-        chosen = partial(attention.work, maps, attention.residual)
-        plain = partial(attention.work, maps, attention.residual_literally)
+        chosen = partial(attention.attention_work, maps, attention.residual)
+        plain = partial(attention.attention_work, maps, attention.residual_literally)
         ours, theirs = against(chosen, plain)
         assert theirs.time is not None
         yield at_least(f"T={length}, speed", speed, theirs.time)
@@ -175,14 +175,14 @@ def bf16_error() -> Iterator[Figure]:
             query, key, value, upstream = (part.to(dtype) for part in made)
             for leaf in (query, key, value):
                 leaf.requires_grad_()
-            layers.append(Layer(query, key, value, attention.split(upstream, maps)))
+            layers.append(AttentionInputs(query, key, value, attention.split(upstream, maps)))
         mask = full_mask(maps.length, torch.device("cpu"))
         outputs = forward(layers, maps, mask)
         torch.autograd.backward(outputs, [layer.upstream for layer in layers])
         leaves = (leaf for layer in layers for leaf in layer[:3])
         return [leaf.grad.double() for leaf in leaves if leaf.grad is not None]
 
-    def in_one_type(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+    def in_one_type(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
         outputs, total = [], None
         for layer in layers:
             query, key, value = attention.heads(layer, maps)

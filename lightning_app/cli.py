@@ -188,10 +188,12 @@ def probe(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    from lightning_app.commands.bench import Options, bench_command
+    from lightning_app.commands.bench import BenchOptions, bench_command
 
     given = vars(args)
-    return bench_command(Options(**{name: given[name] for name in Options.__dataclass_fields__}))
+    return bench_command(
+        BenchOptions(**{name: given[name] for name in BenchOptions.__dataclass_fields__})
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -295,7 +297,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unread in `rest`."""
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "submit", "doctor", "storage"]
@@ -339,7 +341,7 @@ def interrupted() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
     try:
-        args = parse(sys.argv[1:] if arguments is None else arguments)
+        args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         return args.call(args)
     except UserError as mistake:
         print(f"ablate: {mistake}", file=sys.stderr)

@@ -146,6 +146,6 @@ def _is_clear(argument: Argument, value: Any) -> bool:
 @cache
 def _parsed(text: str) -> str:
     """Return a section `trainer`, given as JSON, as the parser completes it."""
-    from lightning_app.parser import parse
+    from lightning_app.parser import parse_config
 
-    return json.dumps(parse({"trainer": json.loads(text)})["trainer"])
+    return json.dumps(parse_config({"trainer": json.loads(text)})["trainer"])

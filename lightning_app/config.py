@@ -43,9 +43,9 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
         check_names(tree)
         complete = None if by_parser else complete_plain(tree)
         if complete is None:
-            from lightning_app.parser import parse as parse_all
+            from lightning_app.parser import parse_config
 
-            complete = parse_all(tree)
+            complete = parse_config(tree)
         check(complete)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error

@@ -19,7 +19,7 @@ from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import LossSums, ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
-from lightning_app.tasks.base import build_task, join
+from lightning_app.tasks.base import build_task, join_ranks
 
 
 def mix(*numbers: int) -> int:
@@ -244,7 +244,7 @@ class TransformerModule(pl.LightningModule):
         checkpoint["vocab_size"] = self.vocab_size
         checkpoint["profiled"] = self.profiled
         checkpoint["finite"] = is_finite(checkpoint["state_dict"])
-        if streams := join(self.objective.streams()):
+        if streams := join_ranks(self.objective.streams()):
             checkpoint["streams"] = streams
         # A run that is killed after this resumes here: its logged values must be on disk by then.
         for logger in self.loggers:

@@ -159,7 +159,7 @@ def dump(
     return {section: tree[section] for section in SECTIONS}
 
 
-def parse(tree: dict[str, Any]) -> dict[str, Any]:
+def parse_config(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the complete config of a tree as a user wrote it.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lightning_app.registry import Registry
 
 
-class Score(NamedTuple):
+class QualityMetric(NamedTuple):
     """A metric of quality beside the loss: its name in the results, its title, its unit."""
 
     metric: str
@@ -36,7 +36,7 @@ class TaskFacts:
     pairs: bool = False
     length: str = "window"
     marks: int = 0
-    scores: tuple[Score, ...] = ()
+    scores: tuple[QualityMetric, ...] = ()
     method: str = ""
     module: str = ""
 
@@ -68,9 +68,9 @@ TASKS.add(
         length="max_length",
         marks=2,
         scores=(
-            Score("test/bleu", "Test BLEU", "BLEU (0 to 100)"),
-            Score("val/bleu", "Validation BLEU", "BLEU (0 to 100)"),
-            Score("test/sacrebleu", "Test sacreBLEU", "BLEU (0 to 100)"),
+            QualityMetric("test/bleu", "Test BLEU", "BLEU (0 to 100)"),
+            QualityMetric("val/bleu", "Validation BLEU", "BLEU (0 to 100)"),
+            QualityMetric("test/sacrebleu", "Test sacreBLEU", "BLEU (0 to 100)"),
         ),
     ),
 )
@@ -79,7 +79,7 @@ TASKS.add(
     TaskFacts(
         title="masked language modelling",
         architecture="encoder",
-        scores=(Score("val/accuracy", "Validation accuracy", "accuracy of masked tokens"),),
+        scores=(QualityMetric("val/accuracy", "Validation accuracy", "accuracy of masked tokens"),),
         method="Text is packed into windows of {data.window} tokens, of which a share of "
         "{data.mask_probability} is predicted.",
     ),

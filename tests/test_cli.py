@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.cli import main, parse
+from lightning_app.cli import main, parse_arguments
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 
@@ -174,7 +174,7 @@ def test_a_broken_grid_is_one_line(capsys, folder: Path, changes, expected: list
 
 
 def test_the_arguments_of_lightning_are_left_to_it() -> None:
-    args = parse(["fit", "--config", "x.yaml", "--trainer.max_steps", "3", "--help"])
+    args = parse_arguments(["fit", "--config", "x.yaml", "--trainer.max_steps", "3", "--help"])
     assert args.rest == ["--config", "x.yaml", "--trainer.max_steps", "3", "--help"]
 
 

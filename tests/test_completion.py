@@ -31,7 +31,7 @@ def text(config: dict[str, Any]) -> str:
 def check_same(tree: dict[str, Any]) -> None:
     found = complete_plain(tree)
     assert found is not None
-    assert text(found) == text(parser.parse(tree))
+    assert text(found) == text(parser.parse_config(tree))
 
 
 @pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
@@ -111,7 +111,7 @@ def test_whatever_is_completed_here_the_parser_completes_alike(values: dict[str,
     except UserError:  # the parser's own, of the section `trainer`
         found = None
     if found is not None:
-        assert text(found) == text(parser.parse(tree))
+        assert text(found) == text(parser.parse_config(tree))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_word_that_names_a_file_is_left_to_the_parser(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[Any] = []
-    monkeypatch.setattr(parser, "parse", lambda tree: asked.append(tree) or {"trainer": {}})
+    monkeypatch.setattr(parser, "parse_config", lambda tree: asked.append(tree) or {"trainer": {}})
     section = {"strategy": "ddp_find_unused_parameters_true", "max_epochs": 17}
     assert complete_plain({"trainer": section}) is not None
     assert asked == []
@@ -168,13 +168,13 @@ def test_a_thousand_values_of_an_axis_ask_the_parser_once(
     path = tmp_path / "many.yaml"
     many = {"name": "many", "base_config": tree, "axes": {"model.optimizer.lr": rates}}
     path.write_text(yaml.safe_dump(many))
-    grid, asked, plain = read_spec(path), [], parser.parse
+    grid, asked, plain = read_spec(path), [], parser.parse_config
 
     def counted(tree: dict[str, Any]) -> dict[str, Any]:
         asked.append(tree)
         return plain(tree)
 
-    monkeypatch.setattr(parser, "parse", counted)
+    monkeypatch.setattr(parser, "parse_config", counted)
     plan, configs = expand(grid, resolve, identity_of)
     assert len(asked) <= 1
     assert len(plan.cells) == 1000

@@ -18,7 +18,7 @@ from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.grid import Grid
 from lightning_app.atomic_write import write_whole
 from lightning_app.data.config import DataConfig
-from lightning_app.data.corpus import data_config
+from lightning_app.data.corpus import resolved_data
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.ids import identify
@@ -134,7 +134,7 @@ def _is_the_same(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid:
             return False
         # Prepared as the run says: an axis may give each cell another vocabulary.
         places = {key: corpora[corpus][key] for key in ("root", "cache")}
-        data = data_config({**completed(config)["data"], **places})
+        data = resolved_data({**completed(config)["data"], **places})
     except (
         FileNotFoundError,
         Unsound,

@@ -11,7 +11,7 @@ import torch
 from lightning_app.parser import RunCLI
 
 
-class _Clock(pl.Callback):
+class _StepTimer(pl.Callback):
     """Wall-clock seconds of each training step after the first; ends the run after `steps`."""
 
     def __init__(self, steps: int) -> None:
@@ -46,7 +46,7 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = str(Path(folder))
         run = RunCLI({**config, "trainer": trainer}, run=False)
-        clock = _Clock(steps)
+        clock = _StepTimer(steps)
         run.trainer.callbacks.append(clock)  # pyright: ignore[reportAttributeAccessIssue]
         run.trainer.fit(run.model, datamodule=run.datamodule)
     return sorted(clock.seconds)[len(clock.seconds) // 2]

@@ -23,15 +23,15 @@ def document(command: str, as_json: bool) -> Iterator[dict[str, Any]]:
         return
     with redirect_stdout(sys.stderr):
         yield tree
-    print(json.dumps(plain(tree), indent=1, allow_nan=False), flush=True)
+    print(json.dumps(_plain(tree), indent=1, allow_nan=False), flush=True)
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """The value as JSON has it: numbers that are not finite are null, paths are strings."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightning_app.data.corpus import data_config
+from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import find
 from lightning_app.errors import UserError
 from lightning_app.hardware import default_device, hardware
@@ -22,7 +22,7 @@ def here(sections: Iterable[Mapping[str, Any]], accelerator: str = "auto") -> di
 
 def _corpus(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
     try:
-        found = find(data_config(section))
+        found = find(resolved_data(section))
     except UserError:  # its files are missing, so its digest is unknown here
         return None
     return None if found is None else {"digest": found.digest, "checksum": found.meta["checksum"]}

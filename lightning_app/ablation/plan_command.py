@@ -39,7 +39,7 @@ _FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
 
 
 @dataclass(kw_only=True)
-class Shape:
+class CostGroup:
     """A group of cells of equal cost: one model on one corpus for one number of steps."""
 
     label: str
@@ -129,8 +129,8 @@ def _measured(config: dict[str, Any]) -> float:
 
 def _shapes(
     grid: Grid, configs: list[dict[str, Any]], found: Mapping[str, FinishedElsewhere]
-) -> list[Shape]:
-    shapes: dict[str, Shape] = {}
+) -> list[CostGroup]:
+    shapes: dict[str, CostGroup] = {}
     for cell, config in zip(grid.cells, configs, strict=True):
         model, data = config["model"], {**config["data"], "seed": None}
         kind = model["optimizer"]["kind"]
@@ -139,7 +139,7 @@ def _shapes(
         label = grid.variant(cell)
         others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
         label = " ".join([label, *(f"{each}={cell.axes[each]}" for each in others)])
-        shape = shapes.setdefault(key, Shape(label=label, config=config))
+        shape = shapes.setdefault(key, CostGroup(label=label, config=config))
         shape.cells.append(cell)
         run = grid.state(cell)
         if cell.id in found:
@@ -148,7 +148,7 @@ def _shapes(
     return list(shapes.values())
 
 
-def _stale(grid: Grid, shapes: list[Shape]) -> dict[str, Groups]:
+def _stale(grid: Grid, shapes: list[CostGroup]) -> dict[str, Groups]:
     """The finished cells of other code, data, libraries or devices, by kind."""
     from lightning_app.ablation.here import here
 
@@ -161,7 +161,7 @@ def _stale(grid: Grid, shapes: list[Shape]) -> dict[str, Groups]:
     return others(records, here(grid.plan.data, accelerator))
 
 
-def _look(grid: Grid, shapes: list[Shape]) -> dict[str, Any]:
+def _look(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
     """The printed values in plain numbers: bytes, seconds, tokens; None for unknown values."""
     states = [run.state for shape in shapes for run in shape.runs]
     done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
@@ -255,7 +255,7 @@ def _time(tree: dict[str, Any]) -> str:
     return f"about {clock(tree['seconds_left'])} with {tree['workers']} workers, {source}"
 
 
-def _seconds(shapes: list[Shape], workers: int) -> float | None:
+def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
     """The estimated seconds of the remaining cells, divided over the workers."""
     left = [(shape, len(shape.cells) - shape.done) for shape in shapes]
     cells = sum(count for _, count in left)
@@ -269,7 +269,7 @@ def _seconds(shapes: list[Shape], workers: int) -> float | None:
     return total / min(workers, cells)
 
 
-def _disk(grid: Grid, shapes: list[Shape], kept: int, workers: int) -> float:
+def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float:
     """Bytes of all finished run folders, and of the checkpoints of running cells.
 
     Each has `kept` checkpoints; the size of the other files is measured on finished runs.

@@ -12,7 +12,7 @@ from lightning_app.ablation.here import here
 from lightning_app.ablation.import_allowlist import CLASSES
 from lightning_app.ablation.resolving import parse_cell as parse
 from lightning_app.ablation.resolving import resolve_cell as resolve
-from lightning_app.ablation.supervision.distributed import join
+from lightning_app.ablation.supervision.distributed import join_process_group
 from lightning_app.ablation.supervision.process import Job
 from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.experiment import identity_of as identify
@@ -48,7 +48,7 @@ def run_cell(job: Job, rank: int) -> None:
     import_only_known_classes()
     if job.slot.devices > 1:
         accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
-        join(rank, job.slot.devices, job.record.meeting, accelerator)
+        join_process_group(rank, job.slot.devices, job.record.meeting, accelerator)
     trainer.run_cell(
         job.folder.path,
         job.attempt,

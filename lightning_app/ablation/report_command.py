@@ -55,7 +55,7 @@ def report_command(
         cells = different(grid)
         words = Counter(cell.word for cell in cells)
         tree |= {"grids": [each.name for each in read], "report": page, "cells": len(cells)}
-        tree |= {**by_status(words, _STATES), **show(grid)}
+        tree |= {**by_status(words, _STATES), **show_headline(grid)}
         print(f"report: {page}")
         if claimed is not None:
             serve(page, folders, claimed)
@@ -71,7 +71,7 @@ def _check_apart(out: Path) -> None:
             )
 
 
-def show(grid: "GridResults") -> dict[str, Any]:
+def show_headline(grid: "GridResults") -> dict[str, Any]:
     """Print the headline of a report, and return it for the document."""
     from lightning_app.analysis.grid_results import damaged_files
     from lightning_app.analysis.headline import findings

@@ -9,7 +9,7 @@ from lightning_app.ablation.counts import by_status, describe
 from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
-from lightning_app.ablation.report_command import show
+from lightning_app.ablation.report_command import show_headline
 from lightning_app.ablation.supervision.locks import turn
 from lightning_app.ablation.supervision.options import Options
 from lightning_app.ablation.supervision.runner import run_grid
@@ -89,4 +89,4 @@ def _report(grid: Grid) -> dict[str, Any]:
         results = read_results(folder.path)
         if not folder.report.is_file() or folder.report.stat().st_mtime < newest:
             write(results, folder.path)
-    return {"report": folder.report, **show(results)}
+    return {"report": folder.report, **show_headline(results)}

@@ -39,7 +39,7 @@ class Maps:
         return max(1, self.tokens // self.length)
 
 
-class Layer(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Leaves of one layer, ``(batch, token, head * dim)`` as projections leave them."""
 
     query: Tensor
@@ -50,10 +50,10 @@ class Layer(NamedTuple):
 
 
 FORMS: tuple[Form, ...] = ("plain", "reversible", "blocked")
-Forward = Callable[[list[Layer], Maps, Mask], list[Tensor]]
+Forward = Callable[[list[AttentionInputs], Maps, Mask], list[Tensor]]
 
 
-def work(maps: Maps, forward: Forward) -> Work:
+def attention_work(maps: Maps, forward: Forward) -> Work:
     """Return one forward and backward pass of `forward` over random queries, keys and values."""
     torch.manual_seed(1)
     dtype = torch.bfloat16 if maps.precision == "bf16" else torch.float32
@@ -63,7 +63,7 @@ def work(maps: Maps, forward: Forward) -> Work:
         query, key, value, upstream = torch.randn((4, *shape), device=maps.device, dtype=dtype)
         for leaf in (query, key, value):
             leaf.requires_grad_().register_post_accumulate_grad_hook(drop)
-        layers.append(Layer(query, key, value, split(upstream, maps)))
+        layers.append(AttentionInputs(query, key, value, split(upstream, maps)))
     make_mask = causal_mask if maps.causal else full_mask
     mask = make_mask(maps.length, torch.device(maps.device))
 
@@ -84,39 +84,39 @@ def split(x: Tensor, maps: Maps) -> Tensor:
     return x.unflatten(-1, (maps.heads, -1)).transpose(1, 2)
 
 
-def heads(layer: Layer, maps: Maps) -> tuple[Tensor, Tensor, Tensor]:
+def heads(layer: AttentionInputs, maps: Maps) -> tuple[Tensor, Tensor, Tensor]:
     return split(layer.query, maps), split(layer.key, maps), split(layer.value, maps)
 
 
-def gains(maps: Maps, value: Tensor) -> list[Tensor]:
+def unit_gains(maps: Maps, value: Tensor) -> list[Tensor]:
     shape, how = (maps.heads, 1, 1), {"device": value.device, "dtype": value.dtype}
     return [torch.ones(shape, **how, requires_grad=True) for _ in range(3)]
 
 
-def plain(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+def plain(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
     """``softmax(Q K^T / sqrt(d_k) + mask) V``."""
     return [attend(*heads(layer, maps), mask, 0.0) for layer in layers]
 
 
-def shaped(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+def shaped(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
     """``(alpha I + beta A - gamma C) V`` as the package computes it."""
     outputs = []
     for layer in layers:
         query, key, value = heads(layer, maps)
         attended = attend(query, key, value, mask, 0.0)
-        alpha, beta, gamma = gains(maps, value)
+        alpha, beta, gamma = unit_gains(maps, value)
         outputs.append(shape_map(attended, value, mask, alpha, beta, gamma))
     return outputs
 
 
-def shaped_literally(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+def shaped_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
     """The same, the shaped map written out, as the authors do."""
     outputs = []
     for layer in layers:
         query, key, value = heads(layer, maps)
         scores = query @ key.transpose(-2, -1) * maps.head_dim**-0.5
         scores = scores.masked_fill(~mask.allowed, torch.finfo(scores.dtype).min)
-        alpha, beta, gamma = gains(maps, value)
+        alpha, beta, gamma = unit_gains(maps, value)
         identity = torch.eye(maps.length, device=value.device, dtype=value.dtype)
         centre = mask.centre.to(value.dtype)
         shaped_map = alpha * identity + beta * scores.softmax(-1) - gamma * centre
@@ -124,7 +124,7 @@ def shaped_literally(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor
     return outputs
 
 
-def residual(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+def residual(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
     """``softmax(Z_n) V``, ``Z_n = Q K^T / sqrt(d_k) + Z_{n-1}``, as the package computes it."""
     outputs, carry = [], None
     for layer in layers:
@@ -133,7 +133,7 @@ def residual(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
     return outputs
 
 
-def residual_literally(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+def residual_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
     """The same as it is written down: every map is kept, by autograd."""
     outputs, total = [], None
     for layer in layers:
@@ -145,7 +145,7 @@ def residual_literally(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tens
     return outputs
 
 
-def residual_sums(layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+def residual_sums(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
     """Residual attention by sums of queries and of keys."""
     outputs, carry = [], None
     for layer in layers:
@@ -159,13 +159,13 @@ def in_form(form: Form) -> Forward:
     return partial(_forced, form)
 
 
-def _forced(form: Form, layers: list[Layer], maps: Maps, mask: Mask) -> list[Tensor]:
+def _forced(form: Form, layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
     with attention_form(form):
         return residual(layers, maps, mask)
 
 
 def contender(name: str, maps: Maps, forward: Forward) -> Contender:
-    return Contender(name, partial(work, maps, forward))
+    return Contender(name, partial(attention_work, maps, forward))
 
 
 def single_forms(maps: Maps) -> list[Contender]:

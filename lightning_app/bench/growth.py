@@ -38,7 +38,9 @@ class Point(NamedTuple):
     comparison: Comparison
 
 
-def growth(setting: Setting, values: Mapping[Axis, Sequence[int]], how: How) -> Iterator[Point]:
+def measure_growth(
+    setting: Setting, values: Mapping[Axis, Sequence[int]], how: How
+) -> Iterator[Point]:
     """Measure every series along each axis, the other sizes as in `setting`.
 
     The number of tokens stays, so that a longer row means fewer rows; ff grows with the width.

@@ -160,7 +160,7 @@ class Carries(NamedTuple):
     cross_attention: Carry | None = None
 
 
-class Source(NamedTuple):
+class CrossAttentionInput(NamedTuple):
     """The input of one cross-attention: keys and values from another stack, and their mask."""
 
     keys: Float[Tensor, "batch head source dim"]
@@ -178,7 +178,7 @@ class Call(NamedTuple):
     layer: int
     mask: Mask
     placed: Placed | None = None
-    source: Source | None = None
+    source: CrossAttentionInput | None = None
     cache: LayerCache | None = None
     step: int = 0
 

@@ -72,7 +72,7 @@ def linear(
     """``x W^T + b``."""
     if not takes_onednn(x, weight):
         return F.linear(x, weight, bias)
-    return _Linear.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
+    return _LinearFunction.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
 
 
 def product(
@@ -83,7 +83,7 @@ def product(
 
 
 @final
-class _Linear(torch.autograd.Function):
+class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)

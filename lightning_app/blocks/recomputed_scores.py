@@ -58,7 +58,7 @@ def _summed(queries: tuple[Tensor, ...], keys: tuple[Tensor, ...], softmax: Soft
 
 
 @final
-class _Layer(torch.autograd.Function):
+class _RecomputedLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, softmax: Softmax, *inputs: Tensor) -> Tensor:
         layers = len(inputs) // 2
@@ -110,5 +110,5 @@ def attend_in_blocks(
     carry = BlockedScores((*below.queries, query), (*below.keys, key))
     softmax = Softmax(mask=mask, divisor=divisor, dropout=dropout)
     with torch.autocast(query.device.type, enabled=False):
-        out = _Layer.apply(value, softmax, *carry.queries, *carry.keys)
+        out = _RecomputedLayer.apply(value, softmax, *carry.queries, *carry.keys)
     return out, carry  # pyright: ignore[reportReturnType]

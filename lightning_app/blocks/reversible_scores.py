@@ -80,7 +80,7 @@ class ReversibleScores(NamedTuple):
 
 
 @final
-class _Layer(torch.autograd.Function):
+class _ReversibleLayer(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -157,5 +157,7 @@ def attend_reversibly(
         previous = ReversibleScores(chain, token)
     softmax = Softmax(mask=mask, divisor=divisor, dropout=dropout)
     with torch.autocast(query.device.type, enabled=False):
-        out, token = _Layer.apply(query, key, value, previous.token, previous.chain, softmax)  # pyright: ignore[reportGeneralTypeIssues]
+        out, token = _ReversibleLayer.apply(
+            query, key, value, previous.token, previous.chain, softmax
+        )  # pyright: ignore[reportGeneralTypeIssues]
     return out, ReversibleScores(previous.chain, token)

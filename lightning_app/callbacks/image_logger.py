@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
-from lightning_app.callbacks.tensorboard_logger import event_files, show
+from lightning_app.callbacks.tensorboard_logger import event_files, log_image
 from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.raster import image
 from lightning_app.probes.maps import attention_maps
@@ -32,7 +32,7 @@ class Pictures(pl.Callback):
             module: Any = pl_module
             stacks = module.architecture.stacks(module.block)
             drawings = [stack_drawing(spec, side) for side, spec in stacks.items()]
-            show(trainer, BLOCK, image(module.block.preset, drawings), 0)
+            log_image(trainer, BLOCK, image(module.block.preset, drawings), 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # One rank cannot run a model that is sharded over all of them.
@@ -74,4 +74,4 @@ def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: An
     read = " → ".join(tokenizer.decode(text[0].tolist()) for text in task.texts(sentence))
     step = trainer.global_step
     lines = [f"{system.block.preset}, step {step}: softmax maps, before any shaping", read]
-    show(trainer, ATTENTION, attention_image(maps, lines), step)
+    log_image(trainer, ATTENTION, attention_image(maps, lines), step)

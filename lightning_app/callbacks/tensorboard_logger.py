@@ -32,7 +32,7 @@ def tell(
         logger.log_metrics(dict(shown if isinstance(logger, TensorBoardLogger) else metrics), step)
 
 
-def show(trainer: pl.Trainer, tag: str, image: Image.Image, step: int) -> None:
+def log_image(trainer: pl.Trainer, tag: str, image: Image.Image, step: int) -> None:
     """Put an image into the event files."""
     for logger in event_files(trainer):
         logger.experiment.add_image(tag, np.asarray(image), step, dataformats="HWC")

@@ -11,7 +11,7 @@ from lightning_app.bench import sections
 from lightning_app.bench.attention import Maps
 from lightning_app.bench.compare import Comparison, How
 from lightning_app.bench.explain import explained
-from lightning_app.bench.growth import Axis, draw, growth, sized
+from lightning_app.bench.growth import Axis, draw, measure_growth, sized
 from lightning_app.bench.learners import Precision, Setting
 from lightning_app.bench.tables import machine, table, write_json
 from lightning_app.blocks.presets import PRESETS
@@ -26,7 +26,7 @@ QUICK_GROWTH: dict[Axis, Sequence[int]] = {"length": (8, 16), "depth": (1, 2), "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class BenchOptions:
     """The options of the command line; None selects the default of the device."""
 
     presets: list[str] | None = None
@@ -104,7 +104,7 @@ class Options:
         return How(rounds=rounds, device=self.where, resident=self.resident)
 
 
-def bench_command(options: Options) -> int:
+def bench_command(options: BenchOptions) -> int:
     """Measure what is asked for, or all but the growth, and print and write it."""
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
@@ -115,7 +115,7 @@ def bench_command(options: Options) -> int:
     return 0
 
 
-def _bench(options: Options) -> None:
+def _bench(options: BenchOptions) -> None:
     console = plain_console()
     if options.explain:
         devices = [torch.device("cpu")]
@@ -151,7 +151,7 @@ def _bench(options: Options) -> None:
             show(comparison)
     if options.growth:
         points = []
-        for point in growth(setting, QUICK_GROWTH if options.quick else GROWTH, how):
+        for point in measure_growth(setting, QUICK_GROWTH if options.quick else GROWTH, how):
             points.append(point)
             show(point.comparison)
         console.print(f"figure: {draw(points, options.figure)}")

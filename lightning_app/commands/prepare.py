@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from lightning_app.data.config import DataConfig
-from lightning_app.data.prepare import prepare, report
+from lightning_app.data.prepare import corpus_summary, prepare
 from lightning_app.errors import UserError, nearest
 from lightning_app.shipped import shipped_folder
 
@@ -36,7 +36,7 @@ def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> i
         data = read_data(config)
     if root is not None:
         data = replace(data, root=root)
-    print(report(prepare(data), data.tokens_per_batch))
+    print(corpus_summary(prepare(data), data.tokens_per_batch))
     return 0
 
 

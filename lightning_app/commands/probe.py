@@ -105,7 +105,7 @@ def probe_command(
             except UserError as error:
                 raise UserError(f"{config}: {error}") from error
             probed.append(found)
-            show(console, found, subject)
+            show_probed(console, found, subject)
     console.print(LEGEND, markup=False, soft_wrap=True)
     write_whole(folder / "probes.csv", csv_of(probed))
     drawings = write_probe_figures(probed, folder / "figures")
@@ -267,7 +267,7 @@ def csv_of(probed: Sequence[Probed]) -> str:
     return text.getvalue()
 
 
-def show(console: Console, probed: Probed, subject: Subject) -> None:
+def show_probed(console: Console, probed: Probed, subject: Subject) -> None:
     """Print what the layers of one model do, and what the model as a whole does."""
     when = f"after step {subject.step}" if subject.step else "at initialisation"
     table = Table("stack", "layer", title=f"{probed.name} {when}", title_justify="left")

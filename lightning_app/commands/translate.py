@@ -57,7 +57,7 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
     model.eval()
     how = task.config.search(beam)
     tokenizer = Tokenizer(vocabulary)
-    lines = read_lines(source)
+    lines = input_lines(source)
     while chunk := list(islice(lines, CHUNK)):
         for translation in translate(model, tokenizer, chunk, how, device):
             print(translation)
@@ -65,7 +65,7 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
     return 0
 
 
-def read_lines(source: Path | None) -> Iterator[str]:
+def input_lines(source: Path | None) -> Iterator[str]:
     """Yield the lines of a file or of standard input, without their ends."""
     name = "standard input" if source is None else str(source)
     try:

@@ -19,12 +19,12 @@ def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
         UserError: where a folder or file is missing.
     """
     # One seed for all, so that the cells of a grid share what was read.
-    config = replace(data_config(section), seed=1)
+    config = replace(resolved_data(section), seed=1)
     stamp = corpus_stamp(config, fetch)
     return None if stamp is None else _corpus(config, stamp)
 
 
-def data_config(section: Mapping[str, Any]) -> DataConfig:
+def resolved_data(section: Mapping[str, Any]) -> DataConfig:
     """Return what a resolved `data` section says."""
     return DataConfig(**{**section, "splits": Splits(**section["splits"])})
 

@@ -299,7 +299,7 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
     return 1 - float(source.sum() + target.sum()) / places
 
 
-def report(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
+def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     """Return what `ablate prepare` prints: pairs, drops, tokens, unknown rate, padding, place."""
     meta = corpus.meta
     pairs = len(meta["languages"]) == 2

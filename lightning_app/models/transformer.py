@@ -6,7 +6,7 @@ from typing import NamedTuple, final
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.block import Block, Call, Carries, Sizes, Source
+from lightning_app.blocks.block import Block, Call, Carries, CrossAttentionInput, Sizes
 from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.norm import build_norm
@@ -86,7 +86,11 @@ class BlockStack(nn.Module):
         x = self.input_norm(x)
         stream, carries = Stream(x, x if self.spec.dual_stream else None), Carries()
         for layer, block in self.layers:
-            source = None if memory is None else Source(*memory.layers[layer - 1], memory.mask)
+            source = (
+                None
+                if memory is None
+                else CrossAttentionInput(*memory.layers[layer - 1], memory.mask)
+            )
             cache = None if caches is None else caches[layer - 1]
             call = Call(layer=layer, mask=mask, placed=placed, source=source, cache=cache)
             stream, carries = block(stream, carries, call)

@@ -122,7 +122,7 @@ def peaked_rows(maps: Float[Tensor, "*shape key"]) -> Float[Tensor, "*shape"]:
     return (maps.amax(dim=-1) > PEAKED).to(maps.dtype)
 
 
-def output_sums(
+def distribution_sums(
     logits: Float[Tensor, "position vocabulary"],
 ) -> tuple[Float[Tensor, " vocabulary"], Float[Tensor, ""]]:
     """Return the sum over positions of the distributions, and of their entropies (nats)."""
@@ -140,7 +140,7 @@ def output_information(
 ) -> Float[Tensor, ""]:
     """Mean divergence ``KL(p_i || mean_j p_j)`` of the predictions from their average, in nats.
 
-    ``H(mean p) - mean H(p)``, from the sums of `output_sums`. It is 0 when the model predicts the
-    same at every position: then its states do not distinguish positions.
+    ``H(mean p) - mean H(p)``, from the sums of `distribution_sums`. It is 0 when the model
+    predicts the same at every position: then its states do not distinguish positions.
     """
     return (entropies(total / positions) - entropy / positions).clamp(min=0.0)

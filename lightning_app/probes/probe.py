@@ -73,7 +73,7 @@ def probe(
             loss = task.mean_loss(predictions)
             gradients.add(loss)
             outputs.add(predictions, loss)
-            for token in spread(len(predictions.labels), positions):
+            for token in evenly_spaced(len(predictions.labels), positions):
                 gradients.add_one(task.mean_loss(prediction(task, model, batch, token)))
     gradients.close()
     outputs.close()
@@ -103,7 +103,7 @@ class Outputs:
         self._tally.mean(Place("loss", MODEL), loss.expand(len(labels)))
         nll = nn.functional.cross_entropy(wide, labels, reduction="none")
         self._tally.mean(Place("nll", MODEL), nll)
-        self._sums.append(measures.output_sums(logits))
+        self._sums.append(measures.distribution_sums(logits))
         self._tokens += len(labels)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Gradients:
             self._tally.mean(place._replace(quantity=quantity), gradient.norm())
 
 
-def spread(count: int, wanted: int) -> list[int]:
+def evenly_spaced(count: int, wanted: int) -> list[int]:
     """Return `wanted` of the places 0 .. count - 1, evenly spread, or all if there are fewer."""
     wanted = min(wanted, count)
     return [(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]

@@ -188,7 +188,7 @@ def build_task(config: ObjectiveConfig) -> Task:
     return task_class(config.kind)(config)
 
 
-def join(parts: Mapping[int, Any]) -> dict[int, Any]:
+def join_ranks(parts: Mapping[int, Any]) -> dict[int, Any]:
     """Join what the ranks hold by number, each number once."""
     if not torch.distributed.is_initialized():
         return dict(parts)

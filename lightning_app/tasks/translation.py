@@ -17,7 +17,7 @@ from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import Marks, SearchConfig, search
 from lightning_app.objectives.base import LossSums, ObjectiveConfig
 from lightning_app.objectives.chunked_cross_entropy import output_sums
-from lightning_app.tasks.base import Predictions, Task, join, task
+from lightning_app.tasks.base import Predictions, Task, join_ranks, task
 
 GREEDY = SearchConfig(beam=1)
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
@@ -175,7 +175,7 @@ class Translation(Task):
         ``bleu``: tokenised and lower-cased, as the papers report it. ``sacrebleu`` (test alone):
         detokenised (Post 2018, 1804.08771); its signature is kept.
         """
-        hypotheses = join(self._hypotheses)
+        hypotheses = join_ranks(self._hypotheses)
         if not hypotheses:
             return {}
         split = "valid" if stage == "val" else stage

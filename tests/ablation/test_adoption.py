@@ -19,7 +19,7 @@ from lightning_app.ablation.status_command import status_command
 from lightning_app.ablation.supervision.runner import current_grid
 from lightning_app.analysis.grid_results import read_results as read_folder
 from lightning_app.config import resolve
-from lightning_app.data.corpus import data_config
+from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError
 from lightning_app.experiment import identity_of
@@ -243,7 +243,7 @@ def test_runs_of_schema_1_are_found_where_an_axis_varies_the_data(former: Path) 
         (copy / "config.yaml").write_text(yaml.safe_dump(config))
         result = json.loads((copy / "result.json").read_text())
         result["id"] = identity_of(config).former
-        result["data"]["checksum"] = prepare(data_config(config["data"])).meta["checksum"]
+        result["data"]["checksum"] = prepare(resolved_data(config["data"])).meta["checksum"]
         (copy / "result.json").write_text(json.dumps(result))
         copy.rename(run.path.with_name(f"{run.name[:-9]}-{result['id'][:8]}"))
     found = find_finished(grid)

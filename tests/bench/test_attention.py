@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_app.bench.attention import (
     FORMS,
+    AttentionInputs,
     Forward,
-    Layer,
     Maps,
     chain_forms,
     in_form,
@@ -25,16 +25,16 @@ from lightning_app.blocks.masks import causal_mask, full_mask
 MAPS = Maps(length=7, tokens=21, heads=2, head_dim=5, depth=3)
 
 
-def layers_of(maps: Maps) -> list[Layer]:
+def layers_of(maps: Maps) -> list[AttentionInputs]:
     shape = (4, maps.rows, maps.length, maps.heads * maps.head_dim)
     layers = []
     for _ in range(maps.depth):
         query, key, value, upstream = torch.randn(shape)
-        layers.append(Layer(query, key, value, split(upstream, maps)))
+        layers.append(AttentionInputs(query, key, value, split(upstream, maps)))
     return layers
 
 
-def naive(layers: list[Layer], maps: Maps, causal: bool, *, shape: bool, carry: bool):
+def naive(layers: list[AttentionInputs], maps: Maps, causal: bool, *, shape: bool, carry: bool):
     """Loops over the equations of the papers, one row at a time."""
     outputs, total = [], 0.0
     for layer in layers:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
-from lightning_app.blocks.block import Block, BlockSpec, Call, Carries, Sizes, Source
+from lightning_app.blocks.block import Block, BlockSpec, Call, Carries, CrossAttentionInput, Sizes
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import ABSENT, PRESETS
@@ -100,7 +100,9 @@ def test_decoder_block_equals_torch_layer(
     x = torch.randn(BATCH, TARGET, MODEL, requires_grad=True)
     memory = torch.randn(BATCH, SOURCE, MODEL, requires_grad=True)
     mask = causal_mask(TARGET, x.device)
-    source = Source(*ours.cross_attention.keys_values(memory, None), padding_mask(PRESENT))
+    source = CrossAttentionInput(
+        *ours.cross_attention.keys_values(memory, None), padding_mask(PRESENT)
+    )
     (y, _), _ = ours(Stream(x), Carries(), Call(layer=1, mask=mask, source=source))
     expected = theirs(x, memory, tgt_mask=~mask.allowed[0, 0], memory_key_padding_mask=~PRESENT)
     compare(y, expected, torch.ones(BATCH, TARGET, dtype=torch.bool), [x, memory])
@@ -197,7 +199,7 @@ def test_a_block_builds_no_part_that_it_does_not_run(preset: str) -> None:
     encoder(Stream(x, x), Carries(), Call(layer=1, mask=padded))[0].x.sum().backward()
     decoder = Block(spec_of(preset, cross=True), sizes(), cross=True)
     assert decoder.cross_attention is not None
-    source = Source(*decoder.cross_attention.keys_values(x, None), padded)
+    source = CrossAttentionInput(*decoder.cross_attention.keys_values(x, None), padded)
     call = Call(layer=1, mask=causal_mask(SOURCE, x.device), source=source)
     decoder(Stream(x, x), Carries(), call)[0].x.sum().backward()
     for module in (encoder, decoder):

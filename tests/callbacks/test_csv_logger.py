@@ -19,7 +19,7 @@ ROWS = (
 
 def logged(logger: CSVLogger, rows: tuple[tuple[int, dict[str, float]], ...]) -> bytes:
     for step, metrics in rows:
-        logger.log_metrics(metrics, step)
+        logger.log_metrics({**metrics}, step)
         logger.save()
     return Path(logger.log_dir, "metrics.csv").read_bytes()
 

@@ -10,14 +10,14 @@ RANK = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from lightning_app.ablation.supervision.distributed import join
+from lightning_app.ablation.supervision.distributed import join_process_group
 from lightning_app.callbacks.rank_consistency import Agreement
 from tests.runs import data, module, trainer
 
 rank, folder, cache, identity = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 corpus = data(cache)
 corpus.config = replace(corpus.config, max_length=int(sys.argv[5]))
-join(rank, 2, folder / "meeting", "cpu")
+join_process_group(rank, 2, folder / "meeting", "cpu")
 callbacks = [Agreement(identity)]
 fitter = trainer(folder, max_steps=2, devices=2, strategy="ddp", callbacks=callbacks)
 fitter.fit(module(), datamodule=corpus)

@@ -14,7 +14,7 @@ import pytest
 from lightning_app.data import folders
 from lightning_app.data import prepare as module
 from lightning_app.data.config import DataConfig, Splits
-from lightning_app.data.prepare import PreparedCorpus, prepare, report
+from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
 from lightning_app.data.tokenizer import EOS, sha256, unigram_entropy
 from lightning_app.errors import UserError
 
@@ -202,12 +202,12 @@ def test_a_corpus_without_a_test_split(write_pairs, text_config, task: str):
     assert corpus.meta["sizes"].keys() == {"train", "valid"}
     assert corpus.meta["unigram_entropy"].keys() == {"valid"}
     assert not any(name.startswith("test") for name in names(corpus.folder))
-    assert "test " not in report(corpus, 64)
+    assert "test " not in corpus_summary(corpus, 64)
 
 
 def test_report_says_everything(write_pairs, text_config):
     corpus = prepare(text_config(write_pairs(train_de=["", *["a b"] * 59]), max_length=5))
-    text = report(corpus, 64)
+    text = corpus_summary(corpus, 64)
     for part in (
         "40 of 60 pairs; dropped: 1 empty, 19 too long",
         f"{corpus.padding_share(64):.1%} of batches of 64 tokens",

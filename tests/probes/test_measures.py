@@ -173,15 +173,15 @@ def test_output_information_is_the_mean_divergence_from_the_average(monkeypatch)
         [sum(a * math.log(a / b) for a, b in zip(q, average, strict=True)) for q in p]
     )
     # Two batches of unequal size are one.
-    sums = [measures.output_sums(part) for part in (logits[:8], logits[8:])]
+    sums = [measures.distribution_sums(part) for part in (logits[:8], logits[8:])]
     found = measures.output_information(sums[0][0] + sums[1][0], sums[0][1] + sums[1][1], 11)
     assert float(found) == pytest.approx(expected)
 
 
 def test_output_information_at_its_ends() -> None:
     same = torch.randn(1, 6).expand(9, 6)
-    total, entropies = measures.output_sums(same)
+    total, entropies = measures.distribution_sums(same)
     assert float(measures.output_information(total, entropies, 9)) == pytest.approx(0.0, abs=1e-12)
     certain = 1e4 * torch.eye(6)
-    total, entropies = measures.output_sums(certain)
+    total, entropies = measures.distribution_sums(certain)
     assert float(measures.output_information(total, entropies, 6)) == pytest.approx(math.log(6))

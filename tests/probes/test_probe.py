@@ -17,7 +17,7 @@ from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.probes.gains import learned_gains
-from lightning_app.probes.probe import probe, snapshot, spread, untouched, update_ratios
+from lightning_app.probes.probe import evenly_spaced, probe, snapshot, untouched, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row
 from lightning_app.tasks.base import Task, build_task
 from lightning_app.tasks.masked_lm import MaskedBatch
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_backward(kind: str) -> None:
                 for batch in batches:
                     each = losses(model, batch)
                     whole.append(gradient(model, name, each.mean()))
-                    single += [gradient(model, name, each[i]) for i in spread(len(each), 2)]
+                    single += [gradient(model, name, each[i]) for i in evenly_spaced(len(each), 2)]
                 expected = {
                     "gradient": np.mean([float(g.norm()) for g in whole]),
                     "expected_gradient": float(torch.stack(whole).mean(dim=0).norm()),
@@ -200,7 +200,7 @@ def test_hooks_see_a_compiled_model() -> None:
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, 4), (3, 4), (4, 4), (10, 1), (101, 4)])
 def test_positions_are_spread(count: int, wanted: int) -> None:
-    places = spread(count, wanted)
+    places = evenly_spaced(count, wanted)
     assert len(set(places)) == len(places) == min(count, wanted)
     assert places == sorted(places)
     assert all(0 <= place < count for place in places)

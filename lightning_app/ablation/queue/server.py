@@ -35,7 +35,7 @@ def serve_command(folder: Path, host: str = "127.0.0.1", port: int = 5433) -> in
     """
     with writing_in(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_server(folder), _Stop() as stop:
+    with _only_server(folder), _Shutdown() as stop:
         port = free_port(host, port)
         cluster = Cluster(folder)
         cluster.prepare()
@@ -59,7 +59,7 @@ def serve_command(folder: Path, host: str = "127.0.0.1", port: int = 5433) -> in
     return 0
 
 
-class _Stop:
+class _Shutdown:
     """Counts SIGINT and SIGTERM, and shuts PostgreSQL down as soon as there is one to shut down."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class _Stop:
         self._server: subprocess.Popen[bytes] | None = None
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> "_Stop":
+    def __enter__(self) -> "_Shutdown":
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._handle)
         return self

@@ -11,7 +11,7 @@ from torch import distributed
 _TIMEOUT = timedelta(hours=24)  # the supervisor ends a rank that hangs, and sooner
 
 
-def join(rank: int, size: int, meeting: Path, accelerator: str) -> None:
+def join_process_group(rank: int, size: int, meeting: Path, accelerator: str) -> None:
     """Make this process rank `rank` of `size`; return when all processes have joined.
 
     They meet through a file and communicate on the loopback interface, so no port is open to other

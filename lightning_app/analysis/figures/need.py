@@ -17,7 +17,7 @@ from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.style import INK, MUTED, REFERENCE
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import LEVEL, ended_alike, mean, seeds_interval
-from lightning_app.task_facts import Score, task_facts
+from lightning_app.task_facts import QualityMetric, task_facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def final_quality(part: Part) -> list[Sketch]:
     )
 
 
-def _quality(part: Part) -> Score | None:
+def _quality(part: Part) -> QualityMetric | None:
     """The metric to draw: the first score of the task that a run has."""
     for score in task_facts(part.grid.setting("model.objective.kind")).scores:
         if any(math.isfinite(_number(cell.metrics.get(score.metric))) for cell in part.cells):
