@@ -1,7 +1,7 @@
 """Whole archives: sealed with the digest of their bytes when written, checked before they are read.
 
 `torch.save` writes a zip archive. Its seal is the comment that ends it: a part of the same file, so
-that no kill can separate the two, and no hindrance to any reader. The sums inside a zip archive do
+that no kill can separate the two, and readers of zip files accept it. The sums in a zip archive do
 not cover its headers and padding; the seal covers every bit.
 """
 
@@ -20,23 +20,23 @@ _CHUNK = 1 << 20
 
 
 class Damaged(Exception):
-    """An archive is not as it was written; the message says how."""
+    """The bytes of an archive changed after it was written; the message describes the damage."""
 
 
 def seal(file: BufferedRandom) -> None:
-    """End an archive, open for reading and writing, with the SHA-256 of all that it holds."""
+    """Append the SHA-256 of its content to an archive that is open for reading and writing."""
     file.seek(-2, os.SEEK_END)  # the position of the comment's length
     file.write(_SEAL_SIZE.to_bytes(2, "little"))
     file.write(_MARK + _digest(file, file.tell()).encode())
 
 
 def check_archive(path: Path, contents: bool = True) -> None:
-    """Check that an archive is whole and, with `contents`, that each of its bytes is as written.
+    """Check that an archive is complete and, with `contents`, that none of its bytes changed.
 
-    Of one that has no seal the sums of the parts are checked.
+    In an archive without a seal the checksums of its parts are checked.
 
     Raises:
-        Damaged: saying what is wrong.
+        Damaged: with a description of the damage.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

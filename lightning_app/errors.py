@@ -12,7 +12,7 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.split())
-        # What a file holds may be shown, and must not steer the terminal.
+        # Messages may show text from files, which must not control the terminal.
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in line))
 
 

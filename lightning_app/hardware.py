@@ -1,4 +1,4 @@
-"""The processor that computes a run, as its results depend on it."""
+"""The name of the processor of a run, since results depend on it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from lightning_app.provenance import cpu_model
 
 
 def hardware(device: torch.device, ids: Sequence[int] = (0,)) -> dict[str, Any]:
-    """Name what computes on `device`: `cpu`, `gpus`, `matmul` and `threads`.
+    """Describe the hardware and libraries of `device`: `cpu`, `gpus`, `matmul` and `threads`.
 
-    `gpus` has a name for each of `ids`, none where the CPU computes. `matmul` is the library that
+    `gpus` has a name for each of `ids`; it is empty on a CPU. `matmul` is the library that
     multiplies float32 matrices, and how: rounding differs between them.
     """
     if device.type == "cpu":

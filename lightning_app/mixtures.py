@@ -1,6 +1,6 @@
-"""Which results were made alike: by one version of the code, on the same data, libraries, devices.
+"""Compare how results were made: version of the code, data, libraries and devices.
 
-Light, and plain: it reads what `result.json` and `pruned.json` say, mostly under `provenance`.
+This module is fast to import. It reads `result.json` and `pruned.json`, mostly `provenance`.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
-Groups = dict[str, list[str]]  # names of runs by what made them
+Groups = dict[str, list[str]]  # names of runs by their provenance
 
 UNKNOWN = "not recorded"
 
@@ -19,10 +19,10 @@ KINDS = {
     "threads": "numbers of threads",
     "precision": "precisions",
 }
-"""What results can differ in besides the data, in words for several of each."""
+"""The kinds of differences between results besides the data, in plural words."""
 
 STALE = ("code", "data", "libraries", "unrecorded")
-"""What of `others` `--rerun-stale` repeats; that a device was another is no reason to."""
+"""The kinds in `others` that `--rerun-stale` repeats; another device is not a reason."""
 
 SUPERSEDED = "superseded"
 """The folder of a grid that keeps what `--rerun-stale` has put aside."""
@@ -33,7 +33,7 @@ _NO_NUMBERS = ("datasets", "optuna")  # the data has its own digest, the queue m
 
 
 def made_by(record: Record) -> dict[str, str]:
-    """What made a result, of each kind; where a run went on elsewhere, one after the other."""
+    """The provenance of a result, of each kind; for a resumed run, of all attempts in order."""
     made = record.get("provenance") or {}
     parts = [*(made.get("resumed_from") or ()), made]
     device = _in_turn(map(_device, parts))
@@ -47,7 +47,7 @@ def made_by(record: Record) -> dict[str, str]:
 
 
 def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
-    """The names of the runs by what made them, for each kind."""
+    """The names of the runs by provenance, for each kind."""
     found: dict[str, Groups] = {kind: {} for kind in KINDS}
     for name, record in records.items():
         for kind, value in made_by(record).items():
@@ -58,7 +58,7 @@ def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
 def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
     """The groups of each kind in which the runs differ.
 
-    Where only some record a thing, they differ in the code, as the others are of an older version.
+    If only some runs record a value, they differ in the code: the others are of an older version.
     """
     return {
         kind: of
@@ -70,8 +70,8 @@ def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
 def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any]]) -> Groups:
     """The runs that were trained on other data than most of those planned on the same, by digest.
 
-    `axes` holds the axes of each run: one of the data makes other data a plan, no mistake. Between
-    equally many the latest decides. A run that does not record its data is no stranger.
+    `axes` holds the axes of each run: with an axis of the data, other data are intended. Between
+    groups of equal size the latest decides. A run that does not record its data is not listed.
     """
     states = _states(records)
     planned: dict[str, Groups] = {}
@@ -96,7 +96,7 @@ def strangers(records: Mapping[str, Record], axes: Mapping[str, Mapping[str, Any
 def others(records: Mapping[str, Record], here: Record) -> dict[str, Groups]:
     """The runs of another `code`, `data`, `libraries` or kind of `device` than `here`, by kind.
 
-    `unrecorded` are those that do not say what made them.
+    `unrecorded` are runs without a recorded provenance.
 
     `here` holds `provenance` as a run would record it now, and under `corpora` what describes the
     data of each corpus of the plan, or None where that is not known.
@@ -129,7 +129,7 @@ def statements(records: Mapping[str, Record]) -> dict[str, str]:
     if records and list(groups(records)["code"]) == [UNKNOWN]:
         found["code"] = (
             f"The version of the code is not recorded in any of the {len(records)} finished "
-            "cells: whether all are of one, nothing here can tell."
+            "cells, so it is unknown whether all are of the same version."
         )
     return found
 
@@ -149,7 +149,7 @@ def left_out(of: Mapping[str, Sequence[str]]) -> str:
 
 
 def counted(of: Mapping[str, Sequence[str]]) -> str:
-    """How many runs are in each group, in one line that leaves out what all have in common."""
+    """The number of runs in each group, in one line without the parts that all have in common."""
     parts = [set(label.split(", ")) for label in of if label != UNKNOWN and " then " not in label]
     common = set.intersection(*parts) if len(parts) > 1 else set()
     shown = []
@@ -214,7 +214,7 @@ def _same_data(one: Record, other: Record) -> bool:
 
 
 def _states(records: Mapping[str, Record]) -> dict[str, str]:
-    """The data of each run, by its digest where it or one like it records that."""
+    """The data of each run, by its digest if that run or a similar one records it."""
     found = {name: _data(record) for name, record in records.items()}
     digests: dict[str, set[str]] = {}
     for digest, ids in found.values():

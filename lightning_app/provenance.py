@@ -1,6 +1,6 @@
-"""What makes a result: version of the code, plug-ins, libraries, command line, processor.
+"""The provenance of a result: version of the code, plug-ins, libraries, command line, processor.
 
-Light: `ablate plan` imports it. What only torch knows is in `lightning_app.hardware`.
+This module is fast to import, for `ablate plan`. The part that needs torch is in `hardware`.
 """
 
 import ast
@@ -44,16 +44,16 @@ a new file counts until it is listed here."""
 ABLATION = ("run.py", "run_cell.py", "run_output.py", "checkpoint.py", "supervision/distributed.py")
 """The files of `ablation` that count: the others plan, queue, supervise and show."""
 
-_SECONDS = 10.0  # that git may take
+_SECONDS = 10.0  # time limit of a call of git
 _PASSWORDS = (re.compile(r"(://[^/\s:@]*:)[^/\s]*(@)"), re.compile(r"(password=)[^&\s]*()"))
 
 
 @cache
 def software() -> dict[str, Any]:
-    """What this process runs: `package`, `commit` and `dirty`, `code`, `libraries`.
+    """The software of this process: `package`, `commit` and `dirty`, `code`, `libraries`.
 
-    Read once a process, when its modules are imported: a file that changes later is not what runs.
-    A process that forks hands it on to its children, as it does the modules.
+    It is read once, when the modules are imported: later changes of files do not affect the
+    process. Forked children inherit it together with the modules.
     """
     package = Path(str(files("lightning_app")))
     libraries = {name: importlib.metadata.version(name) for name in (*PACKAGES, "numpy")}
@@ -66,7 +66,7 @@ def software() -> dict[str, Any]:
 
 
 def code_digest(package: Path) -> str:
-    """Identify the code in a package's folder as far as it can change numbers.
+    """Return the digest of all code in a package's folder that can change numbers.
 
     Comments, docstrings and layout do not count, nor does the version of Python.
     """
@@ -81,7 +81,7 @@ def code_digest(package: Path) -> str:
 def plugins(tree: Any) -> dict[str, str | None]:
     """The digest of the file of every class that a config names outside package and Lightning.
 
-    Only that file, not what it imports. None where the class lies in no file.
+    Only that file, not what it imports. None if a class is not in a file.
     """
     found: dict[str, str | None] = {}
     for name in sorted(set(_class_paths(tree))):
@@ -95,7 +95,7 @@ def plugins(tree: Any) -> dict[str, str | None]:
 def checkout(package: Path) -> dict[str, Any]:
     """`commit` of the git checkout that has the package, and whether the package is `dirty`.
 
-    Both are None where the package is in no checkout, and where there is no git.
+    Both are None outside of a checkout and without git.
     """
     unknown = {"commit": None, "dirty": None}
     # A folder that lies in a checkout by chance, such as .venv, is not part of it.
@@ -147,7 +147,7 @@ def counts(name: str) -> bool:
 
 
 def _meaning(path: Path) -> str:
-    """What a file says to Python, the same under every version; other files as they are."""
+    """The syntax of a Python file, equal under all versions of Python; other files unchanged."""
     data = path.read_bytes()
     if path.suffix != ".py":
         return hashlib.sha256(data).hexdigest()
@@ -163,7 +163,7 @@ def _canonical(node: Any) -> str:
     `ast.dump` and `ast.unparse` differ from one version of Python to the next.
     """
     if isinstance(node, ast.Constant):
-        return f"Constant({node.value!a})"  # repr shows the letters that this Unicode knows
+        return f"Constant({node.value!a})"  # repr depends on the version of Unicode
     if isinstance(node, ast.JoinedStr):
         return f"JoinedStr({','.join(_canonical(each) for each in node.values if _says(each))})"
     if isinstance(node, ast.AST):
@@ -184,7 +184,7 @@ def _says(part: ast.expr) -> bool:
 
 
 def _is_idle(node: Any) -> bool:
-    """Whether a statement does nothing, as a docstring."""
+    """Whether a statement has no effect, such as a docstring."""
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_text or isinstance(node, ast.Pass)
 
@@ -213,7 +213,7 @@ def _file_of(class_path: str) -> Path | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git prints, or None where it fails. Nothing in the checkout runs or is written."""
+    """The output of git, or None on failure. Nothing in the checkout is executed or written."""
     options = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder))
     return _output("git", *options, *words)
 

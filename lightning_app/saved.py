@@ -1,4 +1,4 @@
-"""Checkpoints as they are read: verified first, so that nothing is done with a damaged one."""
+"""Read checkpoints: each is verified first, so that a damaged one is never used."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,17 +11,17 @@ from lightning_app.errors import UserError
 
 
 def is_finite(state: Mapping[str, Any]) -> bool:
-    """Whether no number of a state dict is NaN or infinite."""
+    """Whether all numbers of a state dict are finite."""
     # Parts of a tensor that several processes share are left out.
     tensors = (value for value in state.values() if type(value) is torch.Tensor)
     return all(bool(torch.isfinite(value).all()) for value in tensors)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint whose file is as it was written; its tensors are memory-mapped.
+    """Return a checkpoint after checking its file; its tensors are memory-mapped.
 
     Raises:
-        UserError: naming the file, where it is damaged or none of this program.
+        UserError: naming the file, if it is damaged or not a checkpoint of this program.
     """
     try:
         check_archive(path)
@@ -32,7 +32,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Damaged as error:
         raise UserError(f"{path}: {error}") from error
     except Exception as error:
-        # Another file fails in many ways; all of them mean the same to who named it.
+        # Other files fail in many ways; the user gets one message for all of them.
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: no checkpoint of this program ({reason})") from error
     if not finite and _was_finite(checkpoint):
@@ -41,6 +41,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _was_finite(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the weights were finite when saved; an older checkpoint knows of the loss alone."""
+    """Whether the weights were finite when saved; for an older checkpoint, whether the loss was."""
     monitor = checkpoint.get("callbacks", {}).get("DivergenceMonitor", {})
     return checkpoint.get("finite", not monitor.get("first_bad"))

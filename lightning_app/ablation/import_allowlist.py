@@ -1,4 +1,4 @@
-"""A grid file holds data: it names no code but what is listed here, and no further file."""
+"""Refuse grid files that name other code than the classes listed here, or further files."""
 
 import re
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ _WORDS = {  # fields of the Trainer that take classes, and the words that are al
         "fsdp",
     ),
 }
-# Arguments of these classes that are text and nothing else; any other takes a word at most.
+# Arguments of these classes that may be any text; all others may be a single word at most.
 _TEXT = ("api_key", "artifact_location", "checkpoint_name", "comment", "dir", "dirpath")
 _TEXT += ("experiment_name", "filename", "filename_suffix", "monitor", "name", "prefix", "project")
 _TEXT += ("run_name", "save_dir", "sub_dir", "tracking_uri", "version", "workspace")
@@ -66,7 +66,7 @@ _CLASS_KEYS = ("class_path", "init_args")
 
 
 def check_imports(source: str, base_config: Mapping[str, Any], axes: Mapping[str, Any]) -> None:
-    """Refuse what would import a module or read a file: see `check_config`.
+    """Refuse a config that would import a module or read a file: see `check_config`.
 
     Raises:
         UserError: naming the field and its value.
@@ -165,13 +165,13 @@ def _check_values(source: str, field: str, value: Any, *, text: bool) -> None:
 
 
 def _check_key(source: str, field: str, key: Any) -> None:
-    """A dotted key reaches into another field, and the parser has keys of its own."""
+    """Refuse dotted keys, which set other fields, and the keys of the parser."""
     if key in _CLASS_KEYS or not _KEY.fullmatch(str(key)):
         raise UserError(f"{source}: {field}: a grid file may not have the key '{key}' there")
 
 
 def _nested(axis: str, value: Any) -> dict[str, Any]:
-    """The config in which the field of an axis alone is set."""
+    """The config in which only the field of an axis is set."""
     for key in reversed(axis.split(".")):
         value = {key: value}
     return value

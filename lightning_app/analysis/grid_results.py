@@ -1,4 +1,4 @@
-"""Read a grid folder: the plan, and what every planned cell has left on disk so far."""
+"""Read a grid folder: the plan, and the files of every planned cell so far."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,7 +64,7 @@ class CellResult:
 
     @property
     def failed(self) -> bool:
-        """Whether it stalled, or its loss was not finite any more."""
+        """Whether the run stalled, or its loss became non-finite."""
         return self.state == "diverged"
 
     @property
@@ -79,12 +79,12 @@ class CellResult:
 
     @property
     def word(self) -> str:
-        """What people read: how it ended in the words of `records.OUTCOMES`, else the state."""
+        """The displayed state: the ending in the words of `records.OUTCOMES`, else `state`."""
         return self.state if self.result is None else OUTCOMES[outcome(self.result)]
 
     @cached_property
     def damage(self) -> dict[str, str]:
-        """What is wrong with files in its folder, by name: those that a report reads."""
+        """The damage of the files that a report reads in its folder, by name."""
         found = {}
         for name, check in CHECKS.items():
             path = self.folder / name
@@ -98,7 +98,7 @@ class CellResult:
         return found
 
     def sound(self, name: str) -> Path | None:
-        """A file of its folder, None where it is missing or damaged."""
+        """A file of its folder, None if it is missing or damaged."""
         path = self.folder / name
         return path if name not in self.damage and path.is_file() else None
 
@@ -113,7 +113,7 @@ class CellResult:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the run was trained on: name, protocol, sizes."""
+        """The training data of the run: name, protocol, sizes."""
         return self.record.get("data") or {}
 
     @property
@@ -140,7 +140,7 @@ class CellResult:
 
     @property
     def capped(self) -> bool:
-        """Whether it trained and its loss counts as less than it is, as it has not yet learned."""
+        """Whether the run has not yet learned and its loss counts as the lower `H_uni`."""
         return self.state == "ok" and as_number(self.metrics.get(LOSS)) > self.entropy
 
 
@@ -148,8 +148,8 @@ class CellResult:
 class GridResults:
     """A grid folder. `cells` holds every planned cell, finished or not, in the order of the plan.
 
-    `config` is the grid's base over the resolved config of one run, which knows every default.
-    `metric` is what the grid is judged by and `mode` whether `min` or `max` is best.
+    `config` is the grid's base over the resolved config of one run, which has every default.
+    `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
     `pruner` is the rule by which hopeless cells were ended early, if there was one. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins, where it joins several (`analysis.together`). `strangers` names the cells
@@ -193,18 +193,18 @@ class GridResults:
         return tuple(sorted({cell.seed for cell in self.cells if cell.seed is not None}))
 
     def setting(self, key: str) -> Any:
-        """The value of a dotted field that no axis varies, or None where nothing says it."""
+        """The value of a dotted field that no axis varies, or None if it is not set."""
         return None if key in self.axes else lookup(self.config, key)
 
 
 def failures(cells: Iterable[CellResult]) -> str:
-    """How the runs that failed did so, in words: `stalled`, `non-finite` or both."""
+    """The kinds of failure of the failed runs, in words: `stalled`, `non-finite` or both."""
     found = {cell.word for cell in cells if cell.state == "diverged"}
     return " or ".join(word for word in OUTCOMES.values() if word in found)
 
 
 def outcomes(cells: Iterable[CellResult]) -> str:
-    """How many runs ended in each way that is not simply `ok`: `2 stalled, 1 non-finite`."""
+    """The number of runs with each ending other than `ok`: `2 stalled, 1 non-finite`."""
     words = [cell.word for cell in cells if cell.finished]
     shown = [word for key, word in OUTCOMES.items() if key != "trained"]
     return ", ".join(f"{words.count(word)} {word}" for word in shown if word in words)
@@ -245,7 +245,7 @@ def read_results(folder: Path) -> GridResults:
 def without_strangers(grid: GridResults) -> GridResults:
     """The grid without the results that were trained on other data than those beside them.
 
-    What compares runs then never compares such ones, whatever it is.
+    So no later comparison of runs includes them.
     """
     records = {cell.name: cell.record for cell in grid.finished}
     found: Groups = strangers(records, {cell.name: cell.axes for cell in grid.finished})
@@ -260,7 +260,7 @@ def without_strangers(grid: GridResults) -> GridResults:
 
 
 def damaged_files(grid: GridResults) -> list[str]:
-    """A line for each file that a report has to go without, with what is wrong."""
+    """A line for each file that a report cannot read, with the reason."""
     lines = {line: None for part in grid.parts or (grid,) for line in part.damaged_configs}
     for cell in grid.cells:
         if cell.state == "damaged":
@@ -329,7 +329,7 @@ def _outcome(
 ) -> tuple[dict[str, Any] | None, State, str | None]:
     """Result, state, and the last line of the error of one run folder.
 
-    Where the grid no longer `prunes`, a run that was pruned before is an unfinished one.
+    If the grid no longer `prunes`, a run that was pruned before counts as unfinished.
     """
     path = run.result
     try:

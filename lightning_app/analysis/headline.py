@@ -1,4 +1,4 @@
-"""What the scores of a grid say, in words; no more than its first table."""
+"""The headline of a report: the scores of its first table in words."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ VERDICTS = {
 
 
 def reading(own: Mapping[str, Score]) -> str:
-    """How the scores of one variant, by name, read against the baseline; a dash where they do not.
+    """Classify the scores of one variant, by name, against the baseline; a dash if undefined.
 
     A difference is one whose p value, corrected by Holm, is under 5 %.
     """
@@ -48,9 +48,9 @@ def reading(own: Mapping[str, Score]) -> str:
 
 
 def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
-    """The headline in a sentence for each group and rate; none without a baseline."""
+    """The headline, one sentence for each group and rate; empty without a baseline."""
     found = []
-    for part in grid.parts:  # each has a budget and a baseline of its own
+    for part in grid.parts:  # each has its own budget and baseline
         groups = {cell.group for cell in part.cells}
         found += findings(part, [score for score in scores if score.group in groups])
     if grid.baseline is None or grid.parts:
@@ -84,7 +84,7 @@ def by_slice(scores: Sequence[Score]) -> dict[str, dict[str, dict[str, Score]]]:
 
 
 def score_notes(scores: Sequence[Score]) -> list[str]:
-    """Why scores are undefined or have no interval; one line for equal notes of one variant."""
+    """The reasons of undefined scores and missing intervals, merged if they are equal."""
     found: dict[tuple[str, str], list[str]] = {}
     for where, variants in by_slice(scores).items():
         for variant, own in variants.items():

@@ -1,4 +1,4 @@
-"""What the runs of a grid cannot show, in sentences made from the settings of those runs."""
+"""The limits of a grid's evidence, in sentences built from the settings of its runs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from lightning_app.records import LOSS
 
 
 def limits(grid: GridResults) -> list[str]:
-    """What the runs cannot tell, from what they were."""
+    """The limits of a grid, one sentence each."""
     if grid.parts:
         return _limits_of_all(grid)
     items = [text for text in (left_out(grid.strangers), stray_runs(grid)) if text]
@@ -37,10 +37,10 @@ def limits(grid: GridResults) -> list[str]:
         )
     elif rates:
         items.append(
-            f"Learning rates from {rates[0]:g} to {rates[-1]:g}; outside of them nothing is known."
+            f"Learning rates from {rates[0]:g} to {rates[-1]:g}; other rates were not tried."
         )
     items.append(
-        f"What was trained on: {trained_on(grid)}; {range_of(grid, 'parameters')} parameters. "
+        f"Training data: {trained_on(grid)}; {range_of(grid, 'parameters')} parameters. "
         "Intervals are over seeds only: they do not cover other corpora, languages, depths or "
         "widths."
     )
@@ -60,11 +60,12 @@ def limits(grid: GridResults) -> list[str]:
             f"axes (Holm){across}.{few}"
         )
         items.append(
-            "What the intervals are worth, in simulated grids (benchmarks/coverage.py): those of "
-            "Δ, relative Δ and the interaction hold the truth in 93 to 97 %, with skewed or "
-            "heavy-tailed noise too; those of the mean loss of one arm in 92 to 93 % where noise "
-            "is strongly skewed; those of stalls in 95 % on average over the true share, in 83 to "
-            "100 % at a single one. Of variants that are the same, p values call any different in "
+            "Coverage of the intervals in simulated grids (benchmarks/coverage.py): those of "
+            "Δ, relative Δ and the interaction hold the true value in 93 to 97 %, with skewed "
+            "or heavy-tailed noise too; those of the mean loss of one arm in 92 to 93 % where "
+            "noise is strongly skewed; those of stalls in 95 % on average over the true share, "
+            "in 83 to 100 % at a single one. Of variants that are the same, p values call any "
+            "different in "
             "at most 5.2 % of tables; in up to 6 % where noise is skewed and unequal, or half of "
             "the runs stall."
         )
@@ -93,8 +94,8 @@ def limits(grid: GridResults) -> list[str]:
     if grid.pruner is not None:
         items.append(
             f"Pruner: {grid.pruner}. {pruned} of {len(grid.cells)} cells were ended early because "
-            "they did badly. They are left out, so means over the others flatter the variants that "
-            "lost most; no sensitivity is reported."
+            "their metric was poor. They are left out, so the means are too good for the variants "
+            "that lost most cells; no sensitivity is reported."
         )
     apart = sum(cell.state == OTHER_DATA for cell in grid.cells)
     missing = len(grid.cells) - len(grid.finished) - pruned - apart
@@ -107,15 +108,15 @@ def limits(grid: GridResults) -> list[str]:
 
 
 def _limits_of_all(grid: GridResults) -> list[str]:
-    """What holds between the grids, then what all say alike, then what one says."""
+    """The limits between the grids, then those common to all, then those of single grids."""
     differ = [
         f"{key} ({' / '.join(map(label, values))})"
         for key, values in differing_settings(grid).items()
     ]
     found = [
         "Each grid is compared with its own baseline and its own reference warm-up; no test "
-        "compares one grid with another. Where they read differently, it may be chance, or any of "
-        f"the settings that differ: {'; '.join(differ) or 'none but what their axes say'}.",
+        "compares one grid with another. If they differ, the reason may be chance, or any of "
+        f"the settings that differ: {'; '.join(differ) or 'none except their axes'}.",
     ]
     if common := shared(grid):
         found.append(
@@ -133,7 +134,7 @@ def _limits_of_all(grid: GridResults) -> list[str]:
 
 
 def _not_asked(grid: GridResults) -> list[str]:
-    """What no score can say, for want of an arm."""
+    """Missing arms, and the scores that they leave undefined."""
     reference = grid.reference_warmup
     baselines = {cell.baseline for cell in grid.cells}
     items = []
@@ -143,7 +144,7 @@ def _not_asked(grid: GridResults) -> list[str]:
         items.append("No arm with a reference warm-up to compare with: Δ is undefined.")
     if not baselines & set(grid.variants):
         items.append(
-            "No arm of a baseline: no variant can be said to need warm-up more than another."
+            "No arm of a baseline: the need for warm-up of two variants cannot be compared."
         )
     return items
 
@@ -172,7 +173,7 @@ def _early(grid: GridResults) -> list[str]:
 
 
 def _named(cells: Sequence[CellResult]) -> str:
-    """How many cells there are of each variant and warm-up."""
+    """The number of cells of each variant and warm-up."""
     found = Counter(f"{cell.variant} at warm-up {cell.warmup or 0:,}" for cell in cells)
     return ", ".join(f"{count} of {where}" for where, count in found.items())
 

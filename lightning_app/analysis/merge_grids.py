@@ -1,4 +1,4 @@
-"""Several grids as one: other data, other depth. Each stays a group of its own.
+"""Join several grids, for example of different data or depth. Each remains a separate group.
 
 No score compares runs of two grids: each has its baseline, its reference warm-up and its family of
 comparisons. A cell that several grids plan (one id: one experiment) is one run, and counts once
@@ -23,10 +23,10 @@ UNSAID = (  # folders of a machine, and what changes no result
 
 
 def together(grids: Sequence[GridResults]) -> GridResults:
-    """One grid with the cells of all; its `parts` are the grids, its groups tell them apart.
+    """One grid with the cells of all; its `parts` are the grids, its groups distinguish them.
 
-    Settings that are not the same in all of them are gone from its `config`; of several baselines
-    it names all, in words. Its folder lies beside that of the first and need not be there.
+    Settings that are not the same in all of them are left out of its `config`; it names all
+    of several baselines, in words. Its folder is beside that of the first and need not exist.
 
     Raises:
         UserError: for a grid that is given twice, for two of one name, and for one with a pruner,
@@ -133,7 +133,7 @@ def _joined(of_parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[s
 
 
 def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What two configs both say."""
+    """The settings that are equal in two configs."""
     found: dict[str, Any] = {}
     for key, value in one.items():
         if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):

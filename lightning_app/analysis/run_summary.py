@@ -1,4 +1,4 @@
-"""What was run and what that leaves open, in words."""
+"""A summary of the runs of a grid in words: counts, data, settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from lightning_app.task_facts import STACKS, task_facts
 
 
 def state_counts(grid: GridResults) -> str:
-    """How many cells there are in each state; of several grids, each cell counts once."""
+    """The number of cells in each state; a cell of several grids counts once."""
     cells = different(grid)
     states = [cell.state for cell in cells]
     ended = outcomes(cells)
@@ -38,7 +38,7 @@ def state_counts(grid: GridResults) -> str:
 
 
 def facts(grid: GridResults) -> dict[str, str]:
-    """Everything that a reader needs to run it again, by name; of several grids, what each has."""
+    """The settings that are needed to repeat the runs, by name; of several grids, those of each."""
     if grid.parts:
         return _facts_of_each(grid)
     found = {
@@ -76,7 +76,7 @@ def _facts_of_each(grid: GridResults) -> dict[str, str]:
 
 
 def direction(mode: str) -> str:
-    """What is better, in words."""
+    """The metric and its direction, in words."""
     return "lower is better" if mode == "min" else "higher is better"
 
 
@@ -168,7 +168,7 @@ _USUAL = {
 
 
 def _other_settings(grid: GridResults, section: str) -> list[str]:
-    """Name and value of each setting that no sentence mentions, unless it is as usual or off."""
+    """Name and value of each setting that no sentence mentions, unless it is the default or off."""
     known = grid.setting(section)
     settings = known.items() if isinstance(known, Mapping) else ()
     return [
@@ -216,10 +216,10 @@ def _code(grid: GridResults) -> str:
 
 
 def _superseded(grid: GridResults) -> str:
-    """How many runs have been done again since, and count nowhere."""
+    """The number of earlier runs that were repeated and are not counted."""
     folder = grid.folder / SUPERSEDED
     count = len(list(folder.iterdir())) if folder.is_dir() else 0
-    return f"{count} earlier runs, kept in {SUPERSEDED}/; they count nowhere" if count else ""
+    return f"{count} earlier runs, kept in {SUPERSEDED}/; they are not counted" if count else ""
 
 
 def _versions(grid: GridResults) -> str:

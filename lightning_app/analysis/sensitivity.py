@@ -1,15 +1,15 @@
-"""How much each variant needs learning-rate warm-up.
+"""Scores of each variant's sensitivity to learning-rate warm-up.
 
 Symbols: `l(w, lr, s)` is the loss of one run in nats per token, where a failure counts as `H_uni`
 (`CellResult.loss`); `w` is the warm-up in updates, `ref` the reference warm-up of the grid, `s` the
 seed, `H_uni` the unigram entropy of the validation targets. A bar is the mean over seeds. Runs are
 compared seed by seed: a score leaves out a seed if one of the runs that it needs has not finished,
-and the note says so. Intervals are two-sided at 95 %. An undefined score is NaN, with the reason in
-its note.
+and the note reports it. Intervals are two-sided at 95 %. An undefined score is NaN, with the reason
+in its note.
 
-A failure lies nats away from other losses, so an interval needs seeds that end alike: there is no
-interval if some seeds of an arm failed and others did not, and with fewer than 5 seeds no p value
-if the compared arms differ in failures. `stalls` has intervals for the share of failures.
+A failure is nats away from other losses, so an interval needs seeds with the same ending: there is
+no interval if some seeds of an arm failed and others did not, and with fewer than 5 seeds no p
+value if the compared arms differ in failures. `stalls` has intervals for the share of failures.
 `benchmarks/coverage.py` measures how well these rules work.
 """
 

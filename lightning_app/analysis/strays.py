@@ -1,4 +1,4 @@
-"""Finished runs in a grid's folder that are no cells of its plan: counted nowhere, but named."""
+"""Finished runs in a grid's folder that are not in its plan: named, but not counted."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from lightning_app.identity.record import read_record
 
 
 def stray_runs(grid: GridResults) -> str | None:
-    """Say how many finished runs of other experiments lie beside those of the grid, if any do.
+    """Return the number of finished runs of other experiments in the folder, in a sentence.
 
     They are there where the corpus was edited, or a value of an axis removed, after they ran.
     """
@@ -33,7 +33,7 @@ def stray_runs(grid: GridResults) -> str | None:
 
 
 def _corpus(folder: Path) -> str | None:
-    """The digest of what the corpus of a run held, None where it is not recorded."""
+    """The digest of the corpus of a run, None if it is not recorded."""
     try:
         record = read_record(folder)
     except UserError:

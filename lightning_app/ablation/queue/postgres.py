@@ -47,7 +47,7 @@ _POLL = 0.05  # seconds
 
 
 class _Account(TypedDict, total=False):
-    """As whom to run a program, in the words of `subprocess`."""
+    """The user and group of a program, as arguments of `subprocess`."""
 
     user: int
     group: int
@@ -67,10 +67,10 @@ class Cluster:
         self._account = self._choose_account()
 
     def prepare(self) -> None:
-        """Make what is missing: the cluster, its user and database, the password.
+        """Create the missing parts: the cluster, its user and database, the password.
 
         Raises:
-            UserError: where another program's server still uses the folder, or PostgreSQL
+            UserError: if another program's server still uses the folder, or PostgreSQL
                 refuses it.
         """
         self._wait_for_old_server()
@@ -105,7 +105,7 @@ class Cluster:
         """Return once the server takes connections.
 
         Raises:
-            UserError: where it ends instead, with what it says.
+            UserError: if it ends instead, with its message.
         """
         while not self._is_ready():
             if process.poll() is not None:
@@ -122,7 +122,7 @@ class Cluster:
         return False
 
     def _choose_account(self) -> _Account:
-        """As whom PostgreSQL runs: as we do, but root, which it refuses, becomes somebody else."""
+        """The user of PostgreSQL: ours, or another account if we are root, which it refuses."""
         if os.geteuid() != 0:
             return {}
         known = self.data if self.data.is_dir() else self.folder
@@ -131,7 +131,7 @@ class Cluster:
         return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
     def _place(self, data: Path) -> str:
-        """The cluster's folder, by a name that needs no way through folders closed to others."""
+        """A path of the cluster's folder that does not lead through private folders."""
         return _HERE if self._account and sys.platform == "linux" else str(data)
 
     def _create(self) -> None:
@@ -147,7 +147,7 @@ class Cluster:
         (self._new / "pg_hba.conf").write_text(f"host {DATABASE} {USER} all scram-sha-256\n")
         role, database = f"CREATE ROLE {USER} LOGIN", f"CREATE DATABASE {DATABASE} OWNER {USER}"
         self._say(self._new, role, database)
-        self.passfile.unlink(missing_ok=True)  # of a cluster that is no more
+        self.passfile.unlink(missing_ok=True)  # of an earlier cluster
         self._new.replace(self.data)
 
     def _change_password(self) -> None:
@@ -170,7 +170,7 @@ class Cluster:
         self._call(data, words, "\n".join(statements) + "\n")
 
     def _call(self, data: Path, words: Sequence[str], text: str = "") -> None:
-        """Run one of PostgreSQL's programs in the folder `data`, and see that it succeeds."""
+        """Run one of PostgreSQL's programs in the folder `data`, and check that it succeeds."""
         program, *arguments = words
         try:
             done = subprocess.run(
@@ -197,7 +197,7 @@ class Cluster:
             raise UserError(f"{self.folder}: {program} failed: {_complaint(done.stderr)}")
 
     def _wait_for_old_server(self) -> None:
-        """Wait for what a killed server left: two at once would destroy the data."""
+        """Wait for the processes of a killed server: two servers at once would destroy the data."""
         until = time.monotonic() + _OLD_SERVER_GONE
         while left := _servers_in(self.data, self._new):
             if time.monotonic() > until:
@@ -206,9 +206,9 @@ class Cluster:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return `port`, or a free one for 0, having seen that `host` is ours and the port free.
+    """Return `port`, or a free one for 0, after checking that `host` is ours and the port free.
 
-    Raises `UserError` where it is not.
+    Raises `UserError` if it is not.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -228,7 +228,7 @@ def free_port(host: str, port: int) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches `host`."""
+    """Whether only this machine reaches `host`."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
 
@@ -274,7 +274,7 @@ def _servers_in(*clusters: Path) -> list[int]:
 
 
 def _complaint(said: str) -> str:
-    """The line in which PostgreSQL says what is wrong."""
+    """The line of the output in which PostgreSQL reports the error."""
     lines = [line for line in said.splitlines() if line.strip()]
     for mark in ("could not bind", "PANIC:", "FATAL:", "ERROR:", "error:"):
         for line in lines:

@@ -1,4 +1,4 @@
-"""The queue of a grid: which cells are to run, who runs them, and what becomes of lost ones.
+"""The queue of a grid: the cells to run, their supervisors, and the return of lost cells.
 
 One supervisor uses a journal, under the grid's lock. Several share a database: each cell is claimed
 by one of them, and the cells of a lost one go back to the queue by Optuna's heartbeats.
@@ -28,7 +28,7 @@ from lightning_app.ablation.supervision.locks import if_free
 from lightning_app.errors import UserError
 from lightning_app.run_state import RunState
 
-_BATCH = 256  # cells that are queued at once: a database takes long for thousands
+_BATCH = 256  # cells that are queued at once: thousands take a database long
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Claim:
     Attributes:
         cell: The cell.
         trial: The number of the trial that represents this attempt in the study.
-        deaths: How many attempts have ended early.
+        deaths: The number of attempts that ended early.
         alone: Whether the cell needs a device for itself.
     """
 
@@ -94,7 +94,7 @@ class Queue:
         self._more = False  # whether cells are to run that have no trial in the study yet
         self.patiently(self._settle)
 
-    # Questions of the supervisor.
+    # Queries of the supervisor.
 
     @property
     def notes(self) -> list[str]:
@@ -117,7 +117,7 @@ class Queue:
         return bool(self._candidates)
 
     def pop(self) -> Claim | None:
-        """Claim the next cell that has to run, or None where none waits."""
+        """Claim the next cell that has to run; None if no cell waits."""
         claim = self.patiently(self._pop)
         if claim is None and self._more and self.settle():
             claim = self.patiently(self._pop)
@@ -131,7 +131,7 @@ class Queue:
     # trials: such a report changes nothing, and the others find what the cell has left on disk.
 
     def done(self, claim: Claim, result: Mapping[str, Any]) -> None:
-        """Enter a result: COMPLETE with a finite value, even if the run diverged."""
+        """Record a result: COMPLETE with a finite value, even if the run diverged."""
         value = self._study.value(result)
         if self.patiently(self._has_another_trial, claim):
             self.failed(claim, "the cell has its result already")
@@ -139,16 +139,16 @@ class Queue:
             self._end(claim, TrialState.COMPLETE, attributes(result), value)
 
     def pruned(self, claim: Claim, pruned: Mapping[str, Any]) -> None:
-        """Enter a run that the pruner ended."""
+        """Record a run that the pruner ended."""
         marks = {key: pruned[key] for key in ("seconds", "attempt")}
         self._end(claim, TrialState.PRUNED, marks, pruned["value"])
 
     def failed(self, claim: Claim, error: str) -> None:
-        """Enter a crash. The cell is not put back."""
+        """Record a crash. The cell is not put back."""
         self._end(claim, TrialState.FAIL, {"error": error})
 
     def put_back(self, claim: Claim, why: str, *, death: bool = False, alone: bool = False) -> None:
-        """Enter an attempt that was cut short, and queue the cell again.
+        """Record an attempt that was interrupted, and queue the cell again.
 
         `death` counts it among those that a cell may have few of; with `alone` the cell runs
         without others on its device.
@@ -191,10 +191,10 @@ class Queue:
         return self.waiting
 
     def close(self) -> None:
-        """Give the connections to a database back."""
+        """Close the connections to a database."""
         self._study.close()
 
-    # The steps. Each may be made twice, as the answer of a database can get lost: a surplus trial
+    # The steps. Each may be repeated, since the answer of a database can be lost: a surplus trial
     # of a cell finds the cell's result and ends.
 
     def _hurry(self) -> None:
@@ -241,7 +241,7 @@ class Queue:
             self._study.clear()
 
     def _settle(self, only: Iterable[str] | None = None) -> None:
-        """Bring the study into agreement with the disk, whatever happened before.
+        """Bring the study into agreement with the disk.
 
         At most a batch of cells is queued; `_more` says whether there are others.
         """
@@ -288,7 +288,7 @@ class Queue:
             self.put_back(claim, run.error or "its supervisor ended")
 
     def _enter(self, cell: Cell, run: RunState, trials: list[FrozenTrial]) -> None:
-        """Enter a cell that is over but has no trial that says so."""
+        """Record a finished cell that has no finished trial."""
         if run.result is not None:
             self._study.add(cell, TrialState.COMPLETE, run)
         elif run.pruned is not None:
@@ -303,7 +303,7 @@ class Queue:
         self._retried.discard(cell.id)
 
     def _finish(self, claim: Claim, run: RunState) -> None:
-        """Enter what an earlier attempt of a cell has left on disk."""
+        """Record the result on disk of an earlier attempt of a cell."""
         if run.result is not None:
             self.done(claim, run.result)
         elif run.pruned is not None:

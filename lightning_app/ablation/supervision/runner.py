@@ -68,8 +68,7 @@ def run_grid(
     corpus: Corpus = corpus_of,
     index: Callable[[Path], object] = lambda folder: None,
 ) -> Ending:
-    """Run the missing cells of a grid, until all are done or a signal, the time or an outage ends
-    it.
+    """Run the missing cells of a grid, until all are done or a signal, the time or an outage.
 
     In every case finished cells are kept and no process remains.
 

@@ -102,10 +102,10 @@ def slots_of(
         cores: The cores that this process may use.
         visible: The accelerators, as CUDA names them; none: cells run on the CPU.
         devices: Number of devices, and so of processes, that train one cell.
-        sharing: The number of cells that share a device; by default one. On a CPU `workers` sets
-        it. workers: The number of cells that run at once; by default as many as fit, on a CPU one
-        process for
-            each core.
+        sharing: The number of cells that share a device; by default one. On a CPU
+            `workers` sets it.
+        workers: The number of cells that run at once; by default as many as fit, on a CPU one
+            process for each core.
         cells: The number of cells, which limits the number of slots.
 
     Raises:

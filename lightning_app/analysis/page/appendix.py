@@ -1,4 +1,4 @@
-"""How the numbers are made, and how to make them again."""
+"""The appendix: definitions of the scores, and code to compute them again."""
 
 from lightning_app.analysis.exports.appendix import NOT_COVERED, notebook
 from lightning_app.analysis.grid_results import GridResults
@@ -8,7 +8,7 @@ from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.pairing import LEARNED
 
 FILES = {
-    "results.csv, results.parquet": "a row for each cell: axes, state, metrics, what it took",
+    "results.csv, results.parquet": "a row for each cell: axes, state, metrics, time and memory",
     "validations.csv, validations.parquet": "a row for each cell and validation",
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
@@ -20,7 +20,7 @@ FILES = {
 def appendix(contents: Contents) -> Markup:
     return section(
         "appendix",
-        "How are the numbers made?",
+        "How are the numbers computed?",
         _formulas(contents.grid),
         _again(contents),
         _files(),

@@ -1,4 +1,4 @@
-"""What a page is made of."""
+"""The contents of a page."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The grid, what was computed from it, and the folder `out` that the page will lie in.
+    """The grid, the values computed from it, and the folder `out` of the page.
 
     `results` has a row for each cell; `published` the figures of papers beside ours.
     """
@@ -32,7 +32,7 @@ class Contents:
     _tables: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False)
 
     def next_table(self) -> str:
-        """Tables are numbered in the order in which the sections ask."""
+        """Number the tables in the order of the sections."""
         return f"Table {next(self._tables)}."
 
     def link(self, cell: CellResult) -> str:

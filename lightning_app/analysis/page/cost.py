@@ -28,7 +28,7 @@ def cost(contents: Contents) -> Markup:
 
 
 def _retuned(contents: Contents) -> Markup:
-    """The price of no warm-up with the rate tuned again, where there are rates to tune."""
+    """The loss without warm-up after the rate is tuned again, if the grid has several rates."""
     shown = [score for score in contents.scores if score.score == "D"]
     if not shown:
         return Markup("")
@@ -47,7 +47,7 @@ def _retuned(contents: Contents) -> Markup:
 
 
 def _bleu(contents: Contents) -> Markup:
-    """What warm-up gives in BLEU, where the test set was translated."""
+    """The gain of BLEU by warm-up, if the test set was translated."""
     shown = [score for score in contents.scores if score.score == "bleu"]
     if not shown:
         return Markup("")
@@ -58,7 +58,7 @@ def _bleu(contents: Contents) -> Markup:
         return element("tr", head(variant), estimate(score), element("td", str(score.seeds)))
 
     caption = (
-        "What warm-up gives in test BLEU: with the reference warm-up minus without, seed by seed, "
+        "The gain of test BLEU by warm-up: with the reference warm-up minus without, seed by seed, "
         "with the t interval over seeds. The notes have, for each seed, the p value over test "
         "sentences: paired approximate randomisation (Riezler and Maxwell 2005, as in sacreBLEU), "
         f"not corrected for the number of tests. {in_short(contents.grid)}"
@@ -92,10 +92,10 @@ def _resources(contents: Contents) -> Markup:
             rows.insert(0, element("tr", heading, class_="slice"))
         found.append(element("tbody", *rows))
     caption = (
-        "What the runs took: means over all finished runs of a variant; below them the ratio to "
+        "Time and memory: means over all finished runs of a variant; below them the ratio to "
         f"the baseline{f' {grid.baseline}' if grid.baseline else ''}. Seconds hold validation and "
-        "start as well. Where several cells shared a machine, speeds are of what was left to each, "
-        f"and no measure of the block: ablate bench measures that. {in_short(grid)}"
+        "start as well. If several cells shared a machine, the speeds depend on that and "
+        f"are no measure of the block: ablate bench measures it. {in_short(grid)}"
     )
     return html_table(contents.next_table(), caption, columns, found)
 

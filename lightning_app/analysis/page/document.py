@@ -40,7 +40,7 @@ def page(contents: Contents) -> str:
         element("style", Markup(css.read_text(encoding="utf-8"))),
     )
     sections = _sections(contents)
-    # Put together by hand: each nested call would copy the megabytes of the figures once more.
+    # Joined here directly: each nested call would copy the megabytes of the figures again.
     body = [_opening(contents), _contents(sections), Markup("<main>"), cautions(grid)]
     body += [*sections, Markup("</main>"), _closing(grid), element("script", Markup(SERVED))]
     parts = ["<!DOCTYPE html>\n", '<html lang="en">', head, "<body>", *body, "</body></html>\n"]

@@ -1,4 +1,4 @@
-"""The runs to be explored: one point a run, one line a run, drawn by Plotly inside the page."""
+"""Interactive figures: one point and one line for each run, drawn by Plotly inside the page."""
 
 import json
 import math
@@ -18,7 +18,7 @@ CURVES = {"train/nll": "training loss", LOSS: "validation loss"}
 
 
 def explorer(contents: Contents) -> Markup:
-    """A figure of final values and one of curves, with what they are drawn from."""
+    """A figure of final values and one of curves, with their data."""
     data = json.dumps(_data(contents), separators=(",", ":"), allow_nan=False)
     script = resources.files("lightning_app.analysis.page") / "explorer.js"
     return section(
@@ -28,7 +28,7 @@ def explorer(contents: Contents) -> Markup:
             "p",
             "Each point and each line is one run: point at it to see which, click to open its "
             "folder, click a name in the legend to hide it, drag to zoom. Crosses are runs that "
-            "stalled or non-finite. Nothing is averaged here, and nothing may be concluded from "
+            "stalled or became non-finite. Nothing is averaged here; do not conclude anything from "
             "single runs.",
         ),
         _controls("final", ("across", "value")),
@@ -42,7 +42,7 @@ def explorer(contents: Contents) -> Markup:
 
 
 def _controls(figure: str, names: tuple[str, ...]) -> Markup:
-    """Choices that the script fills with what the runs have."""
+    """Selection lists, which the script fills with the columns of the runs."""
     labels = (
         element("label", f"{name} ", element("select", id=f"explore-{figure}-{name}"))
         for name in names

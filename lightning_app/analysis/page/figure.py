@@ -14,7 +14,7 @@ THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--h
 
 
 def figures(contents: Contents, question: Question) -> Markup:
-    """Every figure of a question, or a sentence where no run has data for one."""
+    """Every figure of a question, or a sentence if no run has data for one."""
     shown = [
         _figure(contents, drawing, number)
         for number, drawing in enumerate(contents.drawings, start=1)
@@ -66,7 +66,7 @@ def _files(drawing: FigureFiles) -> Iterable[Markup]:
 
 
 def _inline(drawing: FigureFiles, title: str, number: int) -> Markup:
-    """The file without its prolog: ids of its own, links as seen from the page, colours of it."""
+    """The SVG without its prolog, with unique ids and with the page's links and colours."""
     text = drawing.path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
     text = re.sub(r'\bid="', f'id="f{number}-', text)

@@ -18,7 +18,7 @@ def inside(contents: Contents) -> Markup:
 def _unprobed() -> Markup:
     return element(
         "p",
-        "No run was probed, so nothing is known of signals and attention inside the blocks. With ",
+        "No run was probed, so signals and attention inside the blocks were not measured. With ",
         element("code", ASKS),
         " in the grid's base, each run records them; it does not change the training.",
     )

@@ -37,8 +37,8 @@ def _table(contents: Contents, grid: GridResults) -> Markup:
     caption = (
         f"The metric of the grid file{of}, {grid.metric}: {direction(grid.mode)}, the best variant "
         "first. Means of the values that the runs reported, without the cap of the scores, with "
-        f"{LEVEL:.0%} t intervals over seeds where these end alike; how many runs. A run without a "
-        f"finite value is left out. {in_short(grid)}"
+        f"{LEVEL:.0%} t intervals over seeds with one ending; the number of runs. A run without "
+        f"a finite value is left out. {in_short(grid)}"
     )
     return html_table(contents.next_table(), caption, columns, bodies)
 

@@ -1,4 +1,4 @@
-"""Tables, notes and estimates as HTML: what the sections share."""
+"""Tables, notes and estimates as HTML, for all sections."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ def bodies(scores: Sequence[Score], row: Row, width: int) -> list[Markup]:
 def html_table(
     number: str, caption: str, columns: Sequence[Markup], rows: Iterable[Child]
 ) -> Markup:
-    """A table in a box of its own that scrolls, and that the keyboard can reach to scroll it."""
+    """A table in a scrollable box, which the keyboard can reach."""
     inner = element(
         "table",
         element("caption", element("div", element("b", number), f" {caption}")),
@@ -75,7 +75,7 @@ def notes(scores: Sequence[Score], heading: str) -> Markup:
 
 
 def estimate(score: Score) -> Markup:
-    """Estimate, interval below it, and the seeds' own values where there are few."""
+    """Estimate, interval below it, and the values of the seeds if they are few."""
     if math.isnan(score.estimate):
         return element("td", DASH, title=score.note)
     shown: list[Child] = [nats(score.estimate)]
@@ -88,7 +88,7 @@ def estimate(score: Score) -> Markup:
 
 
 def mean_of(cells: Sequence[CellResult]) -> Markup:
-    """The mean loss of runs, with the t interval where their ends allow one."""
+    """The mean loss of runs, with the t interval if it is defined."""
     if not cells:
         return element("td", DASH)
     centre, low, high = mean_loss(cells)
@@ -99,7 +99,7 @@ def mean_of(cells: Sequence[CellResult]) -> Markup:
 
 
 def stalled_share(score: Score | None) -> Markup:
-    """How many runs stalled, with Wilson's interval."""
+    """The number of stalled runs, with Wilson's interval."""
     if score is None or math.isnan(score.estimate):
         return element("td", DASH, title=score.note if score else "not in the grid")
     shown = share_of(score.diverged, score.cells)

@@ -1,4 +1,4 @@
-"""What was run?"""
+"""The section "What was run?"."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def _facts(grid: GridResults) -> Markup:
 
 
 def _published(contents: Contents) -> Markup:
-    """Figures of papers beside ours, with what differs between the two."""
+    """Figures of papers beside ours, with the differences between the two."""
     frame = contents.published
     if frame.empty:
         return Markup("")
