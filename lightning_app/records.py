@@ -15,8 +15,6 @@ SCHEMA = 2
 PLAN_SCHEMA = 2
 """Of `plan.json`; the same holds."""
 
-RESULT = "result.json"
-PRUNED = "pruned.json"
 LOSS = "val/nll"
 
 OUTCOMES = {
