@@ -8,6 +8,7 @@ from conftest import World
 
 from lightning_app.ablation.superseding import supersede
 from lightning_app.ablation.supervision.locks import supervisor_lock
+from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 
 CELLS = 4
@@ -64,6 +65,22 @@ def test_what_was_cut_short_by_another_code_begins_anew(world: World) -> None:
     aside = {path.name for path in (world.folder / "superseded").iterdir()}
     assert aside == {begun.name, lost.name}
     assert without.is_dir()
+
+
+def test_a_damaged_result_is_named_and_nothing_is_moved(world: World) -> None:
+    world.write(seeds=1, delay=0, steps=1)
+    run(world, "a")
+    grid = world.value()
+    result = grid.run(grid.cells[-1]).result
+    result.write_bytes(result.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"result\.json: torn or damaged.*ablate doctor .* --fix"):
+        supersede(grid, {"provenance": {"code": "b"}, "corpora": None})
+    for words in ((), ("rerun",)):  # the cell is entered in the queue, or superseded
+        done = world.run(*words)
+        assert done.returncode == 2
+        assert f"{result}: torn or damaged" in done.stderr
+    assert not (world.folder / "superseded").exists()
+    assert len(world.lines("start")) == CELLS
 
 
 def test_nobody_else_may_be_at_work(world: World) -> None:
