@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "bounds": set(),
     "blocks": set(),
     "models": {"blocks", "registry"},
-    "data": {"atomic_write", "task_facts"},
+    "data": {"atomic_write", "registry", "task_facts"},
     "objectives": {"blocks", "models", "task_facts"},
     "tasks": {"blocks", "models", "objectives", "data", "task_facts"},
     "datamodule": {"data", "tasks"},

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from lightning_app.cli import main
+from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.data.sources import corpus_digest
 from lightning_app.errors import UserError
 from lightning_app.optim import OPTIMIZERS, Groups, OptimizerConfig
 from lightning_app.registry import Registry
@@ -87,6 +89,47 @@ def test_the_wrong_name_of_an_optimizer_is_one_line(outside: Path, capsys) -> No
     line = capsys.readouterr().err
     assert "model.optimizer.kind: expected one of 'adam', 'adamw'" in line
     assert "found 'adamm'; did you mean 'adam'?" in line
+    assert line.count("\n") == 1
+    assert not (outside / "run").exists()
+
+
+CORPUS = """
+from lightning_app.data.config import CORPORA, GeneratedCorpus
+
+LINES = {"source": ["eins zwei", "drei", "vier"] * 40, "target": ["one two", "three", "four"] * 40}
+
+@CORPORA.register("counting")
+class Counting(GeneratedCorpus):
+    def generate(self, config):
+        return {split: LINES for split in ("train", "valid", "test")}
+
+    def protocol(self, source, lines, counts):
+        return f"numbers: {counts['train']} pairs"
+"""
+
+
+def test_a_corpus_from_outside_trains(
+    outside: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(CORPORA, "_parts", dict(CORPORA))
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", str(outside / "cache"))
+    (outside / "a_corpus.py").write_text(CORPUS)
+    plugin = __import__("a_corpus")
+    words = ["--data.name", "counting", "--data.tokenizer", "word", "--data.vocab_size", "null"]
+    assert main([*SHORT, *words]) == 0, capsys.readouterr().err
+    (meta,) = (outside / "cache").glob("counting-*/meta.json")
+    assert '"numbers: 120 pairs"' in meta.read_text()
+    assert (outside / "run/checkpoints/last.ckpt").is_file()
+    digest = corpus_digest(DataConfig(name="counting"))
+    plugin.LINES["target"][0] = "two one"
+    assert corpus_digest(DataConfig(name="counting")) != digest
+
+
+def test_the_wrong_name_of_a_corpus_is_one_line(outside: Path, capsys) -> None:
+    assert main([*SHORT, "--data.name", "wikitext"]) == 2
+    line = capsys.readouterr().err
+    assert "data.name: expected one of 'iwslt14', 'synthetic', 'text', 'wikitext2'" in line
+    assert "found 'wikitext'; did you mean 'wikitext2'?" in line
     assert line.count("\n") == 1
     assert not (outside / "run").exists()
 

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from lightning_app.data.config import DataConfig
+from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import corpus_summary, prepare
 from lightning_app.errors import UserError, nearest
 from lightning_app.shipped import shipped_folder
-
-# The setting in which a corpus is prepared when it is named alone.
-BASES = {"iwslt14": "iwslt14.yaml", "wikitext2": "mlm.yaml", "synthetic": "synthetic.yaml"}
 
 
 def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> int:
@@ -19,18 +16,18 @@ def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> i
     if (name is None) == (config is None):
         raise UserError("prepare: expected one of --data NAME and --config FILE")
     if name is not None:
-        known = [*BASES, "text"]
-        if name not in known:
-            choices = ", ".join(known)
+        if name not in CORPORA:
+            choices = ", ".join(CORPORA)
             raise UserError(
-                f"prepare: --data '{name}' is not one of {choices}{nearest(name, known)}"
+                f"prepare: --data '{name}' is not one of {choices}{nearest(name, CORPORA)}"
             )
-        if name == "text":
-            if root is None:
-                raise UserError("prepare: --data text needs --root, the folder of its files")
-            data = DataConfig(name="text", root=root)
-        else:
+        reader = CORPORA[name]
+        if reader.base:
             data = shipped_data(name)
+        elif root is None and reader.needs_root:
+            raise UserError(f"prepare: --data {name} needs --root, the folder of its files")
+        else:
+            data = DataConfig(name=name, root=root)
     else:
         assert config is not None
         data = read_data(config)
@@ -45,7 +42,7 @@ def shipped_data(name: str) -> DataConfig:
 
     Our own file needs no parser of whole runs, so a corpus that is there is found within a second.
     """
-    text = (shipped_folder() / "base" / BASES[name]).read_text(encoding="utf-8")
+    text = (shipped_folder() / "base" / CORPORA[name].base).read_text(encoding="utf-8")
     tree = yaml.safe_load(text)
     return DataConfig(**tree["data"], task=tree["model"]["objective"]["kind"])
 

@@ -1,0 +1,3 @@
+from lightning_app.data import corpora
+
+__all__ = ["corpora"]

@@ -1,12 +1,19 @@
 """What a user may say about the data of a run, with every default."""
 
+import hashlib
+import json
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
+from lightning_app.data.source import Source
 from lightning_app.errors import UserError
+from lightning_app.registry import Registry
 from lightning_app.task_facts import DEFAULT_TASK, TASKS
 
-CorpusName = Literal["iwslt14", "wikitext2", "text", "synthetic"]
+CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
+"""The corpora by name; `CORPORA.register` is the decorator that adds one."""
+
 TokenizerKind = Literal["bpe", "word"]
 
 
@@ -37,9 +44,9 @@ class DataConfig:
         UserError: a value that has no meaning, or two that do not go together.
     """
 
-    name: CorpusName = "synthetic"
-    """The corpus: iwslt14 (German-English talks), wikitext2 (English articles), text (own files in
-    `root`), synthetic (built-in German-English grammar, needs no download)."""
+    name: str = "synthetic"
+    """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles), text (own
+    files in `root`), synthetic (built-in German-English grammar, needs no download)."""
     root: str | None = None
     """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen or .../wikitext-2 if that
     variable is set, else the corpus is downloaded once. ``hf://OWNER/NAME``: the parquet files of
@@ -94,27 +101,105 @@ class DataConfig:
             )
         if self.vocab_size is not None and self.vocab_size < 6:
             raise UserError(f"data.vocab_size is {self.vocab_size}: at least 6 needed")
-        if self.name == "wikitext2" and self.pairs:
+        reader = CORPORA[self.name]()
+        if self.pairs and not reader.pairs:
             fitting = " or ".join(f"'{name}'" for name, task in TASKS.items() if not task.pairs)
             raise UserError(
-                f"data.name 'wikitext2' has one language: data.task {fitting} needed, "
+                f"data.name '{self.name}' has one language: data.task {fitting} needed, "
                 f"not '{self.task}'"
             )
-        if self.name == "text" and self.root is None:
-            raise UserError("data.root is null: data.name 'text' needs the folder of its files")
+        if self.root is None and reader.needs_root:
+            raise UserError(
+                f"data.root is null: data.name '{self.name}' needs the folder of its files"
+            )
         if self.pairs and self.source_language == self.target_language:
             raise UserError(
                 f"data.source_language and data.target_language are both "
                 f"'{self.source_language}': two languages needed"
             )
-        pair = {"de", "en"}
-        if self.name in ("iwslt14", "synthetic"):
-            for field in ("source_language", "target_language"):
-                if getattr(self, field) not in pair:
-                    raise UserError(
-                        f"data.{field} is '{getattr(self, field)}': "
-                        f"data.name '{self.name}' has 'de' and 'en'"
-                    )
+        for field in ("source_language", "target_language"):
+            if reader.languages and getattr(self, field) not in reader.languages:
+                known = " and ".join(map(repr, reader.languages))
+                raise UserError(
+                    f"data.{field} is '{getattr(self, field)}': data.name '{self.name}' has {known}"
+                )
+
+
+class CorpusReader:
+    """How one corpus is found and read: as files of lines, unless it is a `GeneratedCorpus`.
+
+    Register a subclass with `CORPORA.register`.
+
+    Attributes:
+        languages: The languages that it has; empty where any file suffix will do.
+        pairs: Whether it can give pairs of a source and a target line.
+        needs_root: Whether `data.root` must name its folder, because it has no public home.
+        folder: The name of its folder below $LIGHTNING_APP_DATA; empty where it has none there.
+        tokenized: Whether words and punctuation are separated by spaces.
+        base: The shipped config whose `data` section `ablate prepare --data NAME` uses.
+    """
+
+    languages: ClassVar[tuple[str, ...]] = ()
+    pairs: ClassVar[bool] = True
+    needs_root: ClassVar[bool] = True
+    folder: ClassVar[str] = ""
+    tokenized: ClassVar[bool] = True
+    base: ClassVar[str] = ""
+
+    def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
+        """Return column -> the names that its file may have in the split with this stem."""
+        target = (f"{stem}.{config.target_language}",)
+        if config.pairs:
+            return {"source": (f"{stem}.{config.source_language}",), "target": target}
+        return {"text": target}
+
+    def download_name(self, config: DataConfig) -> str:
+        """Return the name of the folder of the download.
+
+        Raises:
+            UserError: the corpus has no public home.
+        """
+        raise UserError(
+            f"data.root is '{config.root}': data.name '{config.name}' reads local folders only"
+        )
+
+    def download(self, config: DataConfig, folder: Path) -> None:
+        """Write the files of the corpus into an empty folder.
+
+        Raises:
+            UserError: no network, no such file, or not what was expected.
+        """
+        raise NotImplementedError
+
+    def max_ratio(self, config: DataConfig) -> float | None:
+        """Return `Corpus.max_ratio`."""
+        return None
+
+    def protocol(
+        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
+    ) -> str:
+        """Return `Corpus.protocol` for the lines by split and column, counted by split."""
+        described = (
+            f"{split} = {' + '.join(path.name for path in columns.values())} "
+            f"({counts[split]:,} lines)"
+            for split, columns in source.columns.items()
+        )
+        return f"local text: {', '.join(described)}"
+
+
+class GeneratedCorpus(CorpusReader):
+    """A corpus that code makes: it has no files."""
+
+    needs_root = False
+
+    def generate(self, config: DataConfig) -> dict[str, dict[str, list[str]]]:
+        """Return split -> column -> lines; the columns are `source` and `target`, or `text`."""
+        raise NotImplementedError
+
+    def digest(self, config: DataConfig) -> str:
+        """Return a SHA-256 that is another for other text: part of the id of an experiment."""
+        text = json.dumps(self.generate(config), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 _LEAST = {"tokens_per_batch": 1, "window": 2, "max_length": 1, "num_workers": 0, "seed": 0}

@@ -9,6 +9,7 @@
 import hashlib
 import importlib.metadata
 import importlib.resources
+import inspect
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from lightning_app.data import moses, sources, token_batching, tokenizer
-from lightning_app.data.config import DataConfig
+from lightning_app.data.config import CORPORA, DataConfig, GeneratedCorpus
 from lightning_app.data.digests import digest_of, find_damage, write_list
 from lightning_app.data.folders import complete
+from lightning_app.data.source import Corpus, Source
 from lightning_app.errors import UserError
 
 # The fields of the config that decide what is in the folder, and the code that makes it.
@@ -34,6 +36,7 @@ _CODE = (
     "download",
     "moses",
     "prepare",
+    "source",
     "sources",
     "synthetic/clauses",
     "synthetic/lexicon",
@@ -124,22 +127,27 @@ def find(config: DataConfig) -> PreparedCorpus | None:
     return PreparedCorpus(folder) if folder.is_dir() else None
 
 
-def _checksum(config: DataConfig, source: sources.Source) -> str:
+def _checksum(config: DataConfig, source: Source) -> str:
     fields = asdict(config)
+    reader = CORPORA[config.name]()
     if not config.pairs:
         fields |= {"source_language": None, "max_length": None}
     code = importlib.resources.files("lightning_app.data")
     made_of = {
         "config": {key: fields[key] for key in (*_KEY, "max_length")},
         "files": source.digests(),
-        "code": [tokenizer.sha256((code / f"{name}.py").read_bytes()) for name in _CODE],
+        "corpus": reader.digest(config) if isinstance(reader, GeneratedCorpus) else None,
+        "code": [
+            *(tokenizer.sha256((code / f"{name}.py").read_bytes()) for name in _CODE),
+            tokenizer.sha256(Path(inspect.getfile(type(reader))).read_bytes()),
+        ],
         "sentencepiece": importlib.metadata.version("sentencepiece"),
     }
     text = json.dumps(made_of, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _write(folder: Path, config: DataConfig, source: sources.Source) -> None:
+def _write(folder: Path, config: DataConfig, source: Source) -> None:
     corpus = sources.read(source, config)
     read = {split: len(rows) for split, rows in corpus.splits.items()}
     splits = {
@@ -269,7 +277,7 @@ def _refuse_empty(splits: dict[str, dict[str, list]], config: DataConfig) -> Non
 
 
 def _write_text(
-    folder: Path, splits: dict[str, dict[str, list[str]]], corpus: sources.Corpus, language: str
+    folder: Path, splits: dict[str, dict[str, list[str]]], corpus: Corpus, language: str
 ) -> None:
     for split in [split for split in splits if split != "train"]:
         target = splits[split]["target"]

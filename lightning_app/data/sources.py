@@ -1,4 +1,4 @@
-"""Where text comes from: local files, a public tarball, the hub, or the synthetic grammar.
+"""Where text comes from: local files, a download, or a generated corpus.
 
 `locate` finds (and, for a corpus without a folder, downloads) the files and names them by digest;
 `read` returns them as `datasets.Dataset` with a sentence that says exactly what the splits are.
@@ -10,81 +10,18 @@ import json
 import lzma
 import os
 import zlib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.data import download
-from lightning_app.data.config import DataConfig
-from lightning_app.data.synthetic import sentences
+from lightning_app.data.config import CORPORA, DataConfig, GeneratedCorpus
+from lightning_app.data.source import Corpus, Source
 from lightning_app.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 SUFFIXES = ("", ".gz", ".xz")
-FOLDERS = {"iwslt14": "iwslt14_deen", "wikitext2": "wikitext-2"}
-
-# SHA-256 of the text of the published validation and test files.
-_FAIRSEQ_IWSLT14 = {
-    "valid.de": "3f051579c9d8c7281a6ea8c72ad4ae09dbaa9bb24dfd41166f2c3a3df7cd940a",
-    "valid.en": "e6d7317a9772cd1ed970910c611e9e7dada1f34439269b44a9d801334bff948d",
-    "test.de": "e718c783e33160b7d72af8f733756a466e0d0c016eff8ab624c1b0d1d01cbbdf",
-    "test.en": "4b127beb9050511a3e6209cd837ff36f623a3a423666b32aba6e208b7330cf4c",
-}
-_FAIRSEQ_TRAIN_PAIRS = 160_239
-_WIKITEXT2_LINES = {"train": 36_718, "valid": 3_760, "test": 4_358}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The files of a corpus.
-
-    Attributes:
-        columns: split -> column -> file; the columns are `source` and `target`, or `text`. A
-            local corpus may have no test split.
-        references: split -> file of cased, untokenised target lines, where one is published.
-        notes: a file that says how a downloaded folder was made, where there is one.
-    """
-
-    columns: dict[str, dict[str, Path]] = field(default_factory=dict)
-    references: dict[str, Path] = field(default_factory=dict)
-    notes: Path | None = None
-
-    def files(self) -> dict[str, Path]:
-        """Return every file by its role, such as `train.source`."""
-        files = {f"{s}.{c}": path for s, of in self.columns.items() for c, path in of.items()}
-        files |= {f"{split}.reference": path for split, path in self.references.items()}
-        return files if self.notes is None else files | {"notes": self.notes}
-
-    def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of every file as it lies on disk, by role."""
-        digests = {}
-        for role, path in self.files().items():
-            with path.open("rb") as file:
-                digests[role] = hashlib.file_digest(file, "sha256").hexdigest()
-        return digests
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """Text in memory.
-
-    Attributes:
-        splits: split -> dataset with the columns `source` and `target`, or `text`.
-        references: split -> cased, untokenised target lines, where they are published.
-        protocol: what the splits are, in one sentence.
-        tokenized: whether words and punctuation are separated by spaces, so that `detokenize` is
-            the way to plain text.
-        max_ratio: longest over shortest side, in words, that the protocol allows in a training
-            pair; None where it says nothing.
-    """
-
-    splits: dict[str, "Dataset"]
-    references: dict[str, list[str]]
-    protocol: str
-    tokenized: bool
-    max_ratio: float | None = None
 
 
 def cache_root(config: DataConfig) -> Path:
@@ -102,7 +39,7 @@ def locate(config: DataConfig) -> Source:
     Raises:
         UserError: a folder or file is missing, or the download fails.
     """
-    if config.name == "synthetic":
+    if isinstance(CORPORA[config.name](), GeneratedCorpus):
         return Source()
     root = _root(config)
     if not root.is_dir():
@@ -112,7 +49,7 @@ def locate(config: DataConfig) -> Source:
     for split, stem in config.splits.items():
         if split == "test" and not _has_test(root, config):
             continue
-        names = _names(config, stem)
+        names = CORPORA[config.name]().file_names(config, stem)
         columns[split] = {column: _find(root, *names[column]) for column in names}
         raw = f"{stem}.raw.{config.target_language}"
         if config.pairs and split != "train" and _exists(root, raw):
@@ -127,9 +64,10 @@ def require_test(config: DataConfig) -> None:
     Raises:
         UserError: naming the files that are missing.
     """
-    root = None if config.name == "synthetic" else _named_root(config)
+    generated = isinstance(CORPORA[config.name](), GeneratedCorpus)
+    root = None if generated else _named_root(config)
     if root is not None and root.is_dir() and not _has_test(root, config):
-        names = _names(config, config.splits.test).values()
+        names = CORPORA[config.name]().file_names(config, config.splits.test).values()
         wanted = " and ".join(" or ".join(f"{name}[.gz|.xz]" for name in of) for of in names)
         raise UserError(
             f"data.splits.test: {root} has no file {wanted}, so the test split cannot be "
@@ -150,8 +88,9 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
     Raises:
         UserError: a folder or file is missing, or the download fails.
     """
-    if config.name == "synthetic":
-        return hashlib.sha256(f"synthetic-{sentences.SEED}".encode()).hexdigest()
+    reader = CORPORA[config.name]()
+    if isinstance(reader, GeneratedCorpus):
+        return reader.digest(config)
     if not fetch and not _is_here(config):
         return None
     digests = locate(config).digests()
@@ -164,7 +103,7 @@ def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | No
 
     Empty for the built-in corpus, and None for one that `fetch` does not allow to download.
     """
-    if config.name == "synthetic":
+    if isinstance(CORPORA[config.name](), GeneratedCorpus):
         return ()
     if not fetch and not _is_here(config):
         return None
@@ -200,22 +139,13 @@ def _named_root(config: DataConfig) -> Path | None:
         is_public = config.root.startswith(download.HUB)
         return None if is_public else Path(config.root).expanduser()
     shared = os.environ.get("LIGHTNING_APP_DATA")
-    return Path(shared).expanduser() / FOLDERS[config.name] if shared else None
-
-
-def _names(config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
-    """Return the names that the file of each column of a split may have."""
-    target = f"{stem}.{config.target_language}"
-    if config.pairs:
-        return {"source": (f"{stem}.{config.source_language}",), "target": (target,)}
-    if config.name == "wikitext2":
-        return {"text": (f"wiki.{stem}.tokens",)}
-    return {"text": (target, f"{stem}.txt") if config.name == "text" else (target,)}
+    folder = CORPORA[config.name].folder
+    return Path(shared).expanduser() / folder if shared and folder else None
 
 
 def _has_test(root: Path, config: DataConfig) -> bool:
     """Whether any file of the test split is there; where none is, it is left out."""
-    names = _names(config, config.splits.test).values()
+    names = CORPORA[config.name]().file_names(config, config.splits.test).values()
     return any(_exists(root, name) for of in names for name in of)
 
 
@@ -269,9 +199,11 @@ def read(source: Source, config: DataConfig) -> Corpus:
     Raises:
         UserError: a file is empty, damaged or not UTF-8, or two sides differ in length.
     """
-    if config.name == "synthetic":
-        return _read_synthetic(config)
-    lines = {split: _read_split(columns) for split, columns in source.columns.items()}
+    reader = CORPORA[config.name]()
+    if isinstance(reader, GeneratedCorpus):
+        lines = reader.generate(config)
+    else:
+        lines = {split: _read_split(columns) for split, columns in source.columns.items()}
     references = {split: read_lines(path) for split, path in source.references.items()}
     for split, reference in references.items():
         if len(reference) != len(lines[split]["target"]):
@@ -280,13 +212,12 @@ def read(source: Source, config: DataConfig) -> Corpus:
                 f"{source.columns[split]['target']} has {len(lines[split]['target'])}"
             )
     counts = {split: len(next(iter(columns.values()))) for split, columns in lines.items()}
-    protocol = {"iwslt14": _iwslt14, "wikitext2": _wikitext2, "text": _text}[config.name]
     return Corpus(
         splits=_datasets(lines),
         references=references,
-        protocol=protocol(source, lines, counts),
-        tokenized=config.name != "text",
-        max_ratio=1.5 if config.name == "iwslt14" and config.pairs else None,
+        protocol=reader.protocol(source, lines, counts),
+        tokenized=reader.tokenized,
+        max_ratio=reader.max_ratio(config),
     )
 
 
@@ -305,75 +236,3 @@ def _datasets(lines: dict[str, dict[str, list[str]]]) -> dict[str, "Dataset"]:
     from datasets import Dataset
 
     return {split: Dataset.from_dict(columns) for split, columns in lines.items()}
-
-
-def _read_synthetic(config: DataConfig) -> Corpus:
-    pairs = sentences.splits()
-    sides = {"de": 0, "en": 1}
-    wanted = {"text": config.target_language}
-    if config.pairs:
-        wanted = {"source": config.source_language, "target": config.target_language}
-    lines = {
-        split: {c: [pair[sides[language]] for pair in of] for c, language in wanted.items()}
-        for split, of in pairs.items()
-    }
-    counts = " / ".join(f"{len(of):,}" for of in pairs.values())
-    return Corpus(
-        splits=_datasets(lines),
-        references={},
-        protocol=(
-            f"synthetic German-English grammar, seed {sentences.SEED}: {counts} distinct pairs; "
-            f"no sentence of either language is in two splits"
-        ),
-        tokenized=True,
-    )
-
-
-def _iwslt14(source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]) -> str:
-    if source.notes is not None:
-        return source.notes.read_text(encoding="utf-8").strip()
-    published = {digest: name for name, digest in _FAIRSEQ_IWSLT14.items()}
-    sizes = _sizes(counts)
-    for split in ("valid", "test"):
-        for column, path in source.columns.get(split, {}).items():
-            text = "".join(line + "\n" for line in lines[split][column])
-            name = published.get(hashlib.sha256(text.encode()).hexdigest())
-            if name is None or not name.startswith(split):
-                return (
-                    f"local files named as IWSLT14: {sizes} lines; {path.name} is not fairseq's "
-                    f"{split} set, so BLEU is not comparable with published numbers"
-                )
-    tested = "verified by checksum, there are no test files"
-    if "test" in counts:
-        tested = (
-            f"test is dev2010 + dev2012 + tst2010-2012 ({counts['test']:,}), both verified by "
-            "checksum"
-        )
-    whole = counts["train"] == _FAIRSEQ_TRAIN_PAIRS
-    return (
-        "IWSLT14 de-en, fairseq's splits, Moses-tokenised, lower-cased: "
-        f"valid is every 23rd pair of the cleaned training data ({counts['valid']:,}), "
-        f"{tested}; train has {counts['train']:,} of its {_FAIRSEQ_TRAIN_PAIRS:,} pairs"
-        + ("" if whole else ", so BLEU is not comparable with published numbers")
-    )
-
-
-def _wikitext2(
-    source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
-) -> str:
-    expected = {split: _WIKITEXT2_LINES[split] for split in counts}
-    official = "the official splits" if counts == expected else "not the official splits' counts"
-    sizes = f"{_sizes(counts)} lines"
-    return f"WikiText-2, word level with <unk>: {sizes}, {official}; blank lines left out"
-
-
-def _sizes(counts: dict[str, int]) -> str:
-    return " / ".join(f"{count:,}" for count in counts.values())
-
-
-def _text(source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]) -> str:
-    described = (
-        f"{split} = {' + '.join(path.name for path in columns.values())} ({counts[split]:,} lines)"
-        for split, columns in source.columns.items()
-    )
-    return f"local text: {', '.join(described)}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.data import download
 from lightning_app.data.config import DataConfig
+from lightning_app.data.corpora import iwslt14
 from lightning_app.data.digests import LIST, find_damage
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.sources import corpus_digest, locate
@@ -127,7 +127,7 @@ def test_a_run_verifies_its_data_once(
 def test_a_damaged_download_is_made_again(
     write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_iwslt14", lambda _, partial: _copy(write_pairs(), partial))
+    monkeypatch.setattr(iwslt14, "_unpack", lambda _, partial: _copy(write_pairs(), partial))
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
     path = locate(config).columns["valid"]["source"]
     whole, digest = path.read_bytes(), corpus_digest(config, fetch=False)
@@ -141,7 +141,7 @@ def test_a_damaged_download_is_made_again(
 def test_a_download_without_a_list_is_taken_as_it_is(
     write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_iwslt14", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr(iwslt14, "_unpack", lambda *_: pytest.fail("downloaded"))
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
     shutil.copytree(write_pairs(), tmp_path / "cache" / "downloads" / "iwslt14_deen")
     assert corpus_digest(config, fetch=False) is not None

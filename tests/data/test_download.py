@@ -9,8 +9,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from lightning_app.data import download
 from lightning_app.data.config import DataConfig
+from lightning_app.data.corpora import iwslt14
 from lightning_app.data.sources import locate, read
 from lightning_app.errors import UserError
 
@@ -55,7 +55,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     handler = functools.partial(Quiet, directory=str(root))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         monkeypatch.setattr(
-            download, "IWSLT14_URL", f"http://127.0.0.1:{server.server_address[1]}/de-en.tgz"
+            iwslt14, "IWSLT14_URL", f"http://127.0.0.1:{server.server_address[1]}/de-en.tgz"
         )
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -114,7 +114,7 @@ def test_one_clear_error(serve: Path, tmp_path: Path, content: bytes | None):
 
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(download, "IWSLT14_URL", "http://127.0.0.1:9/de-en.tgz")
+    monkeypatch.setattr(iwslt14, "IWSLT14_URL", "http://127.0.0.1:9/de-en.tgz")
     with pytest.raises(UserError, match=r"cannot download .* give its folder as data\.root"):
         locate(DataConfig(name="iwslt14", cache=str(tmp_path / "cache")))
 

@@ -1,0 +1,46 @@
+"""WikiText-2: English articles, word level (Merity et al. 2017, 1609.07843)."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
+from lightning_app.data.download import hub_name, load_from_hub, write_lines
+from lightning_app.data.source import Source, split_sizes
+
+_HUB = "Salesforce/wikitext"
+_LINES = {"train": 36_718, "valid": 3_760, "test": 4_358}
+
+
+@CORPORA.register("wikitext2")
+class WikiText2(CorpusReader):
+    """The word-level form, from local files or the hub."""
+
+    pairs = False
+    needs_root = False
+    folder = "wikitext-2"
+    base = "mlm.yaml"
+
+    def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
+        """Return the name of the published file."""
+        return {"text": (f"wiki.{stem}.tokens",)}
+
+    def download_name(self, config: DataConfig) -> str:
+        """Return the name of the dataset on the hub."""
+        return hub_name(config, _HUB)
+
+    def download(self, config: DataConfig, folder: Path) -> None:
+        """Write the files of the hub's dataset, which holds parquet files on its main branch."""
+        splits: dict[str, Any] = load_from_hub(config, _HUB, "wikitext-2-v1", None)
+        for split, rows in splits.items():
+            write_lines(folder / f"wiki.{split}.tokens", (row["text"] for row in rows))
+
+    def protocol(
+        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
+    ) -> str:
+        """Return the number of lines, and whether it is that of the published splits."""
+        expected = {split: _LINES[split] for split in counts}
+        official = (
+            "the official splits" if counts == expected else "not the official splits' counts"
+        )
+        sizes = f"{split_sizes(counts)} lines"
+        return f"WikiText-2, word level with <unk>: {sizes}, {official}; blank lines left out"
