@@ -19,6 +19,12 @@ _PACKAGES = {  # that a logger of Lightning imports when it is made
 }
 
 
+SWA_REFUSED = (
+    "trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and validations do "
+    "not see its average; use WeightAveraging or EMAWeightAveraging"
+)
+
+
 def check_bounds(tree: Mapping[str, Any]) -> None:
     """Refuse a complete config that could train nothing, or whose result would mean nothing.
 
@@ -29,6 +35,7 @@ def check_bounds(tree: Mapping[str, Any]) -> None:
     check_seed(tree["seed_everything"])
     _check_length(tree["trainer"])
     _check_loggers(tree["trainer"]["logger"])
+    _check_callbacks(tree["trainer"]["callbacks"])
 
 
 def check_numbers(tree: Mapping[str, Any]) -> None:
@@ -79,9 +86,29 @@ def _check_length(trainer: Mapping[str, Any]) -> None:
             )
 
 
+def _classes(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name and the arguments of each class that a field of the trainer names."""
+    for part in given if isinstance(given, list) else [given]:
+        if isinstance(part, Mapping):
+            yield str(part["class_path"]).rpartition(".")[2], part.get("init_args") or {}
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    for name, arguments in _classes(callbacks):
+        if name == "StochasticWeightAveraging":
+            raise UserError(SWA_REFUSED)
+        if name == "GradientAccumulationScheduler":
+            for epoch, batches in arguments["scheduling"].items():
+                if batches != 1:
+                    raise UserError(
+                        f"trainer.callbacks: GradientAccumulationScheduler with scheduling "
+                        f"{{{epoch}: {batches}}}; every factor must be 1: the batch of a step is "
+                        f"data.tokens_per_batch, so make data.tokens_per_batch larger instead"
+                    )
+
+
 def _check_loggers(loggers: Any) -> None:
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        name = str(logger["class_path"]).rpartition(".")[2] if isinstance(logger, Mapping) else ""
+    for name, _ in _classes(loggers):
         package = _PACKAGES.get(name)
         if package is not None and PathFinder.find_spec(package) is None:
             raise UserError(f"trainer.logger: {name} needs the package '{package}': pip install it")

@@ -30,6 +30,36 @@ def base(name: str = "synthetic", /, **fields: Any) -> dict[str, Any]:
 
 
 LOGGERS = "lightning.pytorch.loggers"
+CALLBACKS = "lightning.pytorch.callbacks"
+
+
+@pytest.mark.parametrize("path", [f"{CALLBACKS}.", ""])
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        (
+            "GradientAccumulationScheduler",
+            {"scheduling": {0: 1, 4: 2}},
+            "trainer.callbacks: GradientAccumulationScheduler with scheduling {4: 2}; every factor "
+            "must be 1: the batch of a step is data.tokens_per_batch, so make "
+            "data.tokens_per_batch larger instead",
+        ),
+        (
+            "StochasticWeightAveraging",
+            {"swa_lrs": 0.1, "device": None},
+            "trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and "
+            "validations do not see its average; use WeightAveraging or EMAWeightAveraging",
+        ),
+    ],
+)
+def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
+    path: str, name: str, arguments: dict[str, Any], said: str
+) -> None:
+    callback = {"class_path": path + name, "init_args": arguments}
+    for callbacks in ([callback], [{"class_path": f"{CALLBACKS}.DeviceStatsMonitor"}, callback]):
+        with pytest.raises(UserError) as caught:
+            resolve(base(trainer__callbacks=callbacks), "mine.yaml")
+        assert str(caught.value) == f"mine.yaml: {said}"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "theory": {*MODEL, "probes", "atomic_write", "analysis"},
     "callbacks": {
         *MODEL,
+        "bounds",
         "tasks",
         "logging_steps",
         "probes",

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_app.bounds import SWA_REFUSED
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.errors import UserError
 
@@ -16,10 +17,7 @@ def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
     """Return the callbacks of a Trainer that average weights."""
     callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
-        raise UserError(
-            "trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and "
-            "validations do not see its average; use WeightAveraging or EMAWeightAveraging"
-        )
+        raise UserError(SWA_REFUSED)
     return [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
 
 

@@ -256,7 +256,7 @@ KNOWN = [
     {"class_path": "lightning_app.callbacks.probes.SignalProbe", "init_args": {"steps": [1, 2]}},
     {"class_path": f"{CALLBACKS}.LearningRateMonitor"},
     {"class_path": "DeviceStatsMonitor"},
-    known("callbacks.GradientAccumulationScheduler", scheduling={0: 2, 4: 1}),
+    known("callbacks.GradientAccumulationScheduler", scheduling={0: 1, 4: 1}),
     known("callbacks.ModelCheckpoint", monitor="val/nll", filename="step-{step}", dirpath="a/b.c"),
 ]
 

@@ -173,7 +173,7 @@ def test_the_model_is_the_same_whether_a_callback_sees_it_first(tmp_path: Path, 
         (
             [averaging("StochasticWeightAveraging", swa_lrs=0.1, device=None)],
             {},
-            "trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and "
+            "test: trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and "
             "validations do not see its average; use WeightAveraging or EMAWeightAveraging",
         ),
         (
