@@ -171,7 +171,7 @@ def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsy
     del stored["TextDataModule"]
     WholeCheckpoints().save_checkpoint(stored, path)
     run_cell(run, 2)
-    said = f"{path}: does not say of which data it is; taken as of the config's"
+    said = f"{path}: does not say of which data it is; assumed to be of the config's"
     assert said in capsys.readouterr().err.splitlines()
     assert not (run / "checkpoints" / "last.damaged").exists()
     assert json.loads((run / "result.json").read_text())["steps"] == 4

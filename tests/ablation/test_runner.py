@@ -403,5 +403,5 @@ def test_a_folder_that_is_removed_under_a_supervisor(world: World) -> None:
     world.folder.rename(world.root / "elsewhere")
     _, err = supervisor.communicate(timeout=60)
     assert (supervisor.returncode, err.count("\n")) == (2, 1), err
-    assert "tiny: was removed while cells ran; the same command begins again" in err
+    assert "tiny: was removed while cells ran; the same command starts again" in err
     world.assert_nothing_left()

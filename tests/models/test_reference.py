@@ -165,7 +165,7 @@ def test_translation_equals_reference(case: Case) -> None:
     memory: list[Tensor] = []
     states: list[Tensor] = []
     model.encoder.register_forward_hook(lambda *call: memory.append(call[2]))
-    model.decoder.register_forward_hook(lambda *call: states.append(call[2][0]))
+    model.decoder.register_forward_hook(lambda *call: states.append(call[2]))
     logits = model(source, target)
 
     real_source, real_target = source != tiny.PAD, target != tiny.PAD
