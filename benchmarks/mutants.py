@@ -680,7 +680,11 @@ def run(each: Mutant, root: Path) -> tuple[str, str]:
         return "survived", ""
     if not failed:
         return "cannot be run", lines[-1] if lines else f"exit code {code}"
-    return "caught", failed[0].split(" - ")[0].partition(" ")[2]
+    test = failed[0].split(" - ")[0].partition(" ")[2]
+    # A test that fails on the unchanged package as well has caught nothing.
+    if _in_a_fork(root, [test], output) != 0:
+        return "fails anyway", test
+    return "caught", test
 
 
 def _in_a_fork(root: Path, tests: list[str], output: Path) -> int | None:
