@@ -140,6 +140,8 @@ def _is_clear(argument: Argument, value: Any) -> bool:
         return "str" in kinds and _is_plain(value) and not Path(value).exists()
     if type(value) is float:
         return "float" in kinds and math.isfinite(value)
+    if type(value) is int and "float" in kinds and not _is_number(value):
+        return False  # the parser turns it into the nearest float
     return type(value) is int and "int" in kinds and "bool" not in kinds
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_app import parser
@@ -98,6 +98,7 @@ LEAVES = KEYS.flatmap(
 
 
 @settings(max_examples=150, deadline=None)
+@example({"trainer.limit_train_batches": 2**53 + 1})
 @given(st.lists(LEAVES, min_size=1, max_size=2).map(dict))
 def test_whatever_is_completed_here_the_parser_completes_alike(values: dict[str, Any]) -> None:
     tree: dict[str, Any] = {}
