@@ -505,8 +505,8 @@ MUTANTS = (
     mutant(
         "a stall is judged by the margin's other side",
         at("callbacks/test_divergence.py"),
-        "bar = unigram_entropy - STALL_MARGIN",
-        "bar = unigram_entropy + STALL_MARGIN",
+        "bar = floor - STALL_MARGIN",
+        "bar = floor + STALL_MARGIN",
     ),
     # The grid.
     mutant(

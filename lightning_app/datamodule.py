@@ -11,7 +11,7 @@ from lightning_app.data import moses
 from lightning_app.data.batching import Batch, ResumableLoader, SplitRows
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
-from lightning_app.data.tokenizer import Tokenizer, unigram_entropy
+from lightning_app.data.tokenizer import Tokenizer
 from lightning_app.errors import UserError
 from lightning_app.tasks.base import task_class, to_device
 
@@ -19,9 +19,8 @@ from lightning_app.tasks.base import task_class, to_device
 class TextDataModule(pl.LightningDataModule):
     """Text in, integer batches out.
 
-    After `setup`: `vocab_size`, `tokenizer`, `unigram_entropy` (nats per predicted validation
-    token, the loss of a model that knows their frequencies alone), and `description`, which belongs
-    to every result.
+    After `setup`: `vocab_size`, `tokenizer`, `floor` (nats per predicted validation token, the loss
+    of a model that ignores its input), and `description`, which belongs to every result.
 
     Args:
         fields: Those of `DataConfig`.
@@ -32,7 +31,7 @@ class TextDataModule(pl.LightningDataModule):
         self.config = DataConfig(**fields)
         self.tokenizer: Tokenizer
         self.vocab_size: int
-        self.unigram_entropy: float
+        self.floor: float
         self.description: dict[str, Any]
 
     @cached_property
@@ -50,8 +49,9 @@ class TextDataModule(pl.LightningDataModule):
         self.tokenizer = self.corpus.tokenizer
         self.vocab_size = meta["vocab_size"]
         rows = {split: self._rows(split) for split in meta["sizes"]}
-        self.unigram_entropy = unigram_entropy(rows["valid"].targets())
-        packing = task_class(self.config.task).describe(rows)
+        task = task_class(self.config.task)
+        self.floor = task.floor(rows["valid"])
+        packing = task.describe(rows)
         self.description = {
             "name": meta["name"],
             "protocol": meta["protocol"] + packing,
@@ -62,9 +62,9 @@ class TextDataModule(pl.LightningDataModule):
             "digest": self.corpus.digest,
         }
 
-    def training_entropy(self) -> float:
-        """Count the training targets: `unigram_entropy` of these."""
-        return unigram_entropy(self._rows("train").targets())
+    def training_floor(self) -> float:
+        """Count the training targets: `floor` of these."""
+        return task_class(self.config.task).floor(self._rows("train"))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint remembers of its data."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
+from lightning_app.task_facts import LOSS
+
 SCHEMA = 2
 """Of `result.json` and `pruned.json`. Schema 1, whose ids are of the config alone, is read too."""
 
 PLAN_SCHEMA = 2
 """Of `plan.json`; the same holds."""
-
-LOSS = "val/nll"
 
 OUTCOMES = {
     "trained": "ok",

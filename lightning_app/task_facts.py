@@ -15,6 +15,29 @@ class QualityMetric(NamedTuple):
     unit: str
 
 
+LOSS = "val/nll"
+"""The loss without label smoothing (nats a predicted token) that every task reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitored:
+    """What decides how good a run of a task is.
+
+    Attributes:
+        metric: The metric of the best checkpoint, and of a grid file that names none.
+        mode: Whether `min` or `max` of the metric is best.
+        loss: The loss (nats, lower is better) that judges how a run ended, and that the
+            sensitivity analysis compares.
+        floor: What the loss of a model that ignores its input is called; `Task.floor` computes
+            it, and `unigram_entropy` in `result.json` holds it. A run that ends there has failed.
+    """
+
+    metric: str = LOSS
+    mode: str = "min"
+    loss: str = LOSS
+    floor: str = "unigram entropy"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
     """What configs, plans and reports ask of a task.
@@ -26,6 +49,7 @@ class TaskFacts:
             lines of one language.
         length: The field of `data` that bounds the tokens of a text.
         marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
+        monitored: The metric that is monitored, the loss and its floor.
         scores: The metrics of quality that a report shows, the first one preferred.
         method: A sentence for the text of the method, with fields of the config in braces.
         module: Where the class of the task is; empty for ``lightning_app.tasks.<name>``.
@@ -36,6 +60,7 @@ class TaskFacts:
     pairs: bool = False
     length: str = "window"
     marks: int = 0
+    monitored: Monitored = Monitored()
     scores: tuple[QualityMetric, ...] = ()
     method: str = ""
     module: str = ""
@@ -51,7 +76,7 @@ STACKS: Mapping[str, tuple[str, ...]] = {
 """The stacks of each `model.architecture.kind`."""
 
 GENERAL = (
-    *("val/nll", "val/perplexity", "val/accuracy", "test/nll", "test/perplexity", "test/accuracy"),
+    *(LOSS, "val/perplexity", "val/accuracy", "test/nll", "test/perplexity", "test/accuracy"),
     "train/tokens_per_second",
 )
 """The metrics that every task reports."""

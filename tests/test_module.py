@@ -20,6 +20,7 @@ from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule
+from lightning_app.task_facts import Monitored
 from lightning_app.tasks.base import Task
 from lightning_app.tasks.translation import TranslationBatch
 from tests.runs import data, module, trainer
@@ -144,7 +145,7 @@ def test_a_step_that_is_not_logged_never_waits(
     waits = Waits()
     callbacks = [
         Steps(waits),
-        DivergenceMonitor(),
+        DivergenceMonitor(Monitored()),
         Throughput(),
         GainLogger(),
         Progress(tmp_path / "progress.json"),

@@ -7,18 +7,26 @@ from typing import Any
 
 from lightning_app.ablation.grid_yaml import mapping
 from lightning_app.errors import UserError, nearest
-from lightning_app.grid_axes import PRESET, WARMUP, same
-from lightning_app.task_facts import GENERAL, TASKS
+from lightning_app.grid_axes import PRESET, WARMUP, lookup, same
+from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
 
 
-def check_metric(path: Path, metric: Any) -> tuple[str, str]:
+def check_metric(
+    path: Path, metric: Any, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
+) -> tuple[str, str]:
+    """The metric and its direction; without them, what the task of the grid monitors."""
     if metric is None:
-        return "val/nll", "min"
+        metric = {}
     metric = _fields(path, "metric", metric, ("name", "mode"))
-    name, mode = metric.get("name", "val/nll"), metric.get("mode", "min")
+    kinds = axes.get(TASKS.field) or [lookup(base, TASKS.field) or DEFAULT_TASK]
+    monitored, *others = dict.fromkeys(task_facts(kind).monitored for kind in kinds)
+    if others and "name" not in metric:
+        raise UserError(f"{path}: metric.name: missing; the tasks of {TASKS.field} do not agree")
+    name = metric.get("name", monitored.metric)
+    mode = metric.get("mode", monitored.mode if name == monitored.metric else "min")
     known = [*GENERAL, *(score.metric for task in TASKS.values() for score in task.scores)]
     if name not in known:
         hint = nearest(str(name), known)

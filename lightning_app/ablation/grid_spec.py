@@ -103,9 +103,9 @@ def read_spec(grid: str | Path) -> GridSpec:
             f"digit first), found {name!r}"
         )
     axes = _axes(path, tree.get("axes"))
-    metric, mode = check_metric(path, tree.get("metric"))
-    sensitivity = check_sensitivity(path, tree.get("sensitivity"), axes)
     base_config = _base(path, tree)
+    metric, mode = check_metric(path, tree.get("metric"), base_config, axes)
+    sensitivity = check_sensitivity(path, tree.get("sensitivity"), axes)
     check_imports(str(path), base_config, axes)
     _check_numbers(path, base_config, axes)
     return GridSpec(

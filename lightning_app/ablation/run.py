@@ -59,6 +59,7 @@ from lightning_app.parser import RunCLI, config_parser, data_module, keep_number
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
 from lightning_app.records import SCHEMA
 from lightning_app.run_folder import RunFolder
+from lightning_app.task_facts import TASKS, Monitored
 
 
 class Run(RunCLI):
@@ -116,6 +117,7 @@ class Run(RunCLI):
         self.tree = self.dump()
         keep_numbers(self._written, self.tree)
         check(self.tree)
+        self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
         self.record = Record.of(self.tree, stacks_of(self.tree), corpus_of(self.tree["data"]))
         self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]
@@ -195,7 +197,7 @@ class Run(RunCLI):
         write_whole(self.folder.config, yaml.safe_dump(self.tree, sort_keys=False))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        self.divergence = DivergenceMonitor()
+        self.divergence = DivergenceMonitor(self.monitored)
         self.throughput = Throughput()
         callbacks: list[pl.Callback] = []
         settings = dict(self._get(self.config_init, "trainer"))
@@ -213,7 +215,7 @@ class Run(RunCLI):
                 files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))
             if settings["enable_checkpointing"] is not False:
-                callbacks += checkpoints(self.folder.path)
+                callbacks += checkpoints(self.folder.path, self.monitored)
                 callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last")))
             if settings["logger"] is None:
                 # Curves after the step of the checkpoint are logged again.
@@ -262,9 +264,9 @@ class Run(RunCLI):
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
             metrics |= self._validate_end(model, datamodule)
         outcome = self.divergence.judge(
-            float(metrics["val/nll"]) if finite else math.nan,
-            datamodule.unigram_entropy,
-            datamodule.training_entropy,
+            float(metrics[self.monitored.loss]) if finite else math.nan,
+            datamodule.floor,
+            datamodule.training_floor,
             trainer.global_step,
         )
         failure = outcome.divergence
@@ -281,7 +283,7 @@ class Run(RunCLI):
             "outcome_rule": outcome.rule,
             "diverged": None if failure is None else asdict(failure),
             "metrics": {k: v if math.isfinite(v) else None for k, v in sorted(metrics.items())},
-            "unigram_entropy": datamodule.unigram_entropy,
+            "unigram_entropy": datamodule.floor,
             "steps": trainer.global_step,
             "tokens": self.throughput.tokens,
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -308,8 +310,8 @@ class Run(RunCLI):
         last, best = map(self.folder.checkpoint, ("last", "best"))
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
         if isinstance(saver, ModelCheckpoint) and self.trainer.is_global_zero:
-            score = saver.best_model_score
-            if score is None or metrics["val/nll"] < float(score):
+            score, sign = saver.best_model_score, 1 if self.monitored.mode == "min" else -1
+            if score is None or sign * metrics[self.monitored.metric] < sign * float(score):
                 copy_whole(last, best)
         return metrics
 
@@ -351,15 +353,19 @@ class Run(RunCLI):
             print(text)
 
 
-def checkpoints(folder: Path) -> list[ModelCheckpoint]:
-    """Keep ``checkpoints/best.ckpt``, by val/nll, and ``checkpoints/last.ckpt``.
+def checkpoints(folder: Path, monitored: Monitored) -> list[ModelCheckpoint]:
+    """Keep ``checkpoints/best.ckpt``, by what the task monitors, and ``checkpoints/last.ckpt``.
 
     Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
     The best comes first, since the last checkpoint contains its score.
     """
     where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
     best = ModelCheckpoint(
-        filename="best", monitor="val/nll", auto_insert_metric_name=False, **where
+        filename="best",
+        monitor=monitored.metric,
+        mode=monitored.mode,
+        auto_insert_metric_name=False,
+        **where,
     )
     return [best, ModelCheckpoint(filename="last", **where)]
 

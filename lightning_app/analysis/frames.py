@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.grid_results import CellResult, GridResults, as_number
 from lightning_app.grid_axes import RATE, SEED, WARMUP, label
-from lightning_app.records import LOSS
+from lightning_app.task_facts import LOSS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,6 @@ from lightning_app.grid_axes import BLOCK, PRESET, RATE, SEED, WARMUP, label, lo
 from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import Groups, strangers
 from lightning_app.records import (
-    LOSS,
     OUTCOMES,
     Newer,
     Unsound,
@@ -24,6 +23,7 @@ from lightning_app.records import (
 )
 from lightning_app.run_folder import METRICS, RunFolder
 from lightning_app.tables import CHECKS, Curve, read_curves
+from lightning_app.task_facts import TASKS, Monitored, task_facts
 
 OTHER_DATA = "other_data"
 State = Literal[
@@ -39,7 +39,7 @@ class CellResult:
     (the last attempt crashed), `unfinished` (an attempt runs or was cut short; files alone cannot
     tell), `waiting` (never started), `damaged` (what it left at its end cannot be read; `error`
     says why), `other_data` (finished, but on other data than the cells that it would be compared
-    with: its result counts nowhere).
+    with: its result counts nowhere). `monitored` is what its task monitors.
     `group` names the values of the axes that are no block, warm-up, rate or seed. `baseline` is the
     variant to compare with: the grid's baseline preset with this cell's other block axes.
     """
@@ -57,6 +57,7 @@ class CellResult:
     state: State
     result: Mapping[str, Any] | None
     error: str | None
+    monitored: Monitored
 
     @property
     def finished(self) -> bool:
@@ -128,7 +129,7 @@ class CellResult:
 
     @property
     def loss(self) -> float:
-        """The `l` of every score, nats per token: `H_uni` if diverged, else `min(val/nll, H_uni)`.
+        """The `l` of every score in nats per token: `H_uni` if diverged, else `min(loss, H_uni)`.
 
         A stall counts as `H_uni` exactly, also where it ended a little below, so that every failure
         costs the same. One cap serves all variants: a run that has not yet learned counts as
@@ -136,12 +137,16 @@ class CellResult:
         """
         if self.state == "diverged":
             return self.entropy
-        return min(as_number(self.metrics.get(LOSS)), self.entropy)
+        return min(self._measured, self.entropy)
+
+    @property
+    def _measured(self) -> float:
+        return as_number(self.metrics.get(self.monitored.loss))
 
     @property
     def capped(self) -> bool:
         """Whether the run has not yet learned and its loss counts as the lower `H_uni`."""
-        return self.state == "ok" and as_number(self.metrics.get(LOSS)) > self.entropy
+        return self.state == "ok" and self._measured > self.entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +197,11 @@ class GridResults:
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted({cell.seed for cell in self.cells if cell.seed is not None}))
 
+    @property
+    def monitored(self) -> Monitored:
+        """What the task of the grid monitors."""
+        return task_facts(self.setting(TASKS.field)).monitored
+
     def setting(self, key: str) -> Any:
         """The value of a dotted field that no axis varies, or None if it is not set."""
         return None if key in self.axes else lookup(self.config, key)
@@ -224,14 +234,15 @@ def read_results(folder: Path) -> GridResults:
     plan, grid = read_plan(paths.plan), read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
     config, damaged = _config(paths, plan, grid)
+    monitored = task_facts(lookup(config, TASKS.field)).monitored
     found = GridResults(
         folder=folder,
         name=plan["name"],
         question=(grid.get("question") or "").strip(),
         config=config,
         axes=plan["axes"],
-        metric=metric.get("name") or LOSS,
-        mode=metric.get("mode") or "min",
+        metric=metric.get("name") or monitored.metric,
+        mode=metric.get("mode") or monitored.mode,
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
         cells=tuple(_cell(paths, entry, config, grid) for entry in plan["cells"]),
@@ -321,6 +332,7 @@ def _cell(
         state=state,
         result=result,
         error=error,
+        monitored=task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field)).monitored,
     )
 
 

@@ -16,7 +16,7 @@ from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.strays import stray_runs
 from lightning_app.grid_axes import label
 from lightning_app.mixtures import left_out, statements
-from lightning_app.records import LOSS
+from lightning_app.task_facts import LOSS
 
 
 def limits(grid: GridResults) -> list[str]:

@@ -120,7 +120,7 @@ def _data(grid: GridResults) -> str:
     unigram = " to ".join(f"{value:.3f}" for value in dict.fromkeys(entropies[:1] + entropies[-1:]))
     if not found:
         return str(grid.setting("data.name") or DASH)
-    return f"{' | '.join(found)}; unigram entropy of the validation targets {unigram} nats"
+    return f"{' | '.join(found)}; {grid.monitored.floor} of the validation targets {unigram} nats"
 
 
 def _task(grid: GridResults) -> str:
@@ -128,7 +128,7 @@ def _task(grid: GridResults) -> str:
     smoothing = grid.setting("model.objective.label_smoothing")
     trained = f", trained with label smoothing {smoothing:g}" if smoothing else ""
     others = "".join(f"; {each}" for each in _other_settings(grid, "model.objective"))
-    return f"{kind}{trained}; val/nll is in unsmoothed nats per target token{others}"
+    return f"{kind}{trained}; {grid.monitored.loss} is in unsmoothed nats per target token{others}"
 
 
 def _model(grid: GridResults) -> str:

@@ -151,8 +151,8 @@ class Writer:
         width = min(TRACK, max(LEAST, self._console.width - longest - 6))
         low, high = min(losses.values()), max(top, *losses.values())
         self.line(
-            f"val/nll, nats per token, mean over seeds: {nats(low)} at the left to {nats(high)} at "
-            "the right, where nothing is learned"
+            f"{grid.monitored.loss}, nats per token, mean over seeds: {nats(low)} at the left to "
+            f"{nats(high)} at the right, where nothing is learned"
         )
         table = Table.grid(padding=(0, 2))
         table.add_column(overflow="fold")

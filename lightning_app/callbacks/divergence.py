@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from lightning_app.logging_steps import is_logged, loss_of, nll_of
+from lightning_app.task_facts import Monitored
 
 STALL_MARGIN = 0.05
-"""Nats below the unigram entropy: a run that ends higher has learned only frequencies."""
+"""Nats below the floor: a run that ends higher has learned nothing from its input."""
 CLEAR_FALL = 0.1
 """The least fall (nats) between two quarters of the trace of a loss that still falls."""
 PLATEAU = 0.5
-"""The largest distance (nats) above the unigram entropy of a loss on the plateau of a stall."""
+"""The largest distance (nats) above the floor of a loss on the plateau of a stall."""
 TRACE = 200
 """Steps at the end of a run whose training losses are kept."""
 
@@ -47,10 +48,11 @@ class Outcome:
 class DivergenceMonitor(pl.Callback):
     """Stop a run whose training loss is no longer finite; judge a finished one.
 
-    With H the unigram entropy, the loss of the best model that knows only the frequencies, a run is
+    With l the loss of its task and H the floor of l, the loss of the best model that ignores its
+    input (`Task.floor`: unless the task says otherwise, the unigram entropy), a run is
 
-    - non_finite if its training loss or its final ``val/nll`` is NaN or infinite;
-    - trained if its final ``val/nll`` is below H of the validation targets less 0.05;
+    - non_finite if its training loss or its final l is NaN or infinite;
+    - trained if its final l is below H of the validation targets less 0.05;
     - not_yet_learned if it is not trained, but ``train/nll`` is below H of the training targets
       less 0.05, or still falls: the run is too short, or the two splits differ in distribution;
     - stalled otherwise: it has learned only the frequencies.
@@ -61,9 +63,13 @@ class DivergenceMonitor(pl.Callback):
     One bar serves all variants; the loss at initialisation does not, because it differs between
     them. The loss is read every `log_every_n_steps` steps, so that a GPU does not wait at each
     step; the recorded step is exact.
+
+    Args:
+        monitored: What the task of the run monitors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monitored: Monitored) -> None:
+        self.monitored = monitored
         self.divergence: Divergence | None = None
         self._first_bad = 0
         self._last_finite: float | None = None
@@ -123,40 +129,41 @@ class DivergenceMonitor(pl.Callback):
 
     def judge(
         self,
-        nll: float,
-        unigram_entropy: float,
-        training_entropy: Callable[[], float],
+        loss: float,
+        floor: float,
+        training_floor: Callable[[], float],
         step: int,
     ) -> Outcome:
         """Return how the run ended.
 
         Args:
-            nll: The final ``val/nll``; ignored if the training loss was not finite.
-            unigram_entropy: Unigram entropy of the validation targets (nats).
-            training_entropy: Computes that of the training targets; called only if needed.
+            loss: The final loss (nats); ignored if the training loss was not finite.
+            floor: The floor of the validation targets (nats).
+            training_floor: Computes that of the training targets; called only if needed.
             step: The last step.
         """
         if self.divergence is not None:
             return Outcome("non_finite", self.divergence.rule, self.divergence)
-        if not math.isfinite(nll):
-            return self._failed("non_finite", "the final val/nll is not finite", step)
-        bar = unigram_entropy - STALL_MARGIN
-        low = nll < bar
+        name = self.monitored.loss
+        if not math.isfinite(loss):
+            return self._failed("non_finite", f"the final {name} is not finite", step)
+        bar = floor - STALL_MARGIN
+        low = loss < bar
         verb = "is below" if low else "is not below"
-        rule = f"val/nll {nll:.4f} {verb} {bar:.4f}, the unigram entropy less {STALL_MARGIN}"
+        rule = f"{name} {loss:.4f} {verb} {bar:.4f}, the {self.monitored.floor} less {STALL_MARGIN}"
         if low:
             return Outcome("trained", rule)
         if not self._recent:
             return self._failed("stalled", f"{rule}, and no training loss is known", step)
         trace, size = list(self._recent), max(1, len(self._recent) // 4)
         last, before, first = trace[-size:], trace[-2 * size : -size], trace[:size]
-        level, entropy = fmean(last), training_entropy()
-        high = level > entropy + PLATEAU
+        level, bottom = fmean(last), training_floor()
+        high = level > bottom + PLATEAU
         fall = fmean(first if high else before or first) - level
         fell = f"fell by {fall:.4f} from the {'first such' if high else f'{size} before'}"
-        bar = f"{entropy - STALL_MARGIN:.4f}, the same of the training targets"
+        bar = f"{bottom - STALL_MARGIN:.4f}, the same of the training targets"
         rule += f"; train/nll, {level:.4f} over the last {size} steps,"
-        if level < entropy - STALL_MARGIN:
+        if level < bottom - STALL_MARGIN:
             return Outcome("not_yet_learned", f"{rule} is below {bar}")
         if fall >= CLEAR_FALL:
             return Outcome("not_yet_learned", f"{rule} still falls: it {fell}")

@@ -30,7 +30,7 @@ class Pruning(pl.Callback):
     not stopped ends with the same weights as one that does not report.
 
     Args:
-        metric: The reported metric, such as ``val/nll``.
+        metric: The reported metric, such as ``val/bleu``.
         reports: The file to append to.
         stop: The file whose existence ends the run.
     """

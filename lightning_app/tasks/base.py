@@ -13,7 +13,7 @@ from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.batching import SplitRows
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.tokenizer import PAD
+from lightning_app.data.tokenizer import PAD, unigram_entropy
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.objectives.base import LossSums, ObjectiveConfig, token_sums
 from lightning_app.task_facts import TASKS, TaskFacts
@@ -65,6 +65,14 @@ class Task(ABC):
     def describe(cls, rows: Mapping[str, Any]) -> str:
         """Return what the rows of all splits add to the description of the corpus."""
         return ""
+
+    @classmethod
+    def floor(cls, rows: SplitRows) -> float:
+        """Return the loss (nats a token) of a model that ignores its input: `Monitored.floor`.
+
+        Such a model knows how often each predicted token of `rows` occurs.
+        """
+        return unigram_entropy(rows.targets())
 
     # Model
 

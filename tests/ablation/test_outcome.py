@@ -109,4 +109,4 @@ def test_the_entropy_of_the_training_targets(tmp_path: Path, cache: str) -> None
         counts[token] = counts.get(token, 0) + 1
     total = sum(counts.values())
     expected = -sum(n / total * log(n / total) for n in counts.values())
-    assert source.training_entropy() == pytest.approx(expected)
+    assert source.training_floor() == pytest.approx(expected)

@@ -11,12 +11,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_app.callbacks.divergence import Divergence, DivergenceMonitor, Outcome
 from lightning_app.optim import OptimizerConfig
+from lightning_app.task_facts import Monitored
 from tests.runs import data, module, trainer
 
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, cache: str, every: int) -> None:
-    monitor = DivergenceMonitor()
+    monitor = DivergenceMonitor(Monitored())
     exploding = module(preset="pre_ln")
     exploding.optimizer = OptimizerConfig(kind="sgd", lr=1e30)
     fitter = trainer(tmp_path, max_steps=40, callbacks=[monitor], log_every_n_steps=every)
@@ -37,7 +38,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, cache: str, ever
 
 def judged(nll: float, losses: list[float], training: float = 5.2) -> Outcome:
     """The outcome of 200 steps, with an entropy of 5 on the validation targets."""
-    monitor = DivergenceMonitor()
+    monitor = DivergenceMonitor(Monitored())
     monitor.load_state_dict({"first_bad": 0, "last_finite": 3.0, "recent": losses, "unseen": []})
     return monitor.judge(nll, 5.0, lambda: training, 200)
 
@@ -111,7 +112,7 @@ def test_the_rule_is_told_in_words_and_numbers() -> None:
 
 
 def test_a_checkpoint_of_before_has_no_trace() -> None:
-    monitor = DivergenceMonitor()
+    monitor = DivergenceMonitor(Monitored())
     monitor.load_state_dict({"first_bad": 0, "last_finite": 3.0})
     assert monitor.judge(6.0, 5.0, lambda: 5.0, 9).name == "stalled"
 
@@ -132,7 +133,7 @@ class Seen(pl.Callback):
 
 
 def test_the_trace_is_of_each_step_and_goes_into_the_checkpoint(tmp_path: Path, cache: str) -> None:
-    monitor, seen = DivergenceMonitor(), Seen()
+    monitor, seen = DivergenceMonitor(Monitored()), Seen()
     path = tmp_path / "last.ckpt"
     saver = ModelCheckpoint(dirpath=tmp_path, filename="last", every_n_train_steps=3)
     callbacks = [monitor, seen, saver]
@@ -142,20 +143,20 @@ def test_the_trace_is_of_each_step_and_goes_into_the_checkpoint(tmp_path: Path, 
     )
     assert monitor.state_dict()["recent"] == pytest.approx(seen.nll)
     assert len(seen.nll) == 5
-    rest = DivergenceMonitor()
+    rest = DivergenceMonitor(Monitored())
     rest.load_state_dict(torch.load(path, weights_only=True)["callbacks"]["DivergenceMonitor"])
     assert rest.state_dict()["recent"] == [monitor.state_dict()["recent"][0]]
     assert [step for step, *_ in rest.state_dict()["unseen"]] == [2, 3]
 
 
 def test_only_the_last_steps_are_kept() -> None:
-    monitor = DivergenceMonitor()
+    monitor = DivergenceMonitor(Monitored())
     monitor.load_state_dict({"first_bad": 0, "last_finite": 3.0, "recent": flat(3.0, 500)})
     assert len(monitor.state_dict()["recent"]) == 200
 
 
 def test_a_run_that_learns_is_left_alone(tmp_path: Path, cache: str) -> None:
-    monitor = DivergenceMonitor()
+    monitor = DivergenceMonitor(Monitored())
     fitter = trainer(tmp_path, max_steps=5, callbacks=[monitor], log_every_n_steps=2)
     fitter.fit(module(preset="pre_ln"), datamodule=data(cache))
     assert monitor.divergence is None
@@ -164,7 +165,7 @@ def test_a_run_that_learns_is_left_alone(tmp_path: Path, cache: str) -> None:
 
 def test_a_model_that_gives_nan_has_diverged(tmp_path: Path, cache: str) -> None:
     """The one step is finite, the model after it is not: its validation must not read 0."""
-    monitor = DivergenceMonitor()
+    monitor = DivergenceMonitor(Monitored())
     broken = module(preset="post_ln")
     broken.optimizer = OptimizerConfig(kind="sgd", lr=1e30)
     fitter = trainer(tmp_path, max_steps=1, callbacks=[monitor], limit_val_batches=2)

@@ -12,6 +12,7 @@ from lightning_app.ablation.run import checkpoints
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.errors import UserError
 from lightning_app.module import TransformerModule
+from lightning_app.task_facts import Monitored
 from tests.runs import data, module, trainer
 
 STEPS = 12
@@ -53,7 +54,7 @@ def fit(
         limit_val_batches=2,
         check_val_every_n_epoch=None,
         enable_checkpointing=True,
-        callbacks=[*callbacks, *checkpoints(folder)],
+        callbacks=[*callbacks, *checkpoints(folder, Monitored())],
         **settings,
     )
     source = data(cache)

@@ -12,6 +12,7 @@ import torch
 from lightning_app.ablation.run import checkpoints
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.module import TransformerModule
+from lightning_app.task_facts import Monitored
 from tests.runs import data, module, trainer
 
 STEPS, EPOCH = 12, 4
@@ -32,7 +33,7 @@ def fit(folder: Path, cache: str, *, stop: int | None = None, **settings: Any) -
     """Train in `folder`, from the checkpoint that lies there if there is one."""
     last = folder / "checkpoints" / "last.ckpt"
     callbacks: list[pl.Callback] = [] if stop is None else [Terminate(stop)]
-    callbacks += [*checkpoints(folder), SaveOnInterrupt(last)]
+    callbacks += [*checkpoints(folder, Monitored()), SaveOnInterrupt(last)]
     trained = module(dropout=0.3)
     pl.seed_everything(3, verbose=False)
     fitter = trainer(

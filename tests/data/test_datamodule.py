@@ -169,7 +169,7 @@ def test_attributes(make):
     data = ready(make())
     assert data.vocab_size == data.tokenizer.vocab_size == data.description["vocab_size"]
     ids = torch.cat([of.target[:, 1:].flatten() for of in data.val_dataloader()])
-    assert data.unigram_entropy == pytest.approx(unigram_entropy(ids[ids != 0].numpy()))
+    assert data.floor == pytest.approx(unigram_entropy(ids[ids != 0].numpy()))
     assert data.references("test")[0] == "the dog sees the cat ."
     assert data.detokenize("the cat .") == "the cat ."
     assert set(data.description) == {
@@ -199,7 +199,7 @@ def test_masked_lm_of_the_english_side(synthetic_cache: str):
         )
     )
     labels = torch.cat([batch.labels for batch in data.val_dataloader()])
-    assert data.unigram_entropy == pytest.approx(unigram_entropy(labels.numpy()))
+    assert data.floor == pytest.approx(unigram_entropy(labels.numpy()))
     assert "windows of 64 tokens, the last" in data.description["protocol"]
     assert len(next(iter(data.train_dataloader())).tokens) == 4096 // 64
 
@@ -232,4 +232,4 @@ def test_wikitext2_real(shared_data: Path, tmp_path: Path):
     batch = next(iter(data.train_dataloader()))
     assert batch.tokens.shape == (32, 128)
     assert len(batch.labels) == 32 * 19
-    assert 5 < data.unigram_entropy < 8
+    assert 5 < data.floor < 8

@@ -28,13 +28,14 @@ from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
 from lightning_app.records import outcome
 from lightning_app.run_state import RunState
+from lightning_app.task_facts import LOSS
 
 FOLDER = "folder"
 """The attribute of a study in a database that holds the token of its folder."""
 
 _LOST_AFTER = "lost_after"  # the study's attribute
 
-_LOWER_IS_BETTER_CAPS = {"val/nll": lambda entropy: entropy, "val/perplexity": math.exp}
+_LOWER_IS_BETTER_CAPS = {LOSS: lambda entropy: entropy, "val/perplexity": math.exp}
 
 
 class AnotherFolder(UserError):

@@ -35,6 +35,7 @@ from lightning_app.atomic_write import disk_full, has_no_room, write_whole, writ
 from lightning_app.errors import UserError
 from lightning_app.provenance import command_line
 from lightning_app.run_state import RunState, read_progress
+from lightning_app.task_facts import LOSS
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang
 SERVER_ENDED = 255  # multiprocessing's exit code of a child that nobody could wait for
@@ -290,8 +291,8 @@ class Supervisor:
             self._say(each, "pruned", f"at step {run.pruned['step']}")
         elif run.result is not None:
             self._queue.done(each.claim, run.result)
-            nll = run.result["metrics"].get("val/nll")
-            self._say(each, run.word, f"val/nll {'-' if nll is None else f'{nll:.4f}'}")
+            loss = run.result["metrics"].get(LOSS)
+            self._say(each, run.word, f"{LOSS} {'-' if loss is None else f'{loss:.4f}'}")
 
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
         """Put a cell back that did not end by its own error, unless that happened too often."""

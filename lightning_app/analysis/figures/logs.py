@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.tables import Curve
+from lightning_app.task_facts import LOSS
 
-TRAIN, VALID = "train/nll", "val/nll"
+TRAIN, VALID = "train/nll", LOSS
 TOKENS, SECONDS = "train/tokens", "train/seconds"
 
 

@@ -30,10 +30,10 @@ def appendix(contents: Contents) -> Markup:
 def _formulas(grid: GridResults) -> Markup:
     reference = "the reference" if grid.reference_warmup is None else f"{grid.reference_warmup:,}"
     terms = {
-        "l": "final val/nll of a run in nats per token, at most H; H for a run that stalled or was "
-        "non-finite",
-        "H": "unigram entropy of the validation targets: the loss of a model that knows how often "
-        "each token occurs and nothing else",
+        "l": f"final {grid.monitored.loss} of a run in nats per token, at most H; H for a run "
+        "that stalled or was non-finite",
+        "H": f"{grid.monitored.floor} of the validation targets: the loss of a model that "
+        "knows how often each token occurs and nothing else",
         "stalled": "the run ended within 0.05 nats of H, or above, and was not learning; "
         "non-finite: its loss was not finite any more. Both count as H, the same for every variant",
         "not yet learned": "the run was learning when its budget ended, above that bar. It did not "

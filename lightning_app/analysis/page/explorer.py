@@ -10,7 +10,7 @@ from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import section
-from lightning_app.records import LOSS
+from lightning_app.task_facts import LOSS
 
 POINTS = 60_000  # of all curves together
 FEWEST, MOST = 8, 200  # of one curve

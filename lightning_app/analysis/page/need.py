@@ -106,7 +106,7 @@ def _by_warmup(contents: Contents) -> Markup:
     shown = [score for score in contents.scores if score.score in ("R_w", "S_w")]
     columns = [
         column("Variant", text=True),
-        *(column(f"warm-up {warmup:,}", "val/nll, nats") for warmup in grid.warmups),
+        *(column(f"warm-up {warmup:,}", f"{grid.monitored.loss}, nats") for warmup in grid.warmups),
         column("R_w"),
         column("S_w", "nats"),
     ]

@@ -10,9 +10,9 @@ from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.tensorboard.summaries import tensor
-from lightning_app.records import LOSS
 from lightning_app.run_folder import METRICS
 from lightning_app.tables import column_names
+from lightning_app.task_facts import LOSS
 
 CURVES = ("train/nll", LOSS)
 HEALTH = {

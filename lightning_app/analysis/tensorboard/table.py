@@ -15,8 +15,8 @@ from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.metric import titled
 from lightning_app.analysis.tensorboard.summaries import tensor
 from lightning_app.grid_axes import label
-from lightning_app.records import LOSS, OUTCOMES
-from lightning_app.task_facts import task_facts
+from lightning_app.records import OUTCOMES
+from lightning_app.task_facts import LOSS, task_facts
 
 DELTA = "delta"
 """Nats per token that a cell loses against its reference run (`reference_cells`)."""
