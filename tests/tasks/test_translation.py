@@ -1,10 +1,17 @@
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
-from lightning_app.tasks.translation import TranslationRows
+from lightning_app.models.search import Hypothesis
+from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.tasks.translation import Translation, TranslationBatch, TranslationRows
 
 
 @pytest.fixture
@@ -54,3 +61,95 @@ def test_sampler_counts_the_longer_side_with_eos(corpus: PreparedCorpus):
     first = [rows.tolist() for _, rows in without]
     without.set_epoch(1)
     assert [rows.tolist() for _, rows in without] == first
+
+
+class Source:
+    """What the scores ask of the data: the text of tokens, and the lines of a split."""
+
+    tokenizer = SimpleNamespace(decode=lambda tokens: " ".join(WORDS[token] for token in tokens))
+
+    def __init__(self, targets: list[str], references: list[str], *, tokenized: bool) -> None:
+        self._targets, self._references, self.tokenized = targets, references, tokenized
+
+    def targets(self, split: str) -> list[str]:
+        return self._targets
+
+    def references(self, split: str) -> list[str]:
+        return self._references
+
+    def detokenize(self, text: str) -> str:
+        return text.replace(" .", ".")
+
+
+WORDS = {5: "the", 6: "dog", 7: "sees", 8: "cat", 9: ".", 10: "The", 11: "a", 12: "house"}
+LOWER, CASED = [5, 6, 7, 5, 8, 9], [10, 6, 7, 5, 8, 9]
+LINES = ["the dog sees the cat .", "The dog sees the cat ."]
+
+
+def scored(
+    monkeypatch: pytest.MonkeyPatch, stage: str, hypotheses: list[list[int]], source: Source
+) -> tuple[Translation, dict[str, float]]:
+    """Return the task and the scores of the given hypotheses, which the search finds in turn."""
+    task = Translation(ObjectiveConfig(validation_bleu=2))
+    given = iter(hypotheses)
+
+    def found(model: object, rows: torch.Tensor, *_: object) -> list[Hypothesis]:
+        return [Hypothesis(next(given), 0.0) for _ in rows]
+
+    monkeypatch.setattr("lightning_app.tasks.translation.search", found)
+    task.start_decoding()
+    task.decode(cast(Any, None), pairs(range(len(hypotheses))), stage)
+    return task, task.scores(stage, source)
+
+
+def pairs(index: Iterable[int]) -> TranslationBatch:
+    numbers = torch.tensor(list(index))
+    text = torch.full((len(numbers), 3), 5)
+    return TranslationBatch(text, text, numbers, torch.tensor(1.0))
+
+
+def test_a_validation_decodes_the_first_sentences_and_no_blank_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def found(model: object, rows: torch.Tensor, *_: object) -> list[Hypothesis]:
+        asked.append(len(rows))
+        return [Hypothesis([6], 0.0) for _ in rows]
+
+    monkeypatch.setattr("lightning_app.tasks.translation.search", found)
+    task = Translation(ObjectiveConfig(validation_bleu=3))
+    for batch in ([4, 2, -1, 3], [3, 5], [0, 1]):  # sentences are sorted by length
+        task.decode(cast(Any, None), pairs(batch), "val")
+    assert asked == [1, 2]
+    # Only the lines 0, 1 and 2 are compared: "dog" is right in each of them.
+    source = Source(["dog"] * 3 + ["cat"] * 3, [], tokenized=True)
+    alone = sacrebleu.BLEU(tokenize="none").corpus_score(["dog"] * 3, [["dog"] * 3]).score
+    assert task.scores("val", source) == {"val/bleu": alone}
+    none = Translation(ObjectiveConfig(validation_bleu=0))
+    none.decode(cast(Any, None), pairs([0, 1]), "val")
+    assert none.scores("val", source) == {}
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_bleu_ignores_case(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    source = Source(LINES[::-1], LINES[::-1], tokenized=True)
+    task, scores = scored(monkeypatch, stage, [LOWER, CASED], source)
+    assert scores[f"{stage}/bleu"] == pytest.approx(100)
+    if stage == "test":
+        assert "case:lc" in str(task.bleu_signature)
+        assert "tok:none" in str(task.bleu_signature)
+
+
+@pytest.mark.parametrize(("targets", "mixed"), [(LINES, True), (LINES[:1] * 2, False)])
+def test_sacrebleu_sees_case_where_the_corpus_has_it(
+    monkeypatch: pytest.MonkeyPatch, targets: list[str], mixed: bool
+) -> None:
+    plain = ["The dog sees the cat."] * 2
+    source = Source(targets, plain, tokenized=False)
+    task, scores = scored(monkeypatch, "test", [LOWER, LOWER], source)
+    assert (scores["test/sacrebleu"] < 99) == mixed
+    assert f"case:{'mixed' if mixed else 'lc'}" in str(task.sacrebleu_signature)
+    assert "tok:13a" in str(task.bleu_signature)
+    assert task.hypotheses == [LINES[0]] * 2
+    assert task.targets == targets
