@@ -10,7 +10,12 @@ from lightning_app.data.sources import corpus_digest, corpus_stamp
 
 
 def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
-    """Return the digest of what the corpus of a resolved `data` section holds.
+    """Return `known_digest` of a resolved `data` section."""
+    return known_digest(resolved_data(section), fetch)
+
+
+def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
+    """Return the digest of what the corpus of `config` holds; its files are read once.
 
     None where it would have to be downloaded and `fetch` is false. Files are read again where
     their size or time has changed.
@@ -18,17 +23,16 @@ def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
     Raises:
         UserError: where a folder or file is missing.
     """
-    # One seed for all, so that the cells of a grid share what was read.
-    config = replace(resolved_data(section), seed=1)
     stamp = corpus_stamp(config, fetch)
-    return None if stamp is None else _corpus(config, stamp)
+    # One seed for all, so that the cells of a grid share what was read.
+    return None if stamp is None else _digest(replace(config, seed=1), stamp)
 
 
 def resolved_data(section: Mapping[str, Any]) -> DataConfig:
-    """Return what a resolved `data` section says."""
+    """Return what the `data` section of a resolved config, which is checked, says."""
     return DataConfig(**{**section, "splits": Splits(**section["splits"])})
 
 
 @lru_cache(maxsize=256)
-def _corpus(config: DataConfig, stamp: tuple[Any, ...]) -> str | None:
+def _digest(config: DataConfig, stamp: tuple[Any, ...]) -> str | None:
     return corpus_digest(config)

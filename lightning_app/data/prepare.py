@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from lightning_app.data import moses, sources, token_batching, tokenizer
-from lightning_app.data.config import CORPORA, DataConfig, GeneratedCorpus
+from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.data.corpus import known_digest
 from lightning_app.data.digests import digest_of, find_damage, write_list
 from lightning_app.data.folders import complete
 from lightning_app.data.source import Corpus, Source
@@ -104,14 +105,12 @@ def prepare(config: DataConfig) -> PreparedCorpus:
         OSError: the disk is full.
     """
     source = sources.locate(config)
-    checksum = _checksum(config, source)
-    folder = sources.cache_root(config) / f"{config.name}-{checksum}"
 
     def make(partial: Path) -> None:
         _write(partial, config, source)
         write_list(partial)
 
-    return PreparedCorpus(complete(folder, make, find_damage))
+    return PreparedCorpus(complete(_folder(config, source), make, find_damage))
 
 
 def find(config: DataConfig) -> PreparedCorpus | None:
@@ -120,31 +119,30 @@ def find(config: DataConfig) -> PreparedCorpus | None:
     Raises:
         UserError: something is wrong with the files or the config.
     """
-    if sources.corpus_stamp(config, False) is None:
+    if known_digest(config, fetch=False) is None:
         return None
-    checksum = _checksum(config, sources.locate(config))
-    folder = sources.cache_root(config) / f"{config.name}-{checksum}"
+    folder = _folder(config, sources.locate(config))
     return PreparedCorpus(folder) if folder.is_dir() else None
 
 
-def _checksum(config: DataConfig, source: Source) -> str:
+def _folder(config: DataConfig, source: Source) -> Path:
     fields = asdict(config)
-    reader = CORPORA[config.name]()
     if not config.pairs:
         fields |= {"source_language": None, "max_length": None}
     code = importlib.resources.files("lightning_app.data")
     made_of = {
         "config": {key: fields[key] for key in (*_KEY, "max_length")},
-        "files": source.digests(),
-        "corpus": reader.digest(config) if isinstance(reader, GeneratedCorpus) else None,
+        "corpus": known_digest(config),
+        "notes": None if source.notes is None else source.notes.read_text(encoding="utf-8"),
         "code": [
             *(tokenizer.sha256((code / f"{name}.py").read_bytes()) for name in _CODE),
-            tokenizer.sha256(Path(inspect.getfile(type(reader))).read_bytes()),
+            tokenizer.sha256(Path(inspect.getfile(CORPORA[config.name])).read_bytes()),
         ],
         "sentencepiece": importlib.metadata.version("sentencepiece"),
     }
     text = json.dumps(made_of, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    checksum = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return sources.cache_root(config) / f"{config.name}-{checksum}"
 
 
 def _write(folder: Path, config: DataConfig, source: Source) -> None:
