@@ -1,9 +1,10 @@
 """The names of a config's keys and presets: unknown ones are refused without Lightning."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_app.errors import UserError, nearest
+from lightning_app.identity.relevant import leaves
 from lightning_app.trainer_arguments import trainer_arguments
 
 SECTIONS = ("seed_everything", "trainer", "model", "data")
@@ -28,7 +29,7 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
         if isinstance(key, str) and key.partition(".")[0] not in known:
             raise UserError(_unknown(key, known))
     try:
-        keys = list(_leaves(tree))
+        keys = [key for key, _ in leaves(tree)]
     except RecursionError as error:
         raise UserError("the config is nested too deeply") from error
     for key in keys:
@@ -66,14 +67,6 @@ def check_preset(name: str) -> None:
         raise UserError(
             f"model.block.preset: '{name}' is not one of {known}{nearest(name, PRESETS)}"
         )
-
-
-def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:

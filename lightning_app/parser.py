@@ -16,6 +16,7 @@ from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_app.bounds import check_seed
+from lightning_app.data.corpus import resolved_data
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
 from lightning_app.importing import no_foreign_imports
@@ -24,7 +25,6 @@ from lightning_app.names import SECTIONS
 from lightning_app.sections import (
     arguments,
     as_written,
-    data_config,
     mapping_name,
     model_config,
     type_name,
@@ -192,7 +192,7 @@ def transformer_module(section: dict[str, Any]) -> TransformerModule:
 
 def data_module(section: dict[str, Any]) -> TextDataModule:
     """Return the data module of a complete `data` section."""
-    return TextDataModule(**vars(data_config(section)))
+    return TextDataModule(**vars(resolved_data(section)))
 
 
 def explain(message: str, parser: LightningArgumentParser) -> str:

@@ -35,11 +35,6 @@ def model_config(section: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**arguments("model", hints_of(ModelConfig), section))
 
 
-def data_config(section: Mapping[str, Any]) -> DataConfig:
-    """Return what a complete `data` section says. Raises `UserError`."""
-    return DataConfig(**arguments("data", hints_of(DataConfig), section))
-
-
 @cache
 def hints_of(kind: type) -> Mapping[str, Any]:
     """Return the type of each field of a dataclass."""

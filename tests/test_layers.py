@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         "task_facts",
     },
     "trainer_arguments": set(),
-    "names": {"blocks", "sections", "trainer_arguments"},
+    "names": {"blocks", "identity", "sections", "trainer_arguments"},
     "sections": {*MODEL, "data"},
     "completion": {"names", "parser", "sections", "trainer_arguments"},
     "parser": {*RUN, "bounds", "importing", "names", "sections", "trainer_arguments"},

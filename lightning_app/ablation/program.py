@@ -14,11 +14,11 @@ from lightning_app.ablation.resolving import parse_cell as parse
 from lightning_app.ablation.resolving import resolve_cell as resolve
 from lightning_app.ablation.supervision.distributed import join_process_group
 from lightning_app.ablation.supervision.process import Job
+from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.experiment import identity_of as identify
 from lightning_app.parser import config_parser
 from lightning_app.provenance import software
-from lightning_app.sections import data_config
 
 __all__ = ["count_devices", "here", "identify", "parse", "prepare", "resolve", "run_cell"]
 
@@ -28,7 +28,7 @@ software()  # and this: what is edited later is not what the cells run
 
 def prepare(config: dict[str, Any]) -> None:
     """Have the corpus of a resolved data config ready on disk."""
-    prepare_corpus(data_config(config))
+    prepare_corpus(resolved_data(config))
 
 
 def count_devices() -> int:

@@ -6,11 +6,12 @@ from functools import cache
 from typing import Any
 
 from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig, build_model
-from lightning_app.sections import data_config, model_config
+from lightning_app.sections import model_config
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -32,4 +33,4 @@ def _count(architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
 @cache
 def _words(data: str) -> int:
     """The words of a corpus, whose config is given as JSON."""
-    return prepare(data_config(json.loads(data))).meta["vocab_size"]
+    return prepare(resolved_data(json.loads(data))).meta["vocab_size"]

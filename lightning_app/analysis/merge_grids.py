@@ -6,13 +6,14 @@ wherever runs are pooled; a grid that has not finished it takes the result of on
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lightning_app.analysis.grid_results import CellResult, GridResults, without_strangers
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import label, lookup
+from lightning_app.identity.relevant import leaves
 
 AXIS = "grid"  # the axis whose values are the names of the grids
 UNSAID = (  # folders of a machine, and what changes no result
@@ -73,7 +74,7 @@ def different(grid: GridResults) -> list[CellResult]:
 def differing_settings(grid: GridResults) -> dict[str, list[Any]]:
     """Settings that no axis varies and that are not the same in all parts: a value for each."""
     found = {}
-    for key in dict.fromkeys(key for part in grid.parts for key, _ in _leaves(part.config)):
+    for key in dict.fromkeys(key for part in grid.parts for key, _ in leaves(part.config)):
         values = [lookup(part.config, key) for part in grid.parts]
         if key not in grid.axes and key not in UNSAID and any(v != values[0] for v in values):
             found[key] = values
@@ -141,11 +142,3 @@ def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         elif key in other and other[key] == value:
             found[key] = value
     return found
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import corpus_summary, prepare
 from lightning_app.errors import UserError, nearest
 from lightning_app.shipped import shipped_folder
@@ -50,10 +51,9 @@ def shipped_data(name: str) -> DataConfig:
 def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
     from lightning_app.config import resolve
-    from lightning_app.sections import data_config
 
     try:
         tree = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{config}: cannot be read as YAML: {error}") from error
-    return data_config(resolve(tree, str(config))["data"])
+    return resolved_data(resolve(tree, str(config))["data"])
