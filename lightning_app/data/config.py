@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from lightning_app.data.columns import RowKind, SentencePairs
 from lightning_app.data.source import Source
 from lightning_app.errors import UserError
 from lightning_app.registry import Registry
@@ -13,6 +14,12 @@ from lightning_app.task_facts import DEFAULT_TASK, TASKS
 
 CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
+
+
+def row_kind(task: str) -> RowKind:
+    """Return what a row of the corpus of a task is."""
+    return SentencePairs() if TASKS[task].pairs else RowKind()
+
 
 TokenizerKind = Literal["bpe", "word"]
 
@@ -85,6 +92,11 @@ class DataConfig:
     def pairs(self) -> bool:
         """Whether the task trains on pairs of a source and a target line."""
         return TASKS[self.task].pairs
+
+    @property
+    def rows(self) -> RowKind:
+        """What a row of the corpus is."""
+        return row_kind(self.task)
 
     def __post_init__(self) -> None:
         for field, least in _LEAST.items():

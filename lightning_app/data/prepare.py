@@ -11,7 +11,6 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from lightning_app.data import moses, sources, token_batching, tokenizer
-from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.data.columns import Columns
+from lightning_app.data.config import CORPORA, DataConfig, row_kind
 from lightning_app.data.corpus import known_digest
 from lightning_app.data.digests import digest_of, find_damage, write_list
 from lightning_app.data.folders import complete
@@ -31,6 +31,7 @@ from lightning_app.errors import UserError
 # The fields of the config that decide what is in the folder, and the code that makes it.
 _KEY = ("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits")
 _CODE = (
+    "columns",
     "config",
     "token_batching",
     "digests",
@@ -46,7 +47,6 @@ _CODE = (
     "synthetic/word_order",
     "tokenizer",
 )
-PADDING_BUDGETS = (1024, 4096, 32768)
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,7 @@ def find(config: DataConfig) -> PreparedCorpus | None:
 
 def _folder(config: DataConfig, source: Source) -> Path:
     fields = asdict(config)
-    if not config.pairs:
-        fields |= {"source_language": None, "max_length": None}
+    fields |= dict.fromkeys(config.rows.unused)
     code = importlib.resources.files("lightning_app.data")
     made_of = {
         "config": {key: fields[key] for key in (*_KEY, "max_length")},
@@ -146,7 +145,7 @@ def _folder(config: DataConfig, source: Source) -> Path:
 
 
 def _write(folder: Path, config: DataConfig, source: Source) -> None:
-    corpus = sources.read(source, config)
+    kind, corpus = config.rows, sources.read(source, config)
     read = {split: len(rows) for split, rows in corpus.splits.items()}
     splits = {
         split: {column: list(rows[column]) for column in rows.column_names}
@@ -154,7 +153,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     }
     dropped: dict[str, dict[str, int]] = {}
     for split in splits:
-        splits[split], dropped[split] = _drop_lines(splits[split], split, config, corpus.max_ratio)
+        splits[split], dropped[split] = kind.usable(splits[split], split, corpus.max_ratio)
     _refuse_empty(splits, config)
 
     def training_lines() -> Iterator[str]:
@@ -170,10 +169,9 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         split: {column: trained.encode_lines(lines) for column, lines in columns.items()}
         for split, columns in splits.items()
     }
-    if config.pairs:
-        encoded["train"], too_long = _drop_long(encoded["train"], config.max_length)
-        dropped["train"]["too_long"] = too_long
-        _refuse_empty(encoded, config)
+    encoded["train"], too_long = kind.short(encoded["train"], config.max_length)
+    dropped["train"] |= too_long
+    _refuse_empty(encoded, config)
     flat = {
         split: {column: tokenizer.flatten(rows) for column, rows in columns.items()}
         for split, columns in encoded.items()
@@ -186,32 +184,28 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             _save(folder / f"{split}.{column}.offsets.npy", offsets)
             content.update(ids.tobytes())
             content.update(offsets.tobytes())
-    if config.pairs:
-        _write_text(folder, splits, corpus, config.target_language)
-    predicted = "target" if config.pairs else "text"
+    _write_text(folder, splits, corpus, config)
     meta = {
         "schema": 1,
         "name": config.name,
         "task": config.task,
         "protocol": corpus.protocol,
         "tokenized": corpus.tokenized,
-        "languages": [config.source_language, config.target_language]
-        if config.pairs
-        else [config.target_language],
+        "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
         "vocab_size": trained.vocab_size,
         "tokenizer_sha256": tokenizer.sha256(model),
         "checksum": content.hexdigest()[:16],
         "read": read,
         "dropped": dropped,
-        "sizes": {split: len(columns[predicted][1]) - 1 for split, columns in flat.items()},
+        "sizes": {split: len(columns[kind.predicted][1]) - 1 for split, columns in flat.items()},
         "tokens": {s: {c: len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()},
         "unknown_rate": {
             s: {c: float(np.mean(ids == tokenizer.UNK)) for c, (ids, _) in of.items()}
             for s, of in flat.items()
         },
         "unigram_entropy": {
-            split: tokenizer.unigram_entropy(columns[predicted][0])
+            split: tokenizer.unigram_entropy(columns[kind.predicted][0])
             for split, columns in flat.items()
             if split != "train"
         },
@@ -219,50 +213,11 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             str(budget): _padding_share(
                 np.diff(flat["train"]["source"][1]), np.diff(flat["train"]["target"][1]), budget
             )
-            for budget in PADDING_BUDGETS
-        }
-        if config.pairs
-        else {},
+            for budget in kind.budgets
+        },
     }
     text = json.dumps(meta, indent=2, ensure_ascii=False) + "\n"
     (folder / "meta.json").write_text(text, encoding="utf-8")
-
-
-def _drop_lines(
-    columns: dict[str, list[str]], split: str, config: DataConfig, max_ratio: float | None
-) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Leave out what cannot be used, counted by reason.
-
-    Validation and test pairs are all kept, so that scores stay comparable.
-    """
-    if not config.pairs:
-        kept = [line for line in columns["text"] if line]
-        return {"text": kept}, {"empty": len(columns["text"]) - len(kept)}
-    if split != "train":
-        return columns, {}
-    reasons = Counter(empty=0, ratio=0)
-    pairs = []
-    for pair in zip(columns["source"], columns["target"], strict=True):
-        words = sorted(len(line.split()) for line in pair)
-        if words[0] == 0:
-            reasons["empty"] += 1
-        elif max_ratio is not None and words[1] > max_ratio * words[0]:
-            reasons["ratio"] += 1
-        else:
-            pairs.append(pair)
-    if max_ratio is None:
-        del reasons["ratio"]
-    return {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}, dict(reasons)
-
-
-def _drop_long(
-    columns: dict[str, list[list[int]]], max_length: int
-) -> tuple[dict[str, list[list[int]]], int]:
-    """Leave out training pairs with more than `max_length` tokens, EOS not counted, on a side."""
-    pairs = zip(columns["source"], columns["target"], strict=True)
-    kept = [pair for pair in pairs if max(map(len, pair)) <= max_length + 1]
-    dropped = len(columns["source"]) - len(kept)
-    return {"source": [s for s, _ in kept], "target": [t for _, t in kept]}, dropped
 
 
 def _refuse_empty(splits: dict[str, dict[str, list]], config: DataConfig) -> None:
@@ -275,20 +230,15 @@ def _refuse_empty(splits: dict[str, dict[str, list]], config: DataConfig) -> Non
 
 
 def _write_text(
-    folder: Path, splits: dict[str, dict[str, list[str]]], corpus: Corpus, language: str
+    folder: Path, splits: dict[str, Columns], corpus: Corpus, config: DataConfig
 ) -> None:
+    def plain(line: str) -> str:
+        return moses.detokenize(line, config.target_language) if corpus.tokenized else line
+
     for split in [split for split in splits if split != "train"]:
-        target = splits[split]["target"]
-        reference = corpus.references.get(split)
-        if reference is None:
-            reference = (
-                [moses.detokenize(line, language) for line in target]
-                if corpus.tokenized
-                else target
-            )
-        lines = {"source": splits[split]["source"], "target": target, "reference": reference}
-        for kind, of in lines.items():
-            text = "".join(line + "\n" for line in of)
+        texts = config.rows.texts(splits[split], corpus.references.get(split), plain)
+        for kind, lines in texts.items():
+            text = "".join(line + "\n" for line in lines)
             (folder / f"{split}.{kind}.txt").write_bytes(text.encode())
 
 
@@ -308,8 +258,7 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
 def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     """Return what `ablate prepare` prints: pairs, drops, tokens, unknown rate, padding, place."""
     meta = corpus.meta
-    pairs = len(meta["languages"]) == 2
-    unit = "pairs" if pairs else "lines"
+    kind = row_kind(meta["task"])
     rows = [
         ("corpus", meta["protocol"]),
         (
@@ -323,13 +272,12 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         why = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in drops.items())
         tokens = ", ".join(f"{n:,} {c}" for c, n in meta["tokens"][split].items())
         unknown = ", ".join(f"{r:.3%} {c}" for c, r in meta["unknown_rate"][split].items())
-        rows.append(
-            (split, f"{size:,} of {meta['read'][split]:,} {unit}; dropped: {why or 'none by rule'}")
-        )
+        read = f"{size:,} of {meta['read'][split]:,} {kind.unit}"
+        rows.append((split, f"{read}; dropped: {why or 'none by rule'}"))
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
     entropy = meta["unigram_entropy"]["valid"]
     rows.append(("entropy", f"{entropy:.3f} nats a validation token, unigram"))
-    if pairs:
+    if kind.budgets:
         share = corpus.padding_share(tokens_per_batch)
         rows.append(("padding", f"{share:.1%} of batches of {tokens_per_batch:,} tokens"))
     rows.append(("folder", str(corpus.folder)))
