@@ -17,6 +17,9 @@ SCHEMA = 2
 PLAN_SCHEMA = 2
 """Of `plan.json`; the same holds."""
 
+SIGNATURES = ("bleu_signature", "sacrebleu_signature")
+"""How the scores of the test split were computed; null in the result of a task without them."""
+
 OUTCOMES = {
     "trained": "ok",
     "not_yet_learned": "not yet learned",
@@ -264,9 +267,7 @@ _OPTIONAL: _Fields = {  # not in every version
         ("tokens", "parameters", "devices", "peak_memory_bytes"),
         (is_count, "a whole number from 0"),
     ),
-    **dict.fromkeys(
-        ("device", "precision", "bleu_signature", "sacrebleu_signature"), (is_text, "text")
-    ),
+    **dict.fromkeys(("device", "precision", *SIGNATURES), (is_text, "text")),
     "versions": (lambda value: _maps(value, is_text), "texts by name"),
     "provenance": (lambda value: isinstance(value, dict), "what made the run, by name"),
     "data": (_is_data, "name, protocol, sizes and vocab_size of a corpus"),

@@ -57,7 +57,7 @@ from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
-from lightning_app.records import SCHEMA
+from lightning_app.records import SCHEMA, SIGNATURES
 from lightning_app.run_folder import RunFolder
 from lightning_app.task_facts import TASKS, Monitored
 
@@ -296,8 +296,8 @@ class Run(RunCLI):
             "versions": {name: self._software["libraries"][name] for name in PACKAGES},
             "provenance": self.origin.record,
             "data": datamodule.description,
-            "bleu_signature": model.objective.bleu_signature,
-            "sacrebleu_signature": model.objective.sacrebleu_signature,
+            **dict.fromkeys(SIGNATURES),
+            **model.objective.signatures,
             "attempt": self.attempt,
             "started": started.isoformat(),
             "finished": datetime.now(UTC).isoformat(),

@@ -32,9 +32,8 @@ class Task(ABC):
     Attributes:
         pad: The token that fills short rows.
         hypotheses: The texts that were decoded from the test split; empty where nothing is.
-        targets: What ``test/bleu`` compares the hypotheses with.
-        bleu_signature: How ``test/bleu`` was computed.
-        sacrebleu_signature: How ``test/sacrebleu`` was computed.
+        targets: What they are compared with.
+        signatures: How the scores of the test split were computed, by field of `result.json`.
     """
 
     pad = PAD
@@ -43,8 +42,7 @@ class Task(ABC):
         self.config = config
         self.hypotheses: Sequence[str] = ()
         self.targets: Sequence[str] = ()
-        self.bleu_signature: str | None = None
-        self.sacrebleu_signature: str | None = None
+        self.signatures: Mapping[str, str] = {}
 
     # Data
 

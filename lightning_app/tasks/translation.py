@@ -173,7 +173,7 @@ class Translation(Task):
         """Return BLEU of the hypotheses decoded, on the 0-100 scale, the same on every rank.
 
         ``bleu``: tokenised and lower-cased, as the papers report it. ``sacrebleu`` (test alone):
-        detokenised (Post 2018, 1804.08771); its signature is kept.
+        detokenised (Post 2018, 1804.08771). The signatures of both are kept.
         """
         hypotheses = join_ranks(self._hypotheses)
         if not hypotheses:
@@ -193,8 +193,10 @@ class Translation(Task):
             plain = [datamodule.detokenize(text) for text in texts]
             raw = [references[row] for row in rows]
             scores["test/sacrebleu"] = metric.corpus_score(plain, [raw]).score
-            self.sacrebleu_signature = str(metric.get_signature())
-            self.bleu_signature = str(bleu.get_signature())
+            self.signatures = {
+                "bleu_signature": str(bleu.get_signature()),
+                "sacrebleu_signature": str(metric.get_signature()),
+            }
             self.hypotheses, self.targets = texts, targets
         return scores
 

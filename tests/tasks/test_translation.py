@@ -63,7 +63,7 @@ def test_sampler_counts_the_longer_side_with_eos(corpus: PreparedCorpus):
     assert [rows.tolist() for _, rows in without] == first
 
 
-class Source:
+class FakeData:
     """What the scores ask of the data: the text of tokens, and the lines of a split."""
 
     tokenizer = SimpleNamespace(decode=lambda tokens: " ".join(WORDS[token] for token in tokens))
@@ -87,7 +87,7 @@ LINES = ["the dog sees the cat .", "The dog sees the cat ."]
 
 
 def scored(
-    monkeypatch: pytest.MonkeyPatch, stage: str, hypotheses: list[list[int]], source: Source
+    monkeypatch: pytest.MonkeyPatch, stage: str, hypotheses: list[list[int]], data: FakeData
 ) -> tuple[Translation, dict[str, float]]:
     """Return the task and the scores of the given hypotheses, which the search finds in turn."""
     task = Translation(ObjectiveConfig(validation_bleu=2))
@@ -99,7 +99,7 @@ def scored(
     monkeypatch.setattr("lightning_app.tasks.translation.search", found)
     task.start_decoding()
     task.decode(cast(Any, None), pairs(range(len(hypotheses))), stage)
-    return task, task.scores(stage, source)
+    return task, task.scores(stage, data)
 
 
 def pairs(index: Iterable[int]) -> TranslationBatch:
@@ -123,7 +123,7 @@ def test_a_validation_decodes_the_first_sentences_and_no_blank_row(
         task.decode(cast(Any, None), pairs(batch), "val")
     assert asked == [1, 2]
     # Only the lines 0, 1 and 2 are compared: "dog" is right in each of them.
-    source = Source(["dog"] * 3 + ["cat"] * 3, [], tokenized=True)
+    source = FakeData(["dog"] * 3 + ["cat"] * 3, [], tokenized=True)
     alone = sacrebleu.BLEU(tokenize="none").corpus_score(["dog"] * 3, [["dog"] * 3]).score
     assert task.scores("val", source) == {"val/bleu": alone}
     none = Translation(ObjectiveConfig(validation_bleu=0))
@@ -133,12 +133,12 @@ def test_a_validation_decodes_the_first_sentences_and_no_blank_row(
 
 @pytest.mark.parametrize("stage", ["val", "test"])
 def test_bleu_ignores_case(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    source = Source(LINES[::-1], LINES[::-1], tokenized=True)
+    source = FakeData(LINES[::-1], LINES[::-1], tokenized=True)
     task, scores = scored(monkeypatch, stage, [LOWER, CASED], source)
     assert scores[f"{stage}/bleu"] == pytest.approx(100)
     if stage == "test":
-        assert "case:lc" in str(task.bleu_signature)
-        assert "tok:none" in str(task.bleu_signature)
+        assert "case:lc" in task.signatures["bleu_signature"]
+        assert "tok:none" in task.signatures["bleu_signature"]
 
 
 @pytest.mark.parametrize(("targets", "mixed"), [(LINES, True), (LINES[:1] * 2, False)])
@@ -146,10 +146,10 @@ def test_sacrebleu_sees_case_where_the_corpus_has_it(
     monkeypatch: pytest.MonkeyPatch, targets: list[str], mixed: bool
 ) -> None:
     plain = ["The dog sees the cat."] * 2
-    source = Source(targets, plain, tokenized=False)
+    source = FakeData(targets, plain, tokenized=False)
     task, scores = scored(monkeypatch, "test", [LOWER, LOWER], source)
     assert (scores["test/sacrebleu"] < 99) == mixed
-    assert f"case:{'mixed' if mixed else 'lc'}" in str(task.sacrebleu_signature)
-    assert "tok:13a" in str(task.bleu_signature)
+    assert f"case:{'mixed' if mixed else 'lc'}" in task.signatures["sacrebleu_signature"]
+    assert "tok:13a" in task.signatures["bleu_signature"]
     assert task.hypotheses == [LINES[0]] * 2
     assert task.targets == targets
