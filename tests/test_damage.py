@@ -111,7 +111,7 @@ def test_a_cell_with_a_flipped_bit_in_its_checkpoint_begins_again(folder: Path, 
     flip(run / "checkpoints" / "last.ckpt", random.Random(1))
     spoilt = (run / "checkpoints" / "last.ckpt").read_bytes()
     run_cell(run, 2)
-    assert "put aside as last.damaged, the cell starts at step 0" in capsys.readouterr().err
+    assert "renamed to last.damaged, the cell starts at step 0" in capsys.readouterr().err
     assert (run / "checkpoints" / "last.damaged").read_bytes() == spoilt
     assert first_step(run, 2) == 1
     assert json.loads((run / "result.json").read_text())["steps"] == 4
@@ -158,7 +158,7 @@ def test_a_cell_whose_data_changed_begins_again(folder: Path, capsys) -> None:
     run_cell(run, 2)
     said = capsys.readouterr().err
     assert "is of other data" in said
-    assert "put aside as last.other-data, the cell starts at step 0" in said
+    assert "renamed to last.other-data, the cell starts at step 0" in said
     assert (run / "checkpoints" / "last.other-data").is_file()
     assert first_step(run, 2) == 1
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_knows_no_data_goes_on_and_says_so(folder: Path, capsy
     del stored["TextDataModule"]
     WholeCheckpoints().save_checkpoint(stored, path)
     run_cell(run, 2)
-    said = f"{path}: does not say of which data it is; assumed to be of the config's"
+    said = f"{path}: does not record its data; assumed to be of the config's data"
     assert said in capsys.readouterr().err.splitlines()
     assert not (run / "checkpoints" / "last.damaged").exists()
     assert json.loads((run / "result.json").read_text())["steps"] == 4
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_knows_no_data_needs_the_vocabulary_at_least(
     WholeCheckpoints().save_checkpoint(stored, path)
     edit(folder)  # a new word
     line = refused(COMMANDS["test"], capsys, folder)
-    assert "is of other data: its vocabulary has 25 tokens, that of the data 26" in line
+    assert "is of other data: its vocabulary has 25 tokens, that of this run's data has 26" in line
 
 
 def test_translate_takes_no_other_tokenizer_than_the_run_had(folder: Path, capsys) -> None:

@@ -111,7 +111,7 @@ MISTAKES = [
 ]
 
 ATTACKS = [
-    of_grid("plan", "may not name code", grid(config(trainer__callbacks=[EVIL]))),
+    of_grid("plan", "may only import", grid(config(trainer__callbacks=[EVIL]))),
     of_grid("run", "found 'evil.yaml'", grid(config(trainer__callbacks="evil.yaml"))),
     of_grid(
         "status", "found '{class_path", grid(config(trainer__logger="{class_path: trap.Trap}"))

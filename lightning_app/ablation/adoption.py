@@ -1,7 +1,7 @@
-"""Finished runs of planned cells that have another name: equal ids mean equal experiments.
+"""Find finished runs of planned cells under other names: equal ids mean equal experiments.
 
-The run of a cell is found in the folder of its grid, even if a value of an axis or the axis itself
-was removed since; in that of another grid or of `ablate fit`; and if its id is one of schema 1.
+Such a run is in the folder of its grid, from the time before a value or an axis was added or
+removed, or in the folder of another grid or of `ablate fit`. Its id may be one of schema 1.
 """
 
 import json
@@ -26,7 +26,7 @@ from lightning_app.identity.relevant import completed, relevant_blocks
 from lightning_app.records import Unsound, read_json, read_result, read_yaml
 from lightning_app.run_folder import RunFolder
 
-_SUFFIX = 8  # digits of the id that end the name of a run's folder
+_SUFFIX = 8  # the name of a run's folder ends with this many digits of its id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,8 @@ def find_finished(grid: Grid) -> list[FinishedElsewhere]:
 def take_over(grid: Grid, found: Iterable[FinishedElsewhere]) -> list[str]:
     """Give the runs that were found their planned names; return a line for each grid they were in.
 
-    Runs of this grid are renamed, those of others copied. The caller holds the supervisor's lock.
+    Runs of this grid are renamed, those of other grids are copied. The caller holds the
+    supervisor's lock.
     """
     origins: Counter[str] = Counter()
     for each in found:
@@ -86,7 +87,7 @@ def _copy(source: RunFolder, target: RunFolder, keep: str) -> RunFolder:
 
 
 def _folders_by_suffix(grid: GridFolder) -> dict[str, list[RunFolder]]:
-    """All folders of runs beside those of a grid, its own first, by the end of their names."""
+    """The run folders of all grids by the end of their names; those of `grid` come first."""
     experiments = grid.path.parent
     paths = sorted(experiments.iterdir()) if experiments.is_dir() else []
     found: dict[str, list[RunFolder]] = {}
@@ -102,8 +103,8 @@ def _candidates(cell: Cell, folders: Mapping[str, list[RunFolder]]) -> Iterator[
 
 
 def _result_of(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any] | None:
-    """The result in a folder if it is the cell's, under its id of today or of schema 1."""
-    with suppress(Unsound):  # damaged, or of a newer version: the commands on its own grid say so
+    """The result in a folder if it is the cell's, under its present id or that of schema 1."""
+    with suppress(Unsound):  # damaged, or of a newer version: commands on its own grid report it
         return read_result(folder.result, cell.id, grid.plan.metric)
     with suppress(Unsound):
         result = read_result(folder.result, cell.former, grid.plan.metric)
@@ -132,7 +133,7 @@ def _is_the_same(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid:
         corpus = next(alike, None)
         if corpus is None:
             return False
-        # Prepared as the run says: an axis may give each cell another vocabulary.
+        # With the data settings of the run: an axis may give each cell another vocabulary.
         places = {key: corpora[corpus][key] for key in ("root", "cache")}
         data = resolved_data({**completed(config)["data"], **places})
     except (
@@ -150,7 +151,7 @@ def _is_the_same(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid:
 
 @lru_cache(maxsize=256)
 def _checksum(config: DataConfig, corpus: str) -> str:
-    """The checksum of the tokens of a corpus, which is prepared; `corpus` is its digest."""
+    """Prepare a corpus and return the checksum of its tokens; `corpus` is its digest."""
     from lightning_app.data.prepare import prepare
 
     return prepare(config).meta["checksum"]

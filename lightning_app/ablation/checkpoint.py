@@ -1,4 +1,4 @@
-"""Checkpoints: the one that a command starts from, whether it fits the run, how one is written."""
+"""Checkpoints: find one, check that it fits the run, and write one."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
         path: Its file.
         step: The step after which it was written.
         vocab_size: Of its model.
-        data: What it says about the data of its run; None if it is too old to say it.
+        data: The record of the data of its run; None in old checkpoints, which have no record.
         averaged: Whether its weights are averages, with the raw weights beside them.
     """
 
@@ -105,7 +105,8 @@ def checkpoint_of_cell(
 ) -> Checkpoint | None:
     """Return the checkpoint from which a cell continues, or None if it starts at step 0.
 
-    The first rank moves one that is damaged or of other data away: the run can be trained again.
+    If the checkpoint is damaged or of other data, the first rank renames it, and the cell is
+    trained again.
     """
     path = folder.checkpoint("last")
     if not path.is_file():
@@ -118,13 +119,13 @@ def checkpoint_of_cell(
     except UserError as error:
         if rank == 0:
             aside = move(path, path.with_suffix(ending))
-            _say(f"{error}; put aside as {aside.name}, the cell starts at step 0")
+            _say(f"{error}; renamed to {aside.name}, the cell starts at step 0")
         return None
     return checkpoint
 
 
 def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
-    """Verify a checkpoint; refuse one that is damaged or of another model.
+    """Verify that a checkpoint is undamaged and of the config's model.
 
     Raises:
         UserError: naming the file, and the first field that differs.
@@ -152,7 +153,7 @@ def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
 
 
 def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
-    """Refuse a checkpoint of other data, and print a line if it does not say of which it is.
+    """Refuse a checkpoint of other data; print a note if it does not record its data.
 
     Raises:
         UserError: naming the file and both digests.
@@ -166,10 +167,10 @@ def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
     elif checkpoint.vocab_size != here:
         raise UserError(
             f"--ckpt_path {path}: is of other data: its vocabulary has {checkpoint.vocab_size} "
-            f"tokens, that of the data {here}"
+            f"tokens, that of this run's data has {here}"
         )
     else:
-        _say(f"{path}: does not say of which data it is; assumed to be of the config's")
+        _say(f"{path}: does not record its data; assumed to be of the config's data")
 
 
 @rank_zero_only

@@ -34,7 +34,7 @@ def replaced(tree: Tree, dotted: str, value: Any) -> dict[str, Any]:
 
 
 def keys_of(tree: Tree, prefix: str = "") -> Iterator[str]:
-    """The dotted key of every field, of mappings too."""
+    """The dotted key of every field, including fields that are mappings."""
     for key, value in tree.items():
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):

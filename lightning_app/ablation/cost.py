@@ -24,7 +24,7 @@ class _StepTimer(pl.Callback):
         if self._last is not None:
             self.seconds.append(now - self._last)
         self._last = now
-        # Not by max_steps, since the schedule depends on it.
+        # max_steps cannot end the run, since the schedule depends on it.
         if trainer.global_step >= self._steps:
             trainer.should_stop = True
 

@@ -7,9 +7,9 @@ from lightning_app.records import OUTCOMES
 
 
 def by_status(words: Counter[str], states: Sequence[str]) -> dict[str, dict[str, int]]:
-    """The counts for scripts: `states`, two of which have results, and the `outcomes` of those.
+    """Counts for `--json`: of cells by `states`, and of finished cells by `outcomes`.
 
-    `words` counts what `RunState.word` says.
+    `words` counts the values of `RunState.word`.
     """
     outcomes = {key: words[word] for key, word in OUTCOMES.items()}
     failed = outcomes["stalled"] + outcomes["non_finite"]

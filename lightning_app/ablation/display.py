@@ -1,4 +1,4 @@
-"""Progress over a whole grid: a live table on a terminal, else one line for each finished cell."""
+"""Progress of a grid: a live table on a terminal, otherwise one line for each finished cell."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,7 @@ class Display:
 
     def finished(self, name: str, status: str, detail: str, seconds: float) -> None:
         self._over += 1
-        self._total = max(self._total, self._over)  # cells that other supervisors lost are added
+        self._total = max(self._total, self._over)  # cells of lost supervisors are added later
         left = self._left(float(self._over))
         self._progress.update(self._task, completed=self._over, left=left)
         self.say(f"[{self._over}/{self._total}] {name}: {status} {detail} {seconds:.1f} s, {left}")

@@ -1,8 +1,8 @@
-"""`ablate doctor`: damage in the folders of a grid's runs that `ablate run` refuses to work with.
+"""`ablate doctor`: find and repair damage in the runs of a grid that `ablate run` refuses.
 
-With `--fix` no result is ever deleted: files and folders are renamed or moved. The plan and the
-queue are not examined, as `ablate run` makes both again when they are damaged; `--fix` does the
-same for the queue.
+`--fix` never deletes a result: it renames or moves files and folders. The plan and the queue are
+not examined, since `ablate run` makes both again when they are damaged; `--fix` also makes a
+damaged queue again.
 """
 
 import importlib
@@ -39,7 +39,7 @@ from lightning_app.records import (
 )
 from lightning_app.run_folder import RunFolder
 
-_PASSES = 4  # a repair can uncover further damage, at most this often
+_PASSES = 4  # a repair can reveal further damage, so the runs are examined this often
 _RUNS_AGAIN = "so that the cell runs again"
 
 
@@ -50,8 +50,8 @@ class Finding:
     Attributes:
         path: The damaged file or folder.
         what: The damage.
-        remedy: What `fix` does or, without one, what the user can do.
-        fix: Repairs it.
+        remedy: What `fix` does or, if it is None, what the user can do.
+        fix: Repairs the damage.
     """
 
     path: Path
@@ -74,8 +74,8 @@ def doctor_command(
 ) -> int:
     """`ablate doctor`: examine the runs of a grid, and print a line for each damage.
 
-    With `fix` it is repaired, where that is safe. Without it nothing is changed, and cells may run
-    meanwhile. Returns 0 if all is sound or repaired, 1 if damage remains.
+    With `fix` the damage is repaired where that is safe. Without `fix` nothing is changed, and
+    cells may run meanwhile. Returns 0 if no damage remains, else 1.
 
     Raises:
         UserError: if there is no such folder, if a newer version of the program made it or, with
@@ -111,7 +111,7 @@ def doctor_command(
 
 
 class _Doctor:
-    """Examines the runs of a grid; `program` resolves and identifies the config of a cell."""
+    """Examine the runs of a grid; `program` resolves and identifies the config of a cell."""
 
     def __init__(self, grid: Grid, program: Any) -> None:
         self._grid = grid
@@ -121,7 +121,7 @@ class _Doctor:
         self.running = 0
 
     def repair(self) -> int:
-        """Repair what can be; return how many findings that were."""
+        """Repair what can be repaired; return the number of repairs."""
         fixed = 0
         for _ in range(_PASSES):
             for each in [each for each in self.examine() if each.fix is not None]:
@@ -135,7 +135,7 @@ class _Doctor:
         return fixed
 
     def examine(self) -> list[Finding]:
-        """Everything that is wrong, first with names of folders, then with what is in them."""
+        """All findings: first wrong names of folders, then damage in the folders."""
         self.notes, self.running = [], 0
         found = [*self._names(), *self._runs(), *self._metrics()]
         return [
@@ -168,7 +168,7 @@ class _Doctor:
                 yield _misnamed(run.path, grid.run(cell).path)
         if unknown:
             count = f"{len(unknown)} names that this grid does not plan (such as {unknown[0]})"
-            self.notes.append(f"{grid.folder.runs}: {count}; left alone")
+            self.notes.append(f"{grid.folder.runs}: {count}; left unchanged")
 
     def _finished(self, found: FinishedElsewhere) -> Finding:
         return Finding(
@@ -195,12 +195,12 @@ class _Doctor:
                 yield Finding(
                     path=run.path,
                     what=f"is a link to {run.path.resolve()}",
-                    remedy="move the folder to the place of the link, or remove the link",
+                    remedy="replace the link by the folder it names, or remove the link",
                 )
             elif not run.path.exists():
                 absent += 1
             elif not run.path.is_dir():
-                yield self._aside(run.path, "is no folder", _RUNS_AGAIN)
+                yield self._aside(run.path, "is not a folder", _RUNS_AGAIN)
             elif is_held(run.lock):
                 self.running += 1
             elif newer := _newer(run):
@@ -208,7 +208,7 @@ class _Doctor:
             else:
                 yield from self._contents(run, cell)
         if absent:
-            self.notes.append(f"{self._grid.folder.runs}: {absent} cells have not begun")
+            self.notes.append(f"{self._grid.folder.runs}: {absent} cells have not started")
 
     def _contents(self, run: RunFolder, cell: Cell) -> Iterator[Finding]:
         other, damage = None, ""
@@ -216,7 +216,7 @@ class _Doctor:
             if run.config.exists():
                 other = self._other_id(run, cell)
             elif run.result.exists() or run.pruned.exists():
-                damage = "missing beside what the run left"
+                damage = "missing, although the run has ended"
         except Unsound as error:
             damage = str(error)
         if other is not None:
@@ -240,17 +240,15 @@ class _Doctor:
             yield _damaged(run.pruned, f"a pruned run has no {run.result.name}")
 
     def _other_id(self, run: RunFolder, cell: Cell) -> str | None:
-        """The id of a config of another experiment, None if it is the cell's. Raises `Unsound`.
-
-        A file that is cut off between two lines is a config too, but one that lacks fields.
-        """
+        """The id of a config of another experiment, None if it is the cell's. Raises `Unsound`."""
         tree = read_yaml(run.config)
         try:
             identity = self._program.identify(tree).id
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise Unsound("torn or damaged: no config of a run") from error
+            raise Unsound("torn or damaged: not the config of a run") from error
         if identity == cell.id:
             return None
+        # A file that is cut off between two lines is valid YAML but lacks fields.
         if lacking := sorted(set(keys_of(self._resolve(run, cell))) - set(keys_of(tree))):
             raise Unsound(f"torn or damaged: lacks {lacking[0]}")
         return identity
@@ -265,7 +263,7 @@ class _Doctor:
         write_whole(run.config, text)
 
     def _metrics(self) -> Iterator[Finding]:
-        """Results without the metric of the grid: damaged if most have it, else its mistake."""
+        """Results without the grid's metric: damaged if most have it, else the grid is wrong."""
         metric, having, lacking = self._grid.plan.metric, 0, []
         for cell in self._grid.cells:
             path = self._grid.run(cell).result
@@ -276,9 +274,9 @@ class _Doctor:
                     lacking += [] if metric in result["metrics"] else [path]
         for path in lacking:
             if having > len(lacking):
-                yield _damaged(path, f"reports no '{metric}', as others do", _RUNS_AGAIN)
+                yield _damaged(path, f"reports no '{metric}', but other runs do", _RUNS_AGAIN)
             else:
-                remedy = f"set metric.name of {self._grid.spec.source} to what the runs report"
+                remedy = f"set metric.name in {self._grid.spec.source} to a metric of the runs"
                 yield Finding(path=path, what=f"reports no '{metric}'", remedy=remedy)
 
 
@@ -308,7 +306,7 @@ def _newer(run: RunFolder) -> Finding | None:
         except Newer as error:
             return Finding(path=path, what=str(error))
         except (Unsound, FileNotFoundError):
-            continue  # found where the file is read for its content
+            continue  # another check reports it
     return None
 
 

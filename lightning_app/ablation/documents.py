@@ -1,4 +1,4 @@
-"""What `--json` prints: one document on standard output, and everything else on standard error."""
+"""`--json`: print one document on standard output, and everything else on standard error."""
 
 import json
 import math
@@ -8,14 +8,14 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1  # grows when a key changes its meaning or goes
+SCHEMA = 1  # increases when a key changes its meaning or is removed
 
 
 @contextmanager
 def document(command: str, as_json: bool) -> Iterator[dict[str, Any]]:
-    """Yield what the caller fills, and print it at the end if it is wanted `as_json`.
+    """Yield a mapping for the caller to fill, and print it at the end if `as_json`.
 
-    A mistake prints no document: its message goes to standard error, as without JSON.
+    After a `UserError` no document is printed: its message goes to standard error, as without JSON.
     """
     tree: dict[str, Any] = {"schema": SCHEMA, "command": command}
     if not as_json:

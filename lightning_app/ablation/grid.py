@@ -1,4 +1,4 @@
-"""A grid, as every command and every part of the supervisor receives it."""
+"""The object that commands and the supervisor receive for a grid."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from lightning_app.run_state import DamagedRun, RunState, read_state
 
 @dataclass(frozen=True)
 class Grid:
-    """What the grid file says, the grid's folder, and its plan, each read once."""
+    """The content of the grid file, the grid's folder, and its plan, each read once."""
 
     spec: GridSpec
     folder: GridFolder
@@ -67,7 +67,7 @@ class Grid:
         return cell_tree(self.spec.base_config, cell.axes)
 
     def variant(self, cell: Cell) -> str:
-        """The variant of a cell: what its axes say of the block."""
+        """The variant of a cell: the block that its axes describe."""
         return variant(cell.axes, self.spec.base_config)
 
     def is_saved(self) -> bool:

@@ -1,4 +1,4 @@
-"""Refuse grid files that name other code than the classes listed here, or further files."""
+"""Refuse grid files that import classes other than those listed here, or read other files."""
 
 import re
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ CLASSES = (
     "lightning.pytorch.strategies.FSDPStrategy",
     "lightning.pytorch.strategies.SingleDeviceStrategy",
 )
-"""The classes that a grid file may name: none runs code or reads a file that its values name."""
+"""The classes that a grid file may name. No argument of theirs names code or a file."""
 
 _WORDS = {  # fields of the Trainer that take classes, and the words that are allowed there
     "callbacks": (),
@@ -54,7 +54,7 @@ _WORDS = {  # fields of the Trainer that take classes, and the words that are al
         "fsdp",
     ),
 }
-# Arguments of these classes that may be any text; all others may be a single word at most.
+# Arguments of these classes that may be any text; all other arguments may be one word at most.
 _TEXT = ("api_key", "artifact_location", "checkpoint_name", "comment", "dir", "dirpath")
 _TEXT += ("experiment_name", "filename", "filename_suffix", "monitor", "name", "prefix", "project")
 _TEXT += ("run_name", "save_dir", "sub_dir", "tracking_uri", "version", "workspace")
@@ -137,7 +137,7 @@ def _check_class(source: str, field: str, name: Any) -> None:
     last = str(name).rpartition(".")[2]
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
     raise UserError(
-        f"{source}: {field}: a grid file may not name code to import but listed classes of "
+        f"{source}: {field}: a grid file may only import listed classes of "
         f"lightning.pytorch and SignalProbe, found {name!r}{hint}"
     )
 
@@ -150,7 +150,7 @@ def _check_arguments(source: str, field: str, arguments: Any) -> None:
 
 
 def _check_values(source: str, field: str, value: Any, *, text: bool) -> None:
-    """Check values that are data: no class, and where `text` is not allowed no path and no name."""
+    """Check values that are data: no class, and unless `text` is allowed, no path and no name."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             _check_key(source, field, key)

@@ -46,10 +46,10 @@ class Plan:
         hash: Identifies the axes, the cells and the metric, and so the study.
         made_from: Identifies the content of the grid file and the code that resolved it. While it
             is unchanged, the plan is valid.
-        metric: What the grid is judged by.
-        mode: Whether `min` or `max` is best.
+        metric: The metric by which cells are compared.
+        mode: Whether its `min` or `max` is best.
         axes: The values of each dotted key.
-        excluded: How many combinations the grid file leaves out.
+        excluded: The number of combinations that the grid file excludes.
         data: The distinct data configs of the cells.
         cells: The cells, in the order in which they run.
         corpora: The digest of each corpus of `data`, None if it is not on this machine.
@@ -112,7 +112,7 @@ def expand(
 
 
 def made_from(spec: GridSpec) -> str:
-    """Identify the sources of a plan: the grid with its base, this package, its libraries."""
+    """A digest of the sources of a plan: the grid with its base, this package, its libraries."""
     digest = hashlib.sha256(canonical(spec.tree()).encode())
     for library in ("torch", "lightning", "jsonargparse"):
         digest.update(f"{library} {version(library)}".encode())
@@ -124,7 +124,7 @@ def made_from(spec: GridSpec) -> str:
 
 
 def is_valid(plan: Plan, spec: GridSpec, corpus: Corpus = corpus_of) -> bool:
-    """Whether planning again, by this program and on today's corpora, would give the same plan."""
+    """Whether this program would make the same plan from the present corpora."""
     if plan.made_from != made_from(spec) or plan.hash != _hash(spec, plan.cells):
         return False
     if any(cell.name != cell_name(spec, cell.axes, cell.id) for cell in plan.cells):
@@ -199,7 +199,7 @@ def _resolved(spec: GridSpec, resolve: Resolve) -> Iterator[tuple[dict[str, Any]
 
 
 def _section(axis: str) -> str:
-    """The section of a config to which an axis belongs: fields restrict others of their own."""
+    """The part of a config to which an axis belongs; no check compares fields of two parts."""
     if axis == SEED:
         return "seed"
     if axis.startswith("model.optimizer."):

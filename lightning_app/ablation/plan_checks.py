@@ -1,4 +1,4 @@
-"""What the cells of a grid must have in common. Each check raises `UserError` naming the field."""
+"""Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _DEVICES = "trainer.devices"
 
 
 def devices_of(spec: GridSpec) -> int:
-    """How many devices a cell of a grid takes, as its file says; `auto` and -1 are one.
+    """The number of devices of each cell, from the grid file; `auto` and -1 mean one.
 
     Raises `UserError` for a list of devices.
     """
@@ -22,7 +22,7 @@ def devices_of(spec: GridSpec) -> int:
 
 
 def check_axes(spec: GridSpec, base: Tree) -> None:
-    """Every axis names a field of the resolved base, or a part of one that is empty there."""
+    """Check that every axis names a field of the resolved base, or a part of an empty one."""
     fields = list(keys_of(base))
     for axis in spec.axes:
         parent = lookup(base, axis.rpartition(".")[0])
@@ -56,7 +56,7 @@ def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
 
 
 def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
-    """A cell runs on one host, on as many of its devices as all other cells."""
+    """Check that each cell runs on one host, and that all use the same number of devices."""
     devices = {_count(spec, config["trainer"].get("devices")) for config in configs}
     if len(devices) > 1:
         found = ", ".join(map(str, sorted(devices)))
@@ -74,8 +74,8 @@ def _count(spec: GridSpec, value: Any) -> int:
         return 1
     if isinstance(value, list) or (isinstance(value, str) and "," in value):
         raise UserError(
-            f"{spec.source}: trainer.devices: {value!r} names devices; the supervisor hands them "
-            f"out, so say how many each cell takes"
+            f"{spec.source}: trainer.devices: {value!r} names devices; the supervisor assigns "
+            f"them, so give the number of devices for each cell"
         )
     text = str(value)
     if not text.isdecimal() or int(text) < 1:
@@ -96,7 +96,7 @@ def check_baseline(spec: GridSpec, cells: list[Cell]) -> None:
 
 
 def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
-    """Every cell reports the metric by which the grid is judged."""
+    """Check that every cell reports the grid's metric."""
     split = spec.metric.partition("/")[0]
     owners = [n for n, task in TASKS.items() if spec.metric in [s.metric for s in task.scores]]
     for config in configs:

@@ -27,7 +27,7 @@ from lightning_app.mixtures import STALE, Groups, others
 from lightning_app.run_state import RunState
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
-_KEPT = {  # by the grid's `checkpoints`: the number kept of a finished cell, and which
+_KEPT = {  # for each value of `checkpoints`: the number kept of a finished cell, and a sentence
     "all": (2, "the last and the best checkpoint of a cell are kept"),
     "last": (1, "the last checkpoint of a cell is kept"),
     "best": (1, "the best checkpoint of a cell is kept"),
@@ -90,7 +90,7 @@ def plan_command(
     The plan is written if it does not exist yet; only `ablate run` changes it later. With
     `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
     """
-    spec = read_spec(grid)  # its mistakes are found without torch
+    spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.ablation.resolving import resolve_cell
     from lightning_app.experiment import identity_of
 
@@ -211,17 +211,15 @@ def _print(tree: dict[str, Any], kept: str) -> None:
         under = "finished under another name"
         console.print(f"  {tree['elsewhere']} of them {under}: `ablate run` takes them over")
     if tree["others"]:
-        console.print(f"  {tree['others']} finished runs in the folder are no cells of it: kept")
+        console.print(f"  {tree['others']} finished runs in the folder are not cells of this grid")
     if not tree["fetched"]:
         console.print(
-            "  the corpus is not on this machine yet: what is finished on it is not known"
+            "  the corpus is not on this machine: runs that are finished on it cannot be found"
         )
     for line in lines(tree["stale"]):
         console.print(f"  {line}", markup=False)
     if any(kind in tree["stale"] for kind in STALE):
-        console.print(
-            "  `ablate run --rerun-stale` does those of other code, data or libraries again"
-        )
+        console.print("  `ablate run --rerun-stale` reruns those of other code, data or libraries")
     for axis, values in tree["axes"].items():
         console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)
     table = Table(box=None, pad_edge=False)
@@ -286,6 +284,6 @@ def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float
 
 
 def _size(folder: Path) -> int:
-    """Bytes of a run's files besides its checkpoints."""
+    """Bytes of a run's files except its checkpoints."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".ckpt")
     return sum(path.stat().st_size for path in files)

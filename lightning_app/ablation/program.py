@@ -1,4 +1,4 @@
-"""What the grid needs of the rest of the package. Heavy: only the processes of cells import it."""
+"""The functions that a grid calls to run cells. Slow to import: only children import it."""
 
 from pydoc import locate
 from typing import Any
@@ -22,12 +22,12 @@ from lightning_app.provenance import software
 
 __all__ = ["count_devices", "here", "identify", "parse", "prepare", "resolve", "run_cell"]
 
-config_parser()  # every cell inherits it from the fork server
-software()  # and this: what is edited later is not what the cells run
+config_parser()  # built once: every cell inherits it from the fork server
+software()  # read now: the cells run this code, even if files are edited later
 
 
 def prepare(config: dict[str, Any]) -> None:
-    """Have the corpus of a resolved data config ready on disk."""
+    """Prepare the corpus of a resolved data config on disk."""
     prepare_corpus(resolved_data(config))
 
 
@@ -37,7 +37,7 @@ def count_devices() -> int:
 
 
 def import_only_known_classes() -> None:
-    """Have the parser of this process refuse every class that a grid file may not name."""
+    """Make the parser of this process refuse every class that a grid file may not name."""
     known = [locate(name) for name in CLASSES]
     defined = [f"{kind.__module__}.{kind.__qualname__}" for kind in known if isinstance(kind, type)]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*CLASSES, *defined])

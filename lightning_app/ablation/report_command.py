@@ -17,7 +17,7 @@ from lightning_app.grid_folder import GridFolder
 if TYPE_CHECKING:
     from lightning_app.analysis.grid_results import GridResults
 
-_STATES = (  # as the run folders say
+_STATES = (  # from the run folders
     *("ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged"),
     "other_data",
 )
@@ -33,8 +33,8 @@ def report_command(
 ) -> int:
     """`ablate report`: tables, figures and `report.html` from run folders alone.
 
-    Of several grids one report, in a folder of its own. With a `port` the page is served together
-    with TensorBoard until a signal comes; 0 is any free one. Raises `UserError`.
+    Several grids get one report, in a folder of its own. With a `port` the page is served together
+    with TensorBoard until a signal arrives; port 0 takes a free one. Raises `UserError`.
     """
     from lightning_app.analysis.grid_results import read_results
     from lightning_app.analysis.merge_grids import different, together
@@ -63,7 +63,7 @@ def report_command(
 
 
 def _check_apart(out: Path) -> None:
-    """Refuse to write the report of several grids over that of one."""
+    """Refuse to overwrite the report of one grid by that of several."""
     for folder in (out.resolve(), *out.resolve().parents):
         if GridFolder(folder).plan.is_file():
             raise UserError(

@@ -1,4 +1,4 @@
-"""What running cells report at their validations, for a pruner: `reports.jsonl` of each attempt."""
+"""The reports of running cells for a pruner: `reports.jsonl` of each attempt."""
 
 import json
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from lightning_app.run_folder import RunFolder
 
 @dataclass
 class ReportReader:
-    """Reads the reports of one run; knows the steps given and the bytes read of each file."""
+    """Read the reports of one run; keeps the steps yielded and the bytes read of each file."""
 
     steps: set[int] = field(default_factory=set)
     read: dict[Path, int] = field(default_factory=dict)
 
     def new(self, folder: RunFolder, attempt: int) -> Iterator[tuple[int, float]]:
-        """Yield (step, value) of an attempt's new and whole lines with a finite value.
+        """Yield (step, value) of an attempt's new complete lines with a finite value.
 
-        A line counts as given once the caller asks for the next one; otherwise it comes again.
+        A line counts as yielded once the caller asks for the next one; otherwise it is repeated.
         """
         path = folder.attempt(attempt).reports
         start = self.read.get(path, 0)
@@ -33,7 +33,7 @@ class ReportReader:
             try:
                 report = json.loads(line)
             except ValueError:
-                continue  # a power loss can leave zeros; what was lost is one report
+                continue  # a power loss can leave zeros; one report is lost
             if report["value"] is not None and report["step"] not in self.steps:
                 yield report["step"], report["value"]
                 self.steps.add(report["step"])

@@ -1,4 +1,4 @@
-"""The config of a cell: resolved as that of `ablate fit`, while nothing foreign is imported."""
+"""Resolve the config of a cell like that of `ablate fit`, importing only listed classes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,23 +11,23 @@ Tree = dict[str, Any]
 
 
 def resolve_cell(tree: Tree, source: str) -> Tree:
-    """Return the complete config of a cell; a grid file names no code but what is listed.
+    """Return the complete config of a cell, which may name only listed classes.
 
     Raises:
-        UserError: for what `resolve` refuses, and for what is not listed.
+        UserError: for what `resolve` refuses, and for classes that are not listed.
     """
     return _safely(resolve, tree, source)
 
 
 def parse_cell(tree: Tree, source: str) -> Tree:
-    """Return what `resolve_cell` does, by LightningCLI's parser alone: a run is trained from it."""
+    """Return the config of `resolve_cell`, made by LightningCLI's parser alone, for training."""
     return _safely(parse, tree, source)
 
 
 def _safely(complete: Callable[[Tree, str], Tree], tree: Tree, source: str) -> Tree:
-    """Check a config as written, since parsing imports, and as completed.
+    """Check a config before parsing, since parsing imports code, and after completion.
 
-    A text may be the name of a file that the parser reads.
+    Text may also name a file, which the parser would read.
     """
     check_config(source, tree)
     with only_known_packages():

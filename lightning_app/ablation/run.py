@@ -67,11 +67,12 @@ class Run(RunCLI):
 
     Args:
         args: Command-line arguments, or a config tree where `run` is False.
-        folder: The run folder; None takes ``trainer.default_root_dir``, or names one after the
-            config under ``experiments/fit/runs``.
+        folder: The run folder; None means ``trainer.default_root_dir`` or, without it, a folder
+            under ``experiments/fit/runs`` whose name is made from the config.
         attempt: The number of this attempt; None for the next number in the folder.
-        checkpoint: Where a run from a config tree continues; the command line has ``--ckpt_path``.
-        data: The data of a run from a config tree, if they are open already.
+        checkpoint: The checkpoint from which a run from a config tree continues; a command line
+            has ``--ckpt_path`` for it.
+        data: The data of a run from a config tree, if they are already open.
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
         command: The command line that started the run; None for that of this process.
@@ -106,7 +107,7 @@ class Run(RunCLI):
         main_kwargs: dict[str, Any],
         subparser_kwargs: dict[str, Any],
     ) -> None:
-        """Without a command use the parser of a whole run, which the fork server has built."""
+        """Without a subcommand use the parser that the fork server has built."""
         if add_subcommands:
             super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         else:
@@ -177,8 +178,8 @@ class Run(RunCLI):
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
                 rank_zero_warn(
-                    "identity value or output projections beside an attention skip: He & Hofmann "
-                    "2023 (2311.01906, figure 20) found that this trains worse"
+                    "identity value or output projections combined with an attention skip: He & "
+                    "Hofmann 2023 (2311.01906, figure 20) found that this trains worse"
                 )
 
     @rank_zero_only
@@ -218,7 +219,7 @@ class Run(RunCLI):
                 callbacks += checkpoints(self.folder.path, self.monitored)
                 callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last")))
             if settings["logger"] is None:
-                # Curves after the step of the checkpoint are logged again.
+                # The steps after the checkpoint are logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
                     Events(
@@ -245,7 +246,7 @@ class Run(RunCLI):
         return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
 
     def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
-        """Train, judge, evaluate the test split, and write the files of the run."""
+        """Train, decide the outcome, evaluate the test split, and write the files of the run."""
         trainer = self.trainer
         started = datetime.now(UTC)
         clock = time.perf_counter()
@@ -305,7 +306,7 @@ class Run(RunCLI):
         self._leave(result, model, datamodule)
 
     def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
-        """Evaluate the last step, on which no validation fell, and keep it if it is the best."""
+        """Validate after the last step if no validation was due, and keep it if it is the best."""
         saver = self.trainer.checkpoint_callback
         last, best = map(self.folder.checkpoint, ("last", "best"))
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])

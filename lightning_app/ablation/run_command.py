@@ -1,4 +1,4 @@
-"""`ablate run`: run what is missing of a grid, and write its report."""
+"""`ablate run`: run the missing cells of a grid, and write its report."""
 
 from collections import Counter
 from functools import partial
@@ -26,10 +26,10 @@ def run_command(
     *,
     as_json: bool = False,
 ) -> int:
-    """`ablate run`: run what is missing, write the report, and return the exit code.
+    """`ablate run`: run the missing cells, write the report, and return the exit code.
 
-    0 when every cell is done, 1 when cells failed, 130 when a signal, the end of the time or the
-    loss of the storage left some. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
+    0 when every cell is done, 1 when cells failed, 130 when a signal, the time limit or the loss of
+    the storage ended it early. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
     """
     spec = read_spec(grid)
     folder = GridFolder(experiments / spec.name)
@@ -50,12 +50,12 @@ def _run(spec: GridSpec, folder: GridFolder, options: Options | None, tree: dict
     grid = ending.grid
     words = Counter[str]() if grid is None else _count(grid, tree)
     if grid is None or ending.cut:
-        print(f"{ending.cut}; what is done is kept, the same command goes on ({folder})")
+        print(f"{ending.cut}; finished cells are kept, the same command continues ({folder})")
         return INTERRUPTED
     tree["elsewhere"] = ending.elsewhere
     print(f"{grid.name}: {len(grid.cells)} cells: {describe(words)}")
     if words["missing"] > ending.elsewhere:
-        print("cells are left; the same command goes on")
+        print("cells are still missing; the same command continues")
         return INTERRUPTED
     if ending.elsewhere:
         print(f"{ending.elsewhere} cells run elsewhere; the last supervisor writes the report")
@@ -64,7 +64,7 @@ def _run(spec: GridSpec, folder: GridFolder, options: Options | None, tree: dict
     print(f"report: {tree['report']}")
     print(f"curves: tensorboard --logdir {folder}")
     if words["failed"]:
-        print("failed cells run again with --retry-failed; `ablate status` shows their errors")
+        print("--retry-failed runs failed cells again; `ablate status` shows their errors")
     return 1 if words["failed"] else 0
 
 

@@ -1,4 +1,4 @@
-"""Check that a run uses only a folder of the same experiment."""
+"""Check that the folder of a run holds no other experiment."""
 
 import hashlib
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def check_folder(
         record: The values that its id is computed from.
         tree: Its resolved config.
         checksum: The checksum of the tokens of its data.
-        resumed: Whether it continues from a checkpoint; it may then have more steps.
+        resumed: Whether it continues from a checkpoint; it may then train more steps.
 
     Returns:
         The record of the run that the folder holds, None if it holds none.
@@ -39,8 +39,8 @@ def check_folder(
         there, here = there.with_config(steps), here.with_config(steps)
     if there.id != here.id:
         raise UserError(
-            f"{folder}: holds another run ({there.difference(here)}; its id is {there.id}, this "
-            f"one's {here.id}); give trainer.default_root_dir another folder"
+            f"{folder}: holds another run ({there.difference(here)}; its id is {there.id}, the id "
+            f"of this run is {here.id}); set trainer.default_root_dir to another folder"
         )
     return found
 
@@ -48,7 +48,7 @@ def check_folder(
 def with_checkpoint(
     record: Record, there: Record | None, checkpoint: Path, folder: RunFolder
 ) -> Record:
-    """The record of a run that starts from a checkpoint; a foreign one is part of its id.
+    """The record of a run that starts from a checkpoint; one of another run is part of its id.
 
     `there` is the record of the run that the folder holds.
     """
@@ -61,9 +61,9 @@ def with_checkpoint(
 def _former_record(
     folder: RunFolder, record: Record, tree: Mapping[str, Any], checksum: str
 ) -> Record:
-    """The record of a run of schema 1, which left only its config and, if it ended, its results.
+    """The record of a run of schema 1, which wrote only its config and, if it ended, its results.
 
-    Its blocks and its corpus are known by `block.json` and `result.json`.
+    Its blocks and its corpus are read from `block.json` and `result.json`.
     """
     path = folder.config
     try:

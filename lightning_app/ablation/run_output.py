@@ -1,4 +1,4 @@
-"""The files that a run writes at its end: `result.json` or `pruned.json` last, as its outcome."""
+"""The files that a run writes at its end. `result.json` or `pruned.json`, its outcome, is last."""
 
 import csv
 import json
@@ -49,7 +49,7 @@ def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data:
         if lines:
             write_whole(path, "".join(f"{line}\n" for line in lines))
     write_whole(folder.result, json.dumps(result, indent=1, allow_nan=False))
-    folder.pruned.unlink(missing_ok=True)  # it was left by an earlier grid with a pruner
+    folder.pruned.unlink(missing_ok=True)  # from an earlier grid with a pruner
     scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
     print(f"{folder}: {result['outcome'].replace('_', ' ')}, {scores}")
 
@@ -72,7 +72,7 @@ def device_name(trainer: pl.Trainer) -> str:
 
 
 def peak_memory_bytes(trainer: pl.Trainer) -> int:
-    """The peak memory of the first rank: of tensors on its GPU, on a CPU of its whole process."""
+    """The peak memory of the first rank: on a GPU of its tensors, on a CPU of the whole process."""
     device = trainer.strategy.root_device
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -80,10 +80,10 @@ def peak_memory_bytes(trainer: pl.Trainer) -> int:
 
 
 def join_metrics(logs: list[Path]) -> str:
-    """Return one CSV table, a row per step, of the logs of successive attempts.
+    """Join the logs of successive attempts into one CSV table with a row for each step.
 
-    If a later attempt logged a step again, its values count. A last line without an end was cut
-    by a kill: it is newer than the checkpoint, so that a later attempt has logged it again.
+    If several attempts logged a step, the last one counts. A last line without an end was cut off
+    when the process was killed. Its step follows the checkpoint, so a later attempt logs it again.
     """
     rows: dict[int, dict[str, str]] = {}
     columns: dict[str, None] = {"epoch": None, "step": None}
@@ -101,7 +101,7 @@ def join_metrics(logs: list[Path]) -> str:
         if not seen:
             continue
         first = min(seen)
-        # After an attempt that was cut short at its last step, only the evaluation is repeated.
+        # After an attempt that was interrupted at its last step, only the evaluation is repeated.
         seen[first] = rows.get(first, {}) | seen[first]
         rows = {step: row for step, row in rows.items() if step < first} | seen
     lines = [",".join(columns)]

@@ -18,7 +18,7 @@ def parameters(config: dict[str, Any]) -> int:
     """Return the number of trained parameters of a complete config, without allocating them."""
     said = model_config(config["model"])
     vocab_size = config["data"]["vocab_size"]
-    if vocab_size is None:  # every word: only the corpus knows how many
+    if vocab_size is None:  # every word of the corpus is a token
         vocab_size = _words(json.dumps(config["data"]))
     # Dropout has no parameters, and may be an axis of many values.
     architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)

@@ -1,4 +1,4 @@
-"""`ablate status`: the state of a grid by the files in its folder, while it runs and afterwards."""
+"""`ablate status`: the state of a grid, read from its folder while it runs and afterwards."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def status_command(
 ) -> int:
     """Print counts by state and variant, running cells, time left, and errors of failed cells.
 
-    Time left: the mean seconds of finished cells, over as many workers as cells run now.
+    Time left: the mean seconds of finished cells, divided over the cells that run now.
     """
     spec = read_spec(grid)
     folder = GridFolder(experiments / spec.name)

@@ -187,7 +187,7 @@ DAMAGES: dict[str, tuple[Callable[[World], None], str]] = {
     "config a word": (write("config.yaml", b"word\n"), "expected a YAML mapping, found str"),
     "pruned as well": (prune_as_well, "pruned.json: a pruned run has no result.json"),
     "pruned damaged": (write("pruned.json", b"{"), "pruned.json: torn or damaged"),
-    "run a file": (run_is_a_file, "is no folder"),
+    "run a file": (run_is_a_file, "is not a folder"),
     "copy": (copy_of_a_run, "copy of it: a second folder of the cell"),
     "renamed": (renamed_run, "renamed: is planned under the name"),
 }
@@ -279,7 +279,7 @@ def test_folders_of_another_grid_are_a_note(
     (sick.folder / "runs" / "of another").mkdir()
     assert examine(sick, fix=True) == 0
     assert "note: " in (out := capsys.readouterr().out)
-    assert "1 names that this grid does not plan (such as of another); left alone" in out
+    assert "1 names that this grid does not plan (such as of another); left unchanged" in out
 
 
 def test_a_grid_that_grew_is_planned_anew_and_keeps_its_results(
@@ -301,7 +301,7 @@ def test_unfinished_cells_are_a_note(sick: World, capsys: pytest.CaptureFixture[
     shutil.rmtree(a_run(sick))
     (sick.folder / "optuna.journal").unlink()
     assert examine(sick, fix=True) == 0
-    assert "1 cells have not begun" in capsys.readouterr().out
+    assert "1 cells have not started" in capsys.readouterr().out
     assert_one_result_each(sick)
 
 
@@ -390,7 +390,7 @@ def test_a_metric_that_no_run_reports_is_a_mistake_of_the_grid(
     sick.write(seeds=1, delay=0, steps=1, metric={"name": "val/accuracy", "mode": "max"})
     before = {name: data for name, data in contents(sick.folder).items() if "runs/" in name}
     assert examine(sick, fix=True) == 1
-    assert "reports no 'val/accuracy'; set metric.name of" in capsys.readouterr().out
+    assert "reports no 'val/accuracy'; set metric.name in" in capsys.readouterr().out
     assert {n: d for n, d in contents(sick.folder).items() if "runs/" in n} == before
 
 

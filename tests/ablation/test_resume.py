@@ -142,6 +142,6 @@ def test_a_damaged_checkpoint_is_put_aside(tmp_path: Path, cache: str, capsys) -
     for names in (["last.damaged"], ["last.damaged", "last.damaged.2"]):
         (folder / "last.ckpt").write_bytes(b"half a file")
         assert checkpoint_of_cell(RunFolder(folder.parent), tree["model"], data) is None
-        said = f"put aside as {names[-1]}, the cell starts at step 0"
+        said = f"renamed to {names[-1]}, the cell starts at step 0"
         assert said in capsys.readouterr().err
         assert sorted(path.name for path in folder.iterdir()) == names
