@@ -1,4 +1,4 @@
-"""Small files written whole or not at all, and the ways in which a disk refuses them."""
+"""Write small files completely or not at all, and explain the errors of a disk."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from lightning_app.errors import UserError
 
 _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
-    *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),  # ENOENT: as /proc refuses a new name
+    *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),  # ENOENT: /proc refuses a new name with it
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LITTLE = 1 << 16  # bytes
@@ -22,18 +22,18 @@ _LITTLE = 1 << 16  # bytes
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write `content` to a temporary file beside `path` and move it there in one step.
 
-    The folder is made if need be. One writer at a time; what a killed writer left behind is
-    overwritten by the next.
+    A missing folder is made. Only one process may write at a time; it overwrites the temporary file
+    that a killed one has left.
 
     Raises:
-        UserError: where the folder cannot be written, or `path` is one.
-        OSError: on a full disk; `path` is as it was.
+        UserError: if the folder cannot be written, or `path` is a folder.
+        OSError: if the disk is full; `path` is then unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     with writing_in(path.parent):
         if path.is_dir():
             raise UserError(f"{path}: cannot be written: it is a folder")
-    # TensorBoard would read a file whose name holds its word.
+    # TensorBoard would read a file whose name contains "tfevents".
     temporary = path.with_name(f".{path.name}.part".replace("tfevents", "index"))
     try:
         with writing_in(path.parent):
@@ -51,12 +51,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Make `folder` and see that it takes files, before the work whose output it is for.
+    """Make `folder` and check that it can be written, before the work that needs it begins.
 
-    Where the work fails, what was made and is still empty is taken away again.
+    If the work fails, folders that were made and are still empty are removed.
 
     Raises:
-        UserError: where the folder cannot be written.
+        UserError: if the folder cannot be written.
     """
     made: list[Path] = []
     try:
@@ -75,7 +75,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_in(folder: Path) -> Iterator[None]:
-    """Turn a refusal to write in `folder` into a `UserError` that names it."""
+    """Turn an error of writing in `folder` into a `UserError` that names it."""
     try:
         yield
     except OSError as error:
@@ -85,7 +85,7 @@ def writing_in(folder: Path) -> Iterator[None]:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path`, or `path` with the first number from 2 on that is no existing name."""
+    """Return `path` or, if it exists, `path` with the first free number from 2 on."""
     if not os.path.lexists(path):
         return path
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
@@ -95,7 +95,7 @@ def free_name(path: Path) -> Path:
 def move(source: Path, target: Path) -> Path:
     """Rename a file or folder to `target` or, if that exists, to a free name beside it.
 
-    Returns the path that it has then. Raises `UserError` if a folder cannot be written.
+    Returns its new path. Raises `UserError` if a folder cannot be written.
     """
     target = free_name(target)
     with writing_in(target.parent):
@@ -105,9 +105,9 @@ def move(source: Path, target: Path) -> Path:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk or an exhausted quota is what caused `error`.
+    """Whether a full disk or an exhausted quota caused `error`.
 
-    `torch.save` reports it as a RuntimeError without a number.
+    `torch.save` reports it as a RuntimeError without an error number.
     """
     link: BaseException | None = error
     while link is not None:

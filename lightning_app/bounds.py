@@ -1,4 +1,4 @@
-"""Refuse values with which no run can start: bad seeds, no training, non-finite numbers."""
+"""Refuse values with which a run cannot train: bad seeds, no steps, non-finite numbers."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from lightning_app.errors import UserError
 
 LARGEST_SEED = (1 << 32) - 1  # of NumPy's generator, which Lightning seeds too
 _LARGEST = (1 << 63) - 1
-_PACKAGES = {  # that a logger of Lightning imports when it is made
+_PACKAGES = {  # imported by the constructors of Lightning's loggers
     "CometLogger": "comet_ml",
     "LitLogger": "litlogger",
     "MLFlowLogger": "mlflow",
@@ -20,13 +20,13 @@ _PACKAGES = {  # that a logger of Lightning imports when it is made
 
 
 SWA_REFUSED = (
-    "trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and validations do "
-    "not see its average; use WeightAveraging or EMAWeightAveraging"
+    "trainer.callbacks: StochasticWeightAveraging changes the learning rate, and validations do "
+    "not use its average; use WeightAveraging or EMAWeightAveraging"
 )
 
 
 def check_bounds(tree: Mapping[str, Any]) -> None:
-    """Refuse a complete config that could train nothing, or whose result would mean nothing.
+    """Refuse a complete config that could not train, or whose result would have no meaning.
 
     Raises:
         UserError: naming field and value.
@@ -54,7 +54,7 @@ def check_size(field: str, value: Any) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Refuse what seeds nothing: for Lightning, true means any seed and false none."""
+    """Refuse a value that is no seed: for Lightning, true means any seed and false none."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
         raise UserError(
             f"seed_everything: expected a whole number from 0 to {LARGEST_SEED}, found {seed!r}"
@@ -70,7 +70,9 @@ def _check_length(trainer: Mapping[str, Any]) -> None:
     for field, what in (("max_steps", "1 step"), ("max_epochs", "1 epoch")):
         count = trainer[field]
         if count is not None and (count == 0 or count < -1):
-            raise UserError(f"trainer.{field}: {count} trains nothing; at least {what}, -1: no end")
+            raise UserError(
+                f"trainer.{field}: {count} trains nothing; at least {what}, or -1 for no limit"
+            )
     limit = trainer["max_time"]
     match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", str(limit))
     if limit is not None and not (match and any(map(int, match.groups()))):
@@ -126,12 +128,12 @@ def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_accumulation(batches: int) -> None:
-    """Refuse a step of several batches: it would average the means of unequal batches.
+    """Refuse steps of several batches, which would average the means of unequal batches.
 
-    Nor could a run go on from a checkpoint in the middle of such a step.
+    A run could also not continue from a checkpoint in the middle of such a step.
 
     Raises:
-        UserError: naming the field and what takes its place.
+        UserError: naming the field and the field to use instead.
     """
     if batches != 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The command `ablate`: parse, call, print. Heavy imports wait until a command needs them."""
+"""The command `ablate`: parse, call, print. Slow imports wait until a command needs them."""
 
 import argparse
 import errno
@@ -34,7 +34,7 @@ PORT = 6006  # of `ablate report --serve`, as TensorBoard has it
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are one line, with the nearest right spelling."""
+    """argparse whose error messages are one line, with the nearest known spelling."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UserError(message)
@@ -110,9 +110,9 @@ def report(args: argparse.Namespace) -> int:
     from lightning_app.ablation.report_command import report_command
 
     if args.port is not None and not args.serve:
-        raise UserError("--port: is the port of --serve, which is not given")
+        raise UserError("--port: needs --serve")
     if args.serve and args.json:
-        raise UserError("--serve: goes on until it is stopped; --json needs a command that ends")
+        raise UserError("--serve: runs until it is stopped; --json needs a command that ends")
     port = PORT if args.port is None else args.port
     check_port(port)
     return report_command(
@@ -128,7 +128,7 @@ def submit(args: argparse.Namespace) -> int:
     from lightning_app.ablation.submit import run_options, submit_command
     from lightning_app.ablation.supervision.options import Options
 
-    Options.of(vars(args))  # refused here, not in each job
+    Options.of(vars(args))  # refuse wrong values here, not in each job
     return submit_command(
         args.grid,
         args.experiments,
@@ -168,7 +168,7 @@ def probe(args: argparse.Namespace) -> int:
         from lightning_app.theory.run import run_theory
 
         if args.config or args.rest or args.checkpoint or args.batches or args.sharpness:
-            raise UserError("probe: --theory has a setting of its own and takes only --out")
+            raise UserError("probe: --theory has its own setting and takes only --out")
         return run_theory(args.out or Path("experiments") / "probe" / "theory")
     if not args.config:
         raise UserError("probe: --config FILE is needed, or --theory")
@@ -219,19 +219,22 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--decoder-depth", type=int, default=6, help="0: encoder alone")
     command.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing of NAME")
     command.add_argument(
-        "--svg-dir", type=Path, metavar="DIR", help="write the drawings of all, and a page of them"
+        "--svg-dir",
+        type=Path,
+        metavar="DIR",
+        help="write the drawings of all presets, and a page with them",
     )
-    command.add_argument("--json", action="store_true", help="NAME's specification for scripts")
+    command.add_argument("--json", action="store_true", help="the specification of NAME as JSON")
 
     for name, text in LIGHTNING.items():
-        # LightningCLI has a parser of its own, which also answers --help.
+        # LightningCLI has its own parser, which also handles --help.
         command = commands.add_parser(name, help=text, add_help=False)
         command.set_defaults(call=lightning)
 
     command = add("translate", translate, "translate lines of text with a trained run")
     command.add_argument("--run", type=Path, required=True, metavar="DIR", help="a run folder")
     command.add_argument("--input", type=Path, metavar="FILE", help="default: standard input")
-    command.add_argument("--beam", type=int, metavar="N", help="default: as the run's config says")
+    command.add_argument("--beam", type=int, metavar="N", help="default: that of the run's config")
     command.add_argument(
         "--checkpoint", choices=["best", "last"], default="best", help="default: best"
     )
@@ -241,19 +244,19 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--root", metavar="DIR", help="the folder that holds the corpus")
     command.add_argument("--config", type=Path, metavar="FILE", help="take `data` from this config")
 
-    command = add("plan", plan, "the cells of a grid, what is done, what the rest costs")
+    command = add("plan", plan, "the cells of a grid, how many are done, and the cost of the rest")
     add_grid(command)
     command.add_argument(
         "--probe", action="store_true", help="measure 20 steps of each distinct shape"
     )
     add_json(command)
-    command = add("run", run, "run what is missing of a grid; resumes by itself")
+    command = add("run", run, "run the missing cells of a grid; resumes by itself")
     add_grid(command)
     add_run(command)
     command.add_argument(
         "--rerun-stale",
         action="store_true",
-        help="do cells of other code, data or library versions again; the old runs are kept",
+        help="rerun cells of other code, data or library versions; the old runs are kept",
     )
     add_json(command)
     command = add("status", status, "counts by state, running cells, time left, failures")
@@ -264,11 +267,11 @@ def build_parser() -> argparse.ArgumentParser:
     command = add("submit", submit, "run a grid on a SLURM cluster: an array of supervisors")
     add_grid(command)
     add_submit(command)
-    command = add("doctor", doctor, "look for damage in the folders of a grid; --fix repairs")
+    command = add("doctor", doctor, "find damage in the folders of a grid; --fix repairs it")
     add_grid(command)
     add_storage(command)
     command.add_argument("--fix", action="store_true", help="repair what can be repaired safely")
-    command = add("storage", storage, "a queue for several hosts: serve a database")
+    command = add("storage", storage, "serve a database: the queue for a grid on several hosts")
     add_storage_commands(command)
 
     command = add("probe", probe, "signals and gradients of a block, as numbers and figures")
@@ -277,28 +280,34 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         action="append",
         metavar="FILE",
-        help="a run's config; several give one curve each; then overrides as for fit",
+        help="a run's config; several give one curve each; overrides may follow, as for fit",
     )
     command.add_argument(
         "--checkpoint", metavar="FILE", help="a file, last or best; default: at initialisation"
     )
     command.add_argument("--batches", type=int, metavar="N", help="validation batches (default: 4)")
     command.add_argument(
-        "--sharpness", action="store_true", help="also the top eigenvalue that Adam feels"
+        "--sharpness",
+        action="store_true",
+        help="also the top eigenvalue of the Hessian preconditioned by Adam",
     )
     command.add_argument(
-        "--theory", action="store_true", help="Xiong et al.'s lemmas and theorem instead"
+        "--theory",
+        action="store_true",
+        help="instead test the lemmas and the theorem of Xiong et al.",
     )
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="default: a folder in experiments/probe"
     )
-    command = add("bench", bench, "speed and memory of presets, attention forms and peers, here")
+    command = add(
+        "bench", bench, "speed and memory of presets, forms of attention and other libraries"
+    )
     add_bench(command)
     return parser
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of `ablate`; those of LightningCLI stay unread in `rest`."""
+    """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "submit", "doctor", "storage"]
     known = ["blocks", *LIGHTNING, "translate", "prepare", *grids, "probe", "bench"]
@@ -309,7 +318,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         raise UserError(f"unknown command '{first}'{nearest(first, known)}")
     args, unread = parser.parse_known_args(arguments)
     if first == "probe":
-        # What begins like a section of the config is an override, as for fit.
+        # A word that begins like a section of the config is an override, as for fit.
         args.rest, unread = overrides_of(unread)
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
@@ -332,9 +341,9 @@ def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def interrupted() -> int:
-    """Say that the user ended the command, and return the exit code of that."""
-    print("ablate: interrupted; a grid goes on with the same command, ", end="", file=sys.stderr)
-    print("a fit with --ckpt_path last", file=sys.stderr)
+    """Print that the user ended the command, and return the exit code for it."""
+    print("ablate: interrupted; the same command continues a grid, ", end="", file=sys.stderr)
+    print("--ckpt_path last continues a fit", file=sys.stderr)
     return 130
 
 
@@ -354,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return interrupted()
         raise
     except BrokenPipeError:
-        # The reader of a pipe has gone; nothing more can be written to it.
+        # The reader of the pipe has ended; nothing more can be written to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Completing a config of plain values as LightningCLI's parser does, without its import.
+"""Complete a config of plain values as LightningCLI's parser does, without importing it.
 
-Nothing is guessed: a value whose meaning depends on the parser in any way is left to it. So are
-all mistakes, since the parser says what would be right.
+Nothing is guessed: every value whose meaning depends on the parser is left to it. So are all
+mistakes, since the parser's message says what would be right.
 """
 
 import json
@@ -19,17 +19,17 @@ from lightning_app.names import SECTIONS
 from lightning_app.sections import PARTS, hints_of, kinds_of, part_of
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS, Argument, trainer_arguments
 
-# Text that is neither a number, nor a word of YAML, nor a path from a home folder.
+# Text that is neither a number, nor a YAML keyword, nor a path in a home folder.
 _PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][\w./-]*")
 _WORDS = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf", "infinity"}
 
 
 class _Unclear(Exception):
-    """Only the parser knows."""
+    """The parser must complete this config."""
 
 
 def complete_plain(tree: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `tree` with every default filled in, or None where only the parser knows how."""
+    """Return `tree` with every default filled in, or None if the parser is needed."""
     try:
         if not set(tree) <= set(SECTIONS):
             raise _Unclear
@@ -40,9 +40,9 @@ def complete_plain(tree: Mapping[str, Any]) -> dict[str, Any] | None:
         trainer = _trainer(tree.get("trainer", {}))
     except _Unclear:
         return None
-    # The parser links these two.
+    # The parser links these two fields.
     sections["data"] |= {"task": sections["model"]["objective"]["kind"], "seed": seed}
-    # A copy: the defaults serve the next config too.
+    # A copy, since the next config uses the same defaults.
     return deepcopy({"seed_everything": seed, "trainer": trainer, **sections})
 
 
@@ -81,7 +81,7 @@ def _value(hint: Any, value: Any, default: Any) -> Any:
             return None
         raise _Unclear
     if part := part_of(hint):
-        # What a part leaves out comes from its own defaults or from those of its owner.
+        # A missing field of a part has its own default or that of the section around it.
         if default not in (None, _defaults(part)):
             raise _Unclear
         return _section(part, value)
@@ -113,7 +113,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _trainer(section: Any) -> dict[str, Any]:
-    """Return the complete section `trainer`; what is not plain in it, the parser says once."""
+    """Return the complete section `trainer`; the parser completes what is not plain, once."""
     known = trainer_arguments()
     if known is not None and isinstance(section, dict) and set(section) <= set(known):
         defaults = {name: argument.default for name, argument in known.items()}
@@ -129,14 +129,14 @@ def _trainer(section: Any) -> dict[str, Any]:
 
 
 def _is_clear(argument: Argument, value: Any) -> bool:
-    """Whether the parser takes a value as it is written, whatever else the argument may be."""
+    """Whether the parser keeps a value as written, for every type that the argument allows."""
     kinds = argument.kinds
     if value is None:
         return "None" in kinds
     if type(value) is bool:
         return "bool" in kinds and not kinds & {"int", "float"}
     if type(value) is str:
-        # The parser reads a file of that name where the argument may be an object.
+        # If the argument may be an object, the parser reads a file of that name.
         return "str" in kinds and _is_plain(value) and not Path(value).exists()
     if type(value) is float:
         return "float" in kinds and math.isfinite(value)
@@ -147,7 +147,7 @@ def _is_clear(argument: Argument, value: Any) -> bool:
 
 @cache
 def _parsed(text: str) -> str:
-    """Return a section `trainer`, given as JSON, as the parser completes it."""
+    """Return a section `trainer`, given as JSON, completed by the parser."""
     from lightning_app.parser import parse_config
 
     return json.dumps(parse_config({"trainer": json.loads(text)})["trainer"])

@@ -17,13 +17,13 @@ from lightning_app.tasks.base import task_class, to_device
 
 
 class TextDataModule(pl.LightningDataModule):
-    """Text in, integer batches out.
+    """Make batches of token ids from the text of a corpus.
 
-    After `setup`: `vocab_size`, `tokenizer`, `floor` (nats per predicted validation token, the loss
-    of a model that ignores its input), and `description`, which belongs to every result.
+    After `setup` it has `vocab_size`, `tokenizer`, `floor` (nats per predicted validation token: the
+    loss of a model that ignores its input), and `description`, which is part of every result.
 
     Args:
-        fields: Those of `DataConfig`.
+        fields: The fields of `DataConfig`.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -36,15 +36,15 @@ class TextDataModule(pl.LightningDataModule):
 
     @cached_property
     def corpus(self) -> PreparedCorpus:
-        """The corpus, prepared and verified once, when it is wanted first."""
+        """The corpus, prepared and verified at its first use."""
         return prepare(self.config)
 
     def prepare_data(self) -> None:
-        """Read, tokenise and cache the corpus, unless that is done; verify it."""
+        """Read, tokenise and cache the corpus, unless the cache has it; verify it."""
         _ = self.corpus
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the cached corpus; after `prepare_data` nothing is made here."""
+        """Open the corpus that `prepare_data` has cached."""
         meta = self.corpus.meta
         self.tokenizer = self.corpus.tokenizer
         self.vocab_size = meta["vocab_size"]
@@ -63,16 +63,16 @@ class TextDataModule(pl.LightningDataModule):
         }
 
     def training_floor(self) -> float:
-        """Count the training targets: `floor` of these."""
+        """Count the training targets and return their `floor`."""
         return task_class(self.config.task).floor(self._rows("train"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint remembers of its data."""
+        """Return the record of the data that a checkpoint holds."""
         tokenizer = self.corpus.meta["tokenizer_sha256"]
         return {"digest": self.corpus.digest, "tokenizer_sha256": tokenizer}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuse to go on with other data than those of the checkpoint.
+        """Refuse to continue with other data than those of the checkpoint.
 
         Raises:
             UserError: naming both digests.
@@ -80,16 +80,16 @@ class TextDataModule(pl.LightningDataModule):
         there, here = state_dict["digest"], self.corpus.digest
         if there != here:
             raise UserError(
-                f"is of other data: their digest is {there[:16]}, that of data.name "
+                f"is of other data: their digest is {there[:16]}, but that of data.name "
                 f"'{self.config.name}' is now {here[:16]}"
             )
 
     def references(self, split: str) -> list[str]:
-        """Return plain target lines of a split, cased where the corpus publishes them so."""
+        """Return plain target lines of a split, with upper case if the corpus has it."""
         return self.corpus.lines(split, "reference")
 
     def targets(self, split: str) -> list[str]:
-        """Return the target lines of a split as the corpus has them, tokenised if `tokenized`."""
+        """Return the target lines of a split in the corpus's form, tokenised if `tokenized`."""
         return self.corpus.lines(split, "target")
 
     @property
@@ -98,7 +98,7 @@ class TextDataModule(pl.LightningDataModule):
         return self.corpus.meta["tokenized"]
 
     def detokenize(self, text: str) -> str:
-        """Return target text of this corpus as plain text; `references` are in that form."""
+        """Return target text of this corpus as plain text, the form of `references`."""
         if not self.tokenized:
             return text
         return moses.detokenize(text, self.config.target_language)
@@ -118,11 +118,11 @@ class TextDataModule(pl.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Batch, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Move a batch; from pinned memory the copy to a GPU goes on while the host works."""
+        """Move a batch; from pinned memory the copy to a GPU overlaps with work of the host."""
         return to_device(batch, device, non_blocking=device.type == "cuda")
 
     def _rows(self, split: str) -> SplitRows:
-        """Return a split as batches for this rank; training alone follows the seed of the run."""
+        """Return a split as batches for this rank; only training depends on the run's seed."""
         seed = self.config.seed if split == "train" else None
         rows = task_class(self.config.task).rows
         return rows(self.corpus, split, self.config, seed, *self._ranks())

@@ -1,4 +1,4 @@
-"""Which experiment a run's config is, with its blocks resolved and its corpus read."""
+"""Identify the experiment of a config, with its blocks resolved and its corpus read."""
 
 import json
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
     """Return the identity of a resolved config.
 
     Args:
-        config: The config of a run, every default in it.
-        fetch: Whether to download a corpus that is not on this machine. Without it the identity
-            has no corpus then, and its id is that of no run.
+        config: The config of a run, with every default.
+        fetch: Whether to download a corpus that is not on this machine. If not, the identity then
+            has no corpus, and its id is not the id of any run.
 
     Raises:
-        UserError: where the files of the corpus are missing.
+        UserError: if files of the corpus are missing.
     """
     blocks = _blocks(_wiring(config))
     return identify(config, blocks=blocks, corpus=corpus_of(config["data"], fetch))
@@ -40,8 +40,8 @@ def stacks_of(config: Tree) -> dict[str, Any]:
 
 
 def _wiring(config: Tree) -> str:
-    """The part of a config that says how blocks are wired, as text: many cells share one."""
-    model = completed(config)["model"]  # a config that an earlier version has left is one too
+    """The part of a config that sets the wiring, as text: many cells share one."""
+    model = completed(config)["model"]  # the config may come from an earlier version
     return json.dumps({name: model[name] for name in ("architecture", "block")}, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""The axes of a grid: the keys with a meaning of their own, equal values, names of variants."""
+"""The axes of a grid: the keys with a special meaning, equal values, names of variants."""
 
 import json
 from collections.abc import Hashable, Mapping
@@ -17,7 +17,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def key_of(value: Any) -> Hashable:
-    """What values of an axis that mean the same setting have in common."""
+    """A key that is equal for values of an axis that mean the same setting."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     return json.dumps(value, sort_keys=True)
@@ -42,7 +42,7 @@ def lookup(tree: Any, key: str) -> Any:
 def variant(axes: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """The values of the block's axes joined by "+": the preset alone, others as `key=value`.
 
-    Where no axis varies the block, it is the preset of `config`.
+    If no axis varies the block, it is the preset of `config`.
     """
     others = [key for key in axes if key.startswith(BLOCK) and key != PRESET]
     parts = [label(axes[PRESET])] if PRESET in axes else []

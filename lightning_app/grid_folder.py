@@ -17,9 +17,9 @@ class GridFolder:
         journal: The queue of a grid that runs on one host.
         report: The page that `ablate report` writes.
         superseded: Earlier runs that `--rerun-stale` has repeated.
-        aside: What `ablate doctor --fix` has moved out of `runs`.
+        aside: Folders that `ablate doctor --fix` has moved out of `runs`.
         token: Ties the folder to its study in a database.
-        holder: Says which supervisor works in the folder, or did last.
+        holder: Names the supervisor that works in the folder, or did last.
         supervisor_lock: Held by the supervisors that work in the folder.
         start_lock: Held while a supervisor starts, and while the queue is repaired.
         report_lock: Held while the report or the index of the runs is written.
@@ -56,7 +56,7 @@ class GridFolder:
         return RunFolder(self.runs / name)
 
     def all_runs(self) -> list[RunFolder]:
-        """The folders of all runs that lie here, planned or not, by name."""
+        """The folders of all runs, planned or not, by name."""
         paths = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
         return [RunFolder(path) for path in paths if not path.name.startswith(".")]
 

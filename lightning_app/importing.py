@@ -1,4 +1,4 @@
-"""Keep foreign modules from being imported while a config is parsed."""
+"""Refuse imports of unknown modules while a config is parsed."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Of jsonargparse, which reads signatures of classes with them.
+# Packages with which jsonargparse reads signatures of classes.
 _HELPERS = ("docstring_parser", "typeshed_client")
 
 
@@ -21,7 +21,7 @@ class _Refuse(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] not in self._known:
-            raise ImportError(f"module '{fullname}' is not one that a grid may import")
+            raise ImportError(f"a grid may not import the module '{fullname}'")
         return None  # the other finders look for it
 
 
@@ -30,10 +30,10 @@ _ASKED: ContextVar[bool] = ContextVar("only_known_packages", default=False)
 
 @contextmanager
 def only_known_packages() -> Iterator[None]:
-    """Have every config that is parsed meanwhile import no foreign package.
+    """Let configs that are parsed in this context import only known packages.
 
-    The parser reads a text such as `ddp` as a config where a file of that name lies in the working
-    folder, and imports the classes that the file names.
+    If the working folder has a file named like a text such as `ddp`, the parser reads it as a
+    config, and imports the classes that the file names.
     """
     token = _ASKED.set(True)
     try:
@@ -44,7 +44,7 @@ def only_known_packages() -> Iterator[None]:
 
 @contextmanager
 def no_foreign_imports() -> Iterator[None]:
-    """Refuse the import of a package that is neither loaded nor Python's own, if that is asked."""
+    """Inside `only_known_packages`, refuse packages neither loaded nor of Python's library."""
     if not _ASKED.get():
         yield
         return

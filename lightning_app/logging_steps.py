@@ -13,10 +13,10 @@ def is_logged(trainer: pl.Trainer, step: int) -> bool:
 
 
 def loss_of(outputs: Any) -> Tensor:
-    """Return the training loss that Lightning hands to callbacks after a step."""
+    """Return the training loss that Lightning passes to callbacks after a step."""
     return outputs["loss"].detach()
 
 
 def nll_of(outputs: Any) -> Tensor:
-    """Return the same without label smoothing."""
+    """Return the training loss without label smoothing."""
     return outputs["nll"]

@@ -1,4 +1,4 @@
-"""The names of a config's keys and presets: unknown ones are refused without Lightning."""
+"""Refuse unknown keys and presets in a config, without importing Lightning."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,21 +11,20 @@ SECTIONS = ("seed_everything", "trainer", "model", "data")
 
 
 def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-    """Refuse a key that no run has.
+    """Refuse unknown keys.
 
-    Values that are no mappings are left to the parser, as are keys that it alone knows: those of
-    classes that a value names.
+    The parser checks values that are not mappings, and the keys of classes that a value names.
 
     Args:
         tree: A config as a user wrote it.
-        others: Keys that are allowed beside the sections.
+        others: Further keys that are allowed at the top level.
 
     Raises:
-        UserError: naming the key, and the nearest right one.
+        UserError: naming the key, and the nearest known one.
     """
     known = (*SECTIONS, *others)
     for key in tree:
-        # A dotted key is the parser's business.
+        # The parser checks dotted keys.
         if isinstance(key, str) and key.partition(".")[0] not in known:
             raise UserError(_unknown(key, known))
     try:
@@ -37,7 +36,7 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
 
 
 def _check_key(key: str) -> None:
-    """Refuse a dotted key whose parts we know, such as ``trainer.max_stepz``."""
+    """Refuse an unknown dotted key of a known section, such as ``trainer.max_stepz``."""
     section, *rest = key.split(".")
     if not rest or "help" in rest:
         return
@@ -70,5 +69,5 @@ def check_preset(name: str) -> None:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    # The hint is a sibling: a key of another section with the same ending would mislead.
+    # Suggest only keys of the same section: a similar key of another section would mislead.
     return f"unknown key '{key}'{nearest(key.rpartition('.')[2], known)}"

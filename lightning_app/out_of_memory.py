@@ -12,15 +12,15 @@ _SAID = (
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has had in RAM at once, in bytes."""
+    """The peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a lack of memory, of the host or of a device, is what caused `error`.
+    """Whether a lack of memory, on the host or on a device, caused `error`.
 
-    Known by class and message, so that nobody has to import torch to ask.
+    It is recognized by class and message, so that torch need not be imported.
     """
     seen: set[int] = set()
     link: BaseException | None = error

@@ -47,8 +47,8 @@ CALLBACKS = "lightning.pytorch.callbacks"
         (
             "StochasticWeightAveraging",
             {"swa_lrs": 0.1, "device": None},
-            "trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and "
-            "validations do not see its average; use WeightAveraging or EMAWeightAveraging",
+            "trainer.callbacks: StochasticWeightAveraging changes the learning rate, and "
+            "validations do not use its average; use WeightAveraging or EMAWeightAveraging",
         ),
     ],
 )

@@ -68,7 +68,7 @@ MISTAKES = [
     Case("plan nowhere.yaml", "no such grid file"),
     Case("status demo", "holds no plan yet"),
     Case("report demo", "demo"),
-    Case("report demo --port 80", "--port: is the port of --serve"),
+    Case("report demo --port 80", "--port: needs --serve"),
     Case("doctor demo --fx", "did you mean '--fix'?"),
     Case("blocks pre_lm", "did you mean 'pre_ln'?"),
     Case("blocks sas --encoder-depth 0", "depth"),

@@ -29,9 +29,9 @@ RUN_OPTIONS = (
     *("lost_after", "hang_limit", "max_time", "retry_failed"),
 )
 
-# SIGUSR1 comes 180 seconds before the end of the job's time, for the cells to save their state.
-# 130: the supervisor was interrupted; 138: SIGUSR1 ended it before it was ready. `Incomplete`
-# leaves a job alone that its user has cancelled.
+# SLURM sends SIGUSR1 180 seconds before the job's time limit, so that the cells save their state.
+# Exit code 130: the supervisor was interrupted; 138: SIGUSR1 ended it before it was ready. With
+# `Incomplete`, scontrol does not requeue a job that its user has cancelled.
 _SCRIPT = Template("""\
 #!/bin/bash
 # Written by `ablate submit`, which also makes the folder of the logs.
@@ -58,21 +58,21 @@ if [ "$code" -eq 130 ] || [ "$code" -eq 138 ]; then
 fi
 """
 
-# What the template decides, or an option of this command.
+# Options of sbatch that the template or an option of this command sets.
 _OURS = ("job-name", "array", "nodes", "ntasks", "chdir", "output", "open-mode", "signal")
 _OURS += ("requeue", "no-requeue", "wrap", "parsable", "test-only")
 
-# Options whose variables, by which the environment overrules a script, have other names.
+# Options whose environment variables, which override a script, have other names.
 _VARIABLES = {"array": "ARRAY_INX", "mem": "MEM_PER_NODE", "time": "TIMELIMIT"}
 
-_SHORTEST = 4  # minutes: a job saves its state in the last 3, and SLURM may be a minute early
+_SHORTEST = 4  # minutes: a job saves its state in its last 3, and SLURM may end it 1 minute early
 
-# The settings of the cluster, which a job that submits another one passes on.
+# Settings of the cluster: a job that submits another job passes them on.
 _OF_THE_CLUSTER = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_DEBUG_FLAGS", "SLURM_UMASK"})
 
 
 def run_options(args: argparse.Namespace) -> list[str]:
-    """The words of a command line for those options of `ablate run` that `args` holds."""
+    """The options of `ablate run` in `args`, as words of a command line."""
     words: list[str] = []
     for name in RUN_OPTIONS:
         value = getattr(args, name, None)
@@ -110,25 +110,25 @@ def submit_command(
         array: Supervisors, one for each task of the array. Several need a storage for several
             hosts.
         concurrent: How many of them run at once, None for all.
-        partition: As sbatch has it; so are the options up to `mem`.
-        time: The time limit. MM:SS is refused, as people mean hours and minutes by it.
-        account: As sbatch has it.
-        qos: As sbatch has it.
-        constraint: As sbatch has it.
+        partition: sbatch's option of this name; so are the options up to `mem`.
+        time: The time limit. MM:SS is refused, since users who write it mean hours and minutes.
+        account: sbatch's option.
+        qos: sbatch's option.
+        constraint: sbatch's option.
         gpus: GPUs of a task, such as 2 or a100:2.
         cpus: CPUs of a task.
         mem: Memory of a task, such as 32G.
         sbatch: Further options of sbatch, ``KEY=VALUE`` or ``KEY``; sbatch checks them.
         storage: As for `ablate run`.
         run_options: Further words for every `ablate run`.
-        requeue: Whether a task whose time is over comes back later.
+        requeue: Whether a task that reached its time limit is queued again.
         dry_run: Print the script; write and submit nothing.
 
     Returns:
         0, or 1 if sbatch refuses the script; sbatch prints the reason.
 
     Raises:
-        UserError: for values that SLURM would misunderstand, and if there is no SLURM.
+        UserError: for values that SLURM would misunderstand, and if SLURM is not installed.
     """
     file = find_grid(grid).resolve()
     name = read_spec(grid).name
@@ -204,17 +204,17 @@ def _check_time(text: str | None) -> None:
         minutes = first if second is None else 60 * first + second
     if minutes <= _SHORTEST and (minutes or third or days):  # 0 alone asks for no limit
         raise UserError(
-            f"--time: '{text}' is too short: the last {_SHORTEST} minutes of a job are for saving "
-            "its state"
+            f"--time: '{text}' is too short: a job uses its last {_SHORTEST} minutes to save its "
+            "state"
         )
 
 
 def _further(options: Iterable[str], asked: Iterable[str]) -> list[str]:
-    """The further options for sbatch, none of which overrules the rest of the script."""
+    """Check that no further option for sbatch overrides one that the script sets."""
     found = [option.strip().removeprefix("--") for option in options]
     for key in (option.partition("=")[0] for option in found):
         if key in _OURS or key in asked:
-            raise UserError(f"--sbatch: {key}: this command decides about it; see its options")
+            raise UserError(f"--sbatch: {key}: `ablate submit` sets it; see its options")
     return found
 
 
@@ -229,9 +229,9 @@ def _fill(
     command: Sequence[Sequence[str]],
     needs: bool,
 ) -> str:
-    """The script. Raises `UserError` for what no line of a script can hold.
+    """Return the script. Raises `UserError` for characters that a script cannot contain.
 
-    `needs`: the job takes its storage from the environment.
+    `needs`: whether the job reads its storage from the environment.
     """
     for word in (here, logs, *options, *(word for part in command for word in part)):
         if not word.isprintable():
@@ -257,14 +257,14 @@ def _fill(
 def _submit(text: str, folder: GridFolder, keys: Iterable[str]) -> str | None:
     """Write the script, give it to sbatch, and return the job, None if sbatch refuses.
 
-    No variable of the environment overrules the options that the script has, which are ours and
-    those of `keys`, or describes the job in which this process runs.
+    Variables of the environment are removed if they would override options of the script (ours and
+    those of `keys`), or describe the job in which this process runs.
     """
     if shutil.which("sbatch") is None:
-        raise UserError("submit: no sbatch on the PATH; this needs a host from which SLURM is used")
+        raise UserError("submit: no sbatch on the PATH; submit from a host that has SLURM")
     write_whole(folder.script, text)
     with writing_in(folder.path):
-        folder.logs.mkdir(exist_ok=True)  # if it is missing, SLURM fails without a message
+        folder.logs.mkdir(exist_ok=True)  # without it SLURM fails without a message
     names = (_VARIABLES.get(key, key.upper().replace("-", "_")) for key in (*_OURS, *keys))
     overruling = {f"SBATCH_{name}" for name in names}
     in_a_job = "SLURM_JOB_ID" in os.environ
@@ -293,5 +293,5 @@ def _check_storage(spec: StorageSpec, array: int) -> None:
         )
     if spec.several and urlsplit(spec.url).hostname in ("localhost", "127.0.0.1", "::1"):
         print(
-            f"note: {spec.shown} lies on this host alone, out of reach of others", file=sys.stderr
+            f"note: {spec.shown} is on this host, and other hosts cannot reach it", file=sys.stderr
         )

@@ -1,4 +1,4 @@
-"""Finished cells that another code, data or libraries made: named, and moved away."""
+"""List and move away finished cells of another code, data or libraries."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ WORDS = {
 
 
 def lines(found: Mapping[str, Groups]) -> Iterator[str]:
-    """The lines of `ablate plan` about such cells, one for each kind."""
+    """One line of `ablate plan` for each kind of such cells."""
     for kind, of in found.items():
         total = sum(map(len, of.values()))
         cells = "1 finished cell" if total == 1 else f"{total} finished cells"
@@ -30,10 +30,10 @@ def lines(found: Mapping[str, Groups]) -> Iterator[str]:
 
 
 def supersede(grid: Grid, here: Mapping[str, Any]) -> list[str]:
-    """Move the runs away that another code, data or libraries made, so that their cells run again.
+    """Move away the runs of another code, data or libraries, so that their cells run again.
 
-    Runs that were cut short are moved too: otherwise two versions would train the same weights.
-    Nobody else may use the grid. Returns a line with their number. Raises `UserError` if the folder
+    Interrupted runs are moved too: otherwise two versions would train the same weights. No other
+    supervisor may use the grid. Returns a line with their number. Raises `UserError` if the folder
     cannot be written.
     """
     records = {cell.name: record for cell in grid.cells if (record := _record(grid, cell))}
@@ -44,11 +44,11 @@ def supersede(grid: Grid, here: Mapping[str, Any]) -> list[str]:
     if not names:
         return [f"{grid.name}: no cell is of another code, data or libraries than now"]
     why = "; ".join(f"{kind}: {counted(of)}" for kind, of in found.items())
-    return [f"{len(names)} runs moved to {grid.folder.superseded}, to be done again ({why})"]
+    return [f"{len(names)} runs moved to {grid.folder.superseded}; their cells run again ({why})"]
 
 
 def _record(grid: Grid, cell: Cell) -> Mapping[str, Any] | None:
-    """What made a run so far, None if there is nothing that a next attempt would use."""
+    """The provenance of a run, None if it has left nothing that the next attempt would use."""
     state, folder = grid.state(cell, with_metric=False), grid.run(cell)
     if state.result is not None or state.pruned is not None:
         return state.result or state.pruned

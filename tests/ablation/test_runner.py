@@ -131,7 +131,7 @@ def test_a_cell_that_is_killed_three_times_fails(world: World) -> None:
         if "behaviourdie-" in name:
             assert (starts[name], run.error) == (
                 3,
-                "3 attempts ended early, at last: killed (SIGKILL)",
+                "3 attempts ended early, the last: killed (SIGKILL)",
             )
         else:
             assert run.state == "done"
@@ -169,7 +169,7 @@ def test_a_cell_that_the_parser_takes_for_another_than_the_plan_fails(world: Wor
     failed = {name: run.error for name, run in runs.items() if run.state == "failed"}
     assert len(failed) == len(runs) / 2
     for name, error in failed.items():
-        assert "as planned: the files of the corpus or the program have changed" in str(error)
+        assert "was planned: the files of the corpus or the program have changed" in str(error)
         assert not (world.folder / "runs" / name / "config.yaml").exists()
     assert {line[1] for line in world.lines("start")} == runs.keys() - failed.keys()
 
@@ -403,5 +403,5 @@ def test_a_folder_that_is_removed_under_a_supervisor(world: World) -> None:
     world.folder.rename(world.root / "elsewhere")
     _, err = supervisor.communicate(timeout=60)
     assert (supervisor.returncode, err.count("\n")) == (2, 1), err
-    assert "tiny: was removed while cells ran; the same command starts again" in err
+    assert "tiny: was removed while cells ran; give the same command again" in err
     world.assert_nothing_left()

@@ -218,7 +218,7 @@ def test_a_taken_port_is_refused(running: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["serve", "--host", "no.such.invalid"], "--host: 'no.such.invalid' is no address"),
+        (["serve", "--host", "no.such.invalid"], "--host: 'no.such.invalid' is not an address"),
         (["serve", "--host", "192.0.2.7"], "192.0.2.7:5433: cannot listen there"),
         (["serve", "--port", "99999"], "--port: expected 0 to 65535, found 99999"),
     ],

@@ -162,7 +162,7 @@ def test_sqlite_serves_one_worker_alone(world: World, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/queue.db"
     refused = world.run(f"storage={url}", workers=2)
     assert refused.returncode == 2
-    assert "SQLite hands one cell to several workers" in refused.stderr
+    assert "SQLite can give one cell to several workers" in refused.stderr
     assert not world.folder.exists()
     assert world.run(f"storage={url}", workers=1).returncode == 0
     assert_one_result_a_cell(world, storage_spec(url, Path("journal"), {}))

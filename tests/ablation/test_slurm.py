@@ -179,10 +179,10 @@ def test_dry_run_prints_what_would_be_submitted(
         ({"time": "00:00:30"}, "--time: '00:00:30' is too short"),
         ({"time": "0-00:04"}, "--time: '0-00:04' is too short"),
         ({"cpus": 0}, "--cpus: expected 1 or more"),
-        ({"sbatch": ["array=0-9"]}, "array: this command decides about it"),
-        ({"sbatch": ["--time=5"]}, "time: this command decides about it"),
+        ({"sbatch": ["array=0-9"]}, "array: `ablate submit` sets it"),
+        ({"sbatch": ["--time=5"]}, "time: `ablate submit` sets it"),
         ({"sbatch": ["hold\n#SBATCH --uid=0"]}, "line breaks"),
-        ({"sbatch": ["output=x.log"]}, "output: this command decides about it"),
+        ({"sbatch": ["output=x.log"]}, "output: `ablate submit` sets it"),
         ({"experiments": Path("a\\b")}, "--experiments"),
     ],
     ids=str,
@@ -275,7 +275,7 @@ def test_a_storage_of_the_environment_stays_there(
 
 def test_a_storage_out_of_reach_is_noted(slurm: Path, grid: Path, capsys) -> None:
     assert submit_command(grid, storage="postgresql://me@127.0.0.1:5433/ablate", array=2) == 0
-    assert "127.0.0.1:5433/ablate lies on this host alone" in capsys.readouterr().err
+    assert "127.0.0.1:5433/ablate is on this host" in capsys.readouterr().err
 
 
 def test_the_options_of_the_command_line(slurm: Path, grid: Path, tmp_path: Path) -> None:

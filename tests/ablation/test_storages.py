@@ -141,9 +141,9 @@ def test_each_kind_is_read(text: str | None, kind: str, url: str) -> None:
         ("postgresql://db/x?sslmode=require&sslmode=allow", "'sslmode' is given twice"),
         ("postgresql://db/x?passfile=/nowhere/pgpass", "/nowhere/pgpass: No such file"),
         ("grpc://node7:13000", "found 'grpc'"),
-        ("sqlite://", "sqlite:///FILE and no more"),
-        ("sqlite:///:memory:", "sqlite:///FILE and no more"),
-        ("sqlite:///study.db?mode=ro", "sqlite:///FILE and no more"),
+        ("sqlite://", "sqlite:///FILE and nothing else"),
+        ("sqlite:///:memory:", "sqlite:///FILE and nothing else"),
+        ("sqlite:///study.db?mode=ro", "sqlite:///FILE and nothing else"),
         ("sqlite:////nowhere/study.db", "/nowhere: no such folder"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_password_file_must_be_one_that_libpq_reads(
     file = tmp_path / "pgpass"
     file.write_text(f"*:*:*:*:{SECRET}\n")
     file.chmod(0o644)
-    with pytest.raises(UserError, match="open to others; run chmod 600"):
+    with pytest.raises(UserError, match="other users can access it; run chmod 600"):
         storage_spec(f"{URL}?passfile={file}", Path("grid"), NOWHERE)
     file.chmod(0o600)
     monkeypatch.chdir(tmp_path)

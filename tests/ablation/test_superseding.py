@@ -35,7 +35,7 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
     assert codes(runs) == ["a"] * CELLS  # only on request
 
     said = run(world, "b", "rerun")
-    assert f"{CELLS} runs moved to {old}, to be done again (code: a: {CELLS})" in said
+    assert f"{CELLS} runs moved to {old}; their cells run again (code: a: {CELLS})" in said
     assert (codes(runs), codes(old)) == (["b"] * CELLS, ["a"] * CELLS)
     assert len(world.lines("end")) == 2 * CELLS
     trials = world.study().get_trials(deepcopy=False)

@@ -173,8 +173,8 @@ def test_the_model_is_the_same_whether_a_callback_sees_it_first(tmp_path: Path, 
         (
             [averaging("StochasticWeightAveraging", swa_lrs=0.1, device=None)],
             {},
-            "test: trainer.callbacks: StochasticWeightAveraging takes over the learning rate, and "
-            "validations do not see its average; use WeightAveraging or EMAWeightAveraging",
+            "test: trainer.callbacks: StochasticWeightAveraging changes the learning rate, and "
+            "validations do not use its average; use WeightAveraging or EMAWeightAveraging",
         ),
         (
             [averaging("WeightAveraging"), EMA],

@@ -33,7 +33,7 @@ _VERSION = 18  # of PostgreSQL, as the wheel brings it
 _HERE = "/proc/self/cwd"
 _SETTINGS = {
     "unix_socket_directories": "",
-    "max_connections": "200",  # one for each supervisor, and a few for people
+    "max_connections": "200",  # one for each supervisor, and some spare ones
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "log_checkpoints": "off",
@@ -60,7 +60,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.data = self.folder / "data"
-        self._new = self.folder / "data.new"  # a cluster in the making
+        self._new = self.folder / "data.new"  # a cluster while it is created
         self.passfile = self.folder / "pgpass"
         self._log = self.folder / "postgres.log"
         self._binaries = _binaries()
@@ -78,13 +78,13 @@ class Cluster:
             self._create()
         version = (self.data / "PG_VERSION").read_text().strip()
         if version != str(_VERSION):
-            raise UserError(f"{self.data}: made by PostgreSQL {version}, this is {_VERSION}")
+            raise UserError(f"{self.data}: made by PostgreSQL {version}, not by {_VERSION}")
         (self.data / "postmaster.pid").unlink(missing_ok=True)  # of a killed server
         if not self.passfile.is_file():
             self._change_password()
 
     def start(self, host: str, port: int) -> "subprocess.Popen[bytes]":
-        """Start the server. It shuts down when this process ends, however that happens."""
+        """Start the server. It shuts down when this process ends for any reason."""
         settings = {**_SETTINGS, "listen_addresses": host, "port": str(port)}
         options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
         with self._log.open("ab") as log:
@@ -96,7 +96,7 @@ class Cluster:
                 stderr=log,
                 cwd=self.data,
                 env=_ENVIRONMENT,
-                start_new_session=True,  # a Ctrl-C in the terminal is for us
+                start_new_session=True,  # Ctrl-C in the terminal must reach only this process
                 preexec_fn=_shut_down_with_parent,
                 **self._account,
             )
@@ -105,7 +105,7 @@ class Cluster:
         """Return once the server takes connections.
 
         Raises:
-            UserError: if it ends instead, with its message.
+            UserError: if the server ends instead, with its message.
         """
         while not self._is_ready():
             if process.poll() is not None:
@@ -122,7 +122,7 @@ class Cluster:
         return False
 
     def _choose_account(self) -> _Account:
-        """The user of PostgreSQL: ours, or another account if we are root, which it refuses."""
+        """The account of the server: ours, but not root, which PostgreSQL refuses."""
         if os.geteuid() != 0:
             return {}
         known = self.data if self.data.is_dir() else self.folder
@@ -135,7 +135,7 @@ class Cluster:
         return _HERE if self._account and sys.platform == "linux" else str(data)
 
     def _create(self) -> None:
-        """Make the cluster beside its place and move it there, whole."""
+        """Create the cluster in another folder and rename that once it is complete."""
         with writing_in(self.folder):
             shutil.rmtree(self._new, ignore_errors=True)
             self._new.mkdir(mode=0o700)
@@ -162,7 +162,7 @@ class Cluster:
         part.replace(self.passfile)
 
     def _say(self, data: Path, *statements: str) -> None:
-        """Run statements, one a line, as the superuser of a cluster that is not being served."""
+        """Run statements, one on each line, as the superuser of a cluster without a server."""
         quiet = [
             f"-c{key}={_SETTINGS[key]}" for key in ("log_min_error_statement", "max_wal_senders")
         ]
@@ -206,14 +206,14 @@ class Cluster:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return `port`, or a free one for 0, after checking that `host` is ours and the port free.
+    """Return `port`, or a free one for 0. Check that `host` is this machine and the port is free.
 
     Raises `UserError` if it is not.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError) as error:
-        raise UserError(f"--host: '{host}' is no address of this machine") from error
+        raise UserError(f"--host: '{host}' is not an address of this machine") from error
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -242,7 +242,7 @@ def reachable_name(host: str) -> str:
         if not is_loopback(name):
             return name
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; shows which of our addresses would
+        probe.connect(("192.0.2.1", 9))  # sends nothing; selects our address for other machines
         return probe.getsockname()[0]
     return name
 
@@ -280,4 +280,4 @@ def _complaint(said: str) -> str:
         for line in lines:
             if mark in line:
                 return line[line.index(mark) :].partition(mark)[2].strip() or line
-    return lines[-1] if lines else "it says nothing"
+    return lines[-1] if lines else "no message"

@@ -1,4 +1,4 @@
-"""Pruning by the supervisor: it passes the cells' reports to Optuna, and stops hopeless cells.
+"""Pruning: the supervisor passes the cells' reports to Optuna, and stops the cells that it prunes.
 
 A cell appends a line to `attempts/<k>/reports.jsonl` at each validation and ends when it finds
 `attempts/<k>/stop`. No process of a cell opens the study, so cells of several processes are pruned
@@ -23,8 +23,8 @@ def make_pruner(name: str | None) -> BasePruner:
     """The pruner of a grid; None never prunes.
 
     `median` ends a cell whose best value so far is worse than the median of the complete cells at
-    the same step, where five or more are known. `hyperband` compares cells at a few steps, three
-    times as far each time, lets the best third go on, and prunes none before one is complete.
+    the same step, if there are at least five. `hyperband` compares cells at a few steps, each three
+    times the one before, and lets the best third continue. It prunes none before one is complete.
     """
     if name is None:
         return NopPruner()
@@ -36,8 +36,8 @@ def make_pruner(name: str | None) -> BasePruner:
 class _Hyperband(BasePruner):
     """Optuna's Hyperband, from the first to the last validation of a complete cell.
 
-    Optuna would compare from step 1 on: the first report, at some hundred steps, would then have
-    to win several comparisons at once.
+    Optuna would compare from step 1 on: the first report, after some hundred steps, would then
+    have to win several comparisons at once.
     """
 
     def __init__(self) -> None:
@@ -55,23 +55,23 @@ class _Hyperband(BasePruner):
 
 @dataclass
 class _Reader(ReportReader):
-    """Also knows the steps that are in the storage, whether the pruner has judged them or not."""
+    """Also keeps the steps that are in the storage, whether the pruner has used them or not."""
 
     reported: set[int] = field(default_factory=set)
 
 
 class Reports:
-    """Carries the reports of running cells over to their trials."""
+    """Copy the reports of running cells to their trials."""
 
     def __init__(self) -> None:
         self._readers: dict[int, _Reader] = {}
 
     def look(self, trial: Trial, folder: RunFolder, attempt: int) -> bool:
-        """Report what is new, and write the file that stops the cell if its trial is to be pruned.
+        """Pass on new reports, and write the file that stops the cell if Optuna prunes its trial.
 
-        Returns whether the file is there. Reports of earlier attempts count, as the cell continues
-        from them. A cell may end before it finds the file; what it leaves in its folder says what
-        happened. If the storage fails, the next call continues where this one ended.
+        Returns whether the file exists. Reports of earlier attempts count, since the cell continues
+        from them. A cell may end before it finds the file; the files in its folder then show how
+        it ended. If the storage fails, the next call continues where this one stopped.
         """
         stop = folder.attempt(attempt).stop
         if stop.is_file():
@@ -94,5 +94,5 @@ class Reports:
         return False
 
     def forget(self, trial: Trial) -> None:
-        """Drop what is remembered of a cell that has ended."""
+        """Forget the reports of a cell that has ended."""
         self._readers.pop(trial.number, None)

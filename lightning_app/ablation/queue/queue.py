@@ -86,12 +86,12 @@ class Queue:
         self._study = self.patiently(Study, grid, spec, lost_after, alone)
         runs = {cell.id: grid.state(cell) for cell in grid.cells}
         self._retried = {cell for cell, run in runs.items() if retry_failed and run.error}
-        # All cells that are to run, by this supervisor or another.
+        # All cells to run, by this supervisor or another.
         self.total = sum(run.state == "missing" for run in runs.values()) + len(self._retried)
         if alone:
             self.patiently(self._mend, runs)
             self.patiently(self._take_all_back, runs)
-        self._more = False  # whether cells are to run that have no trial in the study yet
+        self._more = False  # whether some cells to run have no trial in the study yet
         self.patiently(self._settle)
 
     # Queries of the supervisor.
@@ -127,8 +127,8 @@ class Queue:
         """The trial of a claim, for a pruner."""
         return self.patiently(self._study.trial, claim.trial)
 
-    # Reports of the supervisor. If this supervisor was silent for too long, others have taken its
-    # trials: such a report changes nothing, and the others find what the cell has left on disk.
+    # Reports of the supervisor. If it sent no heartbeat for too long, others have taken its trials:
+    # then a report changes nothing, and the others find the files of the cell on disk.
 
     def done(self, claim: Claim, result: Mapping[str, Any]) -> None:
         """Record a result: COMPLETE with a finite value, even if the run diverged."""
@@ -144,26 +144,26 @@ class Queue:
         self._end(claim, TrialState.PRUNED, marks, pruned["value"])
 
     def failed(self, claim: Claim, error: str) -> None:
-        """Record a crash. The cell is not put back."""
+        """Record a crash. The cell is not queued again."""
         self._end(claim, TrialState.FAIL, {"error": error})
 
     def put_back(self, claim: Claim, why: str, *, death: bool = False, alone: bool = False) -> None:
         """Record an attempt that was interrupted, and queue the cell again.
 
-        `death` counts it among those that a cell may have few of; with `alone` the cell runs
+        `death` counts the attempt as one of the few that may end early; with `alone` the cell runs
         without others on its device.
         """
         if self.patiently(self._study.is_running, claim.trial):
-            # Queued first: at no moment is the cell without a trial that waits or runs.
+            # Queued first, so that the cell always has a trial that waits or runs.
             deaths, alone = claim.deaths + death, claim.alone or alone
             self.patiently(self._enqueue, claim.cell, deaths, alone)
         self._end(claim, TrialState.FAIL, {"error": why})
 
     def tend(self) -> list[Claim]:
-        """Record heartbeats, and put back the cells of lost supervisors, each when it is due.
+        """Record heartbeats, and queue the cells of lost supervisors again, each when it is due.
 
-        Returns the claims that others have taken because this supervisor was silent for too long.
-        They are dropped here.
+        Returns the claims that others have taken because this supervisor sent no heartbeat for too
+        long. This queue drops them.
         """
         now = time.monotonic()
         taken: list[Claim] = []
@@ -184,7 +184,7 @@ class Queue:
         return taken
 
     def settle(self) -> int:
-        """Queue more of the cells that have no trial yet; return how many wait."""
+        """Queue more cells that have no trial yet; return how many wait."""
         with if_free(self._grid.folder.start_lock) as free:
             if free:
                 self.patiently(self._settle)
@@ -194,11 +194,11 @@ class Queue:
         """Close the connections to a database."""
         self._study.close()
 
-    # The steps. Each may be repeated, since the answer of a database can be lost: a surplus trial
-    # of a cell finds the cell's result and ends.
+    # The steps below may be repeated, since the answer of a database can be lost. This can add a
+    # second trial of a cell, which finds the cell's result and ends.
 
     def _hurry(self) -> None:
-        """After an outage all heartbeats are old: renew ours first, and judge others much later."""
+        """After an outage all heartbeats are old: renew ours now, and check others much later."""
         self._beaten, self._reclaimed = -math.inf, time.monotonic() + self._lost_after
 
     def _pop(self) -> Claim | None:
@@ -213,7 +213,7 @@ class Queue:
             marks = trial.user_attrs
             cell = self._grid.by_id.get(marks.get("cell", ""))
             if cell is None:
-                self._study.end(trial.number, TrialState.FAIL, {"error": "no cell of the plan"})
+                self._study.end(trial.number, TrialState.FAIL, {"error": "not a cell of the plan"})
                 continue
             deaths, alone = marks.get("deaths", 0), marks.get("alone", False)
             claim = self._hold(Claim(cell, trial.number, deaths, alone))
@@ -269,7 +269,7 @@ class Queue:
         return run.state == "missing" or (run.state == "failed" and cell.id in self._retried)
 
     def _take_all_back(self, runs: Mapping[str, RunState]) -> None:
-        """End the trials of supervisors that have ended. Nobody else is at work."""
+        """End the trials of supervisors that have ended. No other supervisor works now."""
         for cell, trials in self._study.trials_of_cells().items():
             waits = any(trial.state == TrialState.WAITING for trial in trials)
             for trial in trials:
@@ -279,7 +279,7 @@ class Queue:
                     self._take_back(claim, runs[cell], waits)
 
     def _take_back(self, claim: Claim, run: RunState, waits: bool) -> None:
-        """End one of them. `waits`: its cell has been put back already."""
+        """End one of these trials. `waits`: whether its cell has already been queued again."""
         if not self._is_runnable(claim.cell, run):
             self._finish(claim, run)
         elif waits:
@@ -314,8 +314,8 @@ class Queue:
     def _has_another_trial(self, claim: Claim) -> bool:
         """Whether another trial of the cell has its result, or is the one that will get it.
 
-        Of several that run, the first gets it: all supervisors that ask at once agree on that one.
-        Should it be lost, the supervisor that puts it back finds the result on disk.
+        Of several that run, the first gets it, so all supervisors that ask at once agree. If that
+        trial is lost, the supervisor that queues the cell again finds the result on disk.
         """
         under_way = self._study.trials(TrialState.COMPLETE, TrialState.RUNNING)
         return any(
@@ -332,7 +332,7 @@ class Queue:
 
 
 def mend(grid: Grid, spec: StorageSpec) -> list[str]:
-    """Bring a grid's study into agreement with its run folders. Nobody else works in the folder.
+    """Make a grid's study agree with its run folders. No supervisor may work in the folder.
 
     A study of another folder is made again. Returns the repairs.
 

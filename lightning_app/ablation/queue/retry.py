@@ -9,8 +9,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from lightning_app.ablation.queue.storages import StorageSpec, is_outage, reason
 from lightning_app.ablation.supervision.stopping import Interrupted
 
-_PATIENCE = 600.0  # seconds that a database may be away
-_HURRY = 20.0  # seconds of that if the supervisor is to stop
+_PATIENCE = 600.0  # seconds that a database may be unavailable
+_HURRY = 20.0  # the same if the supervisor is to stop
 _RETRY = 1.0  # seconds
 
 P = ParamSpec("P")
@@ -25,7 +25,7 @@ class Patience:
     """Repeat the calls of a storage while its database is not available.
 
     Args:
-        spec: The storage, to name it.
+        spec: The storage, for messages.
         stopping: Whether the supervisor is to stop.
         returned: Called when the database answers again after an outage.
     """
@@ -37,7 +37,7 @@ class Patience:
         self._stopping = stopping
         self._returned = returned
         self._away = False
-        self._journal: tuple[int, int] | None = None  # which file it is, once it has been opened
+        self._journal: tuple[int, int] | None = None  # the identity of its file once it is open
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of `call` when it succeeds.
@@ -45,8 +45,8 @@ class Patience:
         The call may be repeated, since its answer can be lost.
 
         Raises:
-            StorageLost: if the database stays away, or somebody has removed the journal.
-            Interrupted: if the database is away while the supervisor is to stop.
+            StorageLost: if the database stays unavailable, or the journal was removed.
+            Interrupted: if the database is unavailable while the supervisor is to stop.
         """
         self._check_journal()
         retrying = Retrying(

@@ -28,10 +28,10 @@ def serve_command(folder: Path, host: str = "127.0.0.1", port: int = 5433) -> in
     """`ablate storage serve`: serve the PostgreSQL database in `folder` until a signal ends it.
 
     The folder is made if it is missing; a later call serves its data with the same password. Port 0
-    takes a free one. Returns 0 after SIGINT or SIGTERM, 1 where the server ended by itself.
+    takes a free one. Returns 0 after SIGINT or SIGTERM, 1 if the server ended by itself.
 
     Raises:
-        UserError: for an address where nothing can listen, and a folder that is in use.
+        UserError: for an address on which no server can listen, and for a folder in use.
     """
     with writing_in(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def serve_command(folder: Path, host: str = "127.0.0.1", port: int = 5433) -> in
 
 
 class _Shutdown:
-    """Counts SIGINT and SIGTERM, and shuts PostgreSQL down as soon as there is one to shut down."""
+    """Count SIGINT and SIGTERM, and shut PostgreSQL down, also if it starts after the signal."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -77,7 +77,7 @@ class _Shutdown:
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
     def pass_on_to(self, server: "subprocess.Popen[bytes]") -> None:
-        """Shut the server down at the first signal, past or to come; at once at the second."""
+        """Shut the server down at the first signal, past or future; at once at the second."""
         self._server = server
         if self.asked:
             self._shut_down()
@@ -93,7 +93,7 @@ class _Shutdown:
 
 @contextmanager
 def _only_server(folder: Path) -> Iterator[None]:
-    """Hold the folder: one command at a time may serve it."""
+    """Lock the folder: one command at a time may serve it."""
     holder = folder / "serve.pid"
     lock = FileLock(folder / ".serve.lock", timeout=0)
     with writing_in(folder):
@@ -116,7 +116,7 @@ def _announce(cluster: Cluster, host: str, port: int) -> None:
     print(f"use: ablate run GRID --storage '{url}'")
     print(f"or once: export {VARIABLE}='{url}'")
     if is_loopback(host):
-        print("only this machine reaches it; --host 0.0.0.0 opens it to others")
+        print("only this machine can reach it; --host 0.0.0.0 opens it to others")
     else:
-        print(f"a host that does not see {cluster.passfile} needs a copy of it, with mode 600")
+        print(f"a host without access to {cluster.passfile} needs a copy of it, with mode 600")
     print("Ctrl-C stops it and keeps the data", flush=True)

@@ -1,6 +1,6 @@
-"""The storage of a grid's study: named by a URL, opened, and the outages of its database.
+"""The storage of a grid's study: read its URL, open it, and recognize outages of its database.
 
-A password never becomes part of a URL that is shown, logged or handed on.
+A URL that is shown, logged or passed on never contains a password.
 """
 
 import math
@@ -36,7 +36,7 @@ _SECRETS = ("password", "sslpassword")  # parameters of libpq
 _WHERE_PASSWORDS_GO = (
     f"give it in a file named by ?passfile=, in ~/.pgpass, or in PGPASSWORD or {VARIABLE}"
 )
-# How long a silent server is waited for before the connection counts as lost.
+# How long to wait for a server that does not answer before the connection counts as lost.
 _LINK = {
     "connect_timeout": 10,  # seconds
     "keepalives_idle": 30,  # seconds
@@ -44,7 +44,8 @@ _LINK = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,  # milliseconds
 }
-# Heartbeats are naive times of the session's zone; a stopped holder of a lock loses it.
+# Optuna's heartbeats have no time zone and use that of the session. The timeout releases the locks
+# of a process that has stopped.
 _SESSION = "SET TIME ZONE 'UTC'; SET idle_in_transaction_session_timeout = '60s'"
 _FIRST_USE_TRIES = 12
 
@@ -55,9 +56,9 @@ class StorageSpec:
 
     Attributes:
         kind: Its kind.
-        url: Its address, of a journal its path; without a password.
+        url: Its address, or the path of a journal; without a password.
         shown: Its name in messages; without a password.
-        parameters: What libpq needs besides, perhaps a password; not in the printed form.
+        parameters: Further parameters of libpq, perhaps a password; not in the printed form.
     """
 
     kind: Kind
@@ -74,11 +75,11 @@ class StorageSpec:
 def storage_spec(
     text: str | None, journal: Path, environment: Mapping[str, str] = os.environ
 ) -> StorageSpec:
-    """Read the storage of `--storage`, else of ABLATE_STORAGE, else take the `journal`.
+    """Read the storage from `--storage`, else from ABLATE_STORAGE; by default the `journal`.
 
     Raises:
-        UserError: for a URL of no known kind, a malformed one, one with a password on the
-            command line, and for a password file that libpq would not read.
+        UserError: for a URL that is malformed or of an unknown kind, for a password on the command
+            line, and for a password file that libpq would not read.
     """
     source = "--storage" if text is not None else VARIABLE
     given = environment.get(VARIABLE, "") if text is None else text
@@ -100,7 +101,7 @@ def storage_spec(
     spec = _postgresql(source, url, on_command_line=text is not None)
     if "PGPASSWORD" not in environment or "password" in spec.parameters:
         return spec
-    # Kept here, so that no process of a cell has it in its environment.
+    # Kept in the spec, so that no process of a cell has it in its environment.
     return replace(spec, parameters={**spec.parameters, "password": environment["PGPASSWORD"]})
 
 
@@ -112,7 +113,7 @@ def open_storage(spec: StorageSpec, lost_after: float = LOST_AFTER) -> BaseStora
         lost_after: Seconds without a heartbeat after which the supervisor of a trial is lost.
 
     Raises:
-        UserError: if it cannot be reached or refuses us, and if the extra is not installed.
+        UserError: if it cannot be reached or refuses access, and if a package is missing.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
@@ -130,8 +131,8 @@ def close_storage(storage: BaseStorage) -> None:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether `error` says that the storage went away for a moment, so that asking again helps."""
-    if isinstance(error, UserError):  # it could not be opened: rather a mistake in its address
+    """Whether `error` is a short outage of the storage, so that a retry may succeed."""
+    if isinstance(error, UserError):  # it could not be opened: probably a wrong address
         return False
     return any(_is_lost_link(each) for each in _causes(error))
 
@@ -145,7 +146,7 @@ def reason(error: BaseException) -> str:
 
 
 def _parse(source: str, kind: Kind, text: str) -> URL:
-    """Read a URL. What it says is not repeated: any part may turn out to be a password."""
+    """Read a URL. Error messages do not quote it, since any part may be a password."""
     try:
         url = make_url(text)
     except (ValueError, exc.ArgumentError) as error:
@@ -160,7 +161,7 @@ def _parse(source: str, kind: Kind, text: str) -> URL:
 
 def _sqlite(source: str, url: URL) -> StorageSpec:
     if not url.database or url.database == ":memory:" or url.host or url.query:
-        raise UserError(f"{source}: expected sqlite:///FILE and no more")
+        raise UserError(f"{source}: expected sqlite:///FILE and nothing else")
     if not Path(url.database).parent.is_dir():
         raise UserError(f"{source}: {Path(url.database).parent}: no such folder")
     shown = URL.create("sqlite", database=url.database).render_as_string()
@@ -190,7 +191,7 @@ def _postgresql(source: str, url: URL, on_command_line: bool) -> StorageSpec:
 
 
 def _password_file(source: str, path: Path) -> Path:
-    """The absolute path of a file that libpq will read; it skips what others may read."""
+    """The absolute path of a password file; libpq ignores a file that other users can read."""
     path = path.expanduser().absolute()
     try:
         mode = path.stat().st_mode
@@ -199,12 +200,14 @@ def _password_file(source: str, path: Path) -> Path:
     if not path.is_file() or not os.access(path, os.R_OK):
         raise UserError(f"{source}: passfile {path}: not a file that can be read")
     if mode & 0o077:
-        raise UserError(f"{source}: passfile {path}: open to others; run chmod 600 on it")
+        raise UserError(
+            f"{source}: passfile {path}: other users can access it; run chmod 600 on it"
+        )
     return path
 
 
 def _open_database(spec: StorageSpec, lost_after: float) -> RDBStorage:
-    """Open a database, also where other processes make its tables at this moment."""
+    """Open a database, even while other processes create its tables."""
     for attempt in range(_FIRST_USE_TRIES):
         try:
             return _connect(spec, lost_after)
@@ -215,7 +218,7 @@ def _open_database(spec: StorageSpec, lost_after: float) -> RDBStorage:
         except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             if not _may_pass(error) or attempt == _FIRST_USE_TRIES - 1:
                 raise UserError(f"{spec.shown}: cannot be used: {reason(error)}") from error
-            # Not at the same time as the process that interfered.
+            # Wait a random time, to not collide with the same process again.
             time.sleep(random.uniform(0.1, 0.2) * (attempt + 1))
         except RuntimeError as error:  # tables of another version of Optuna
             raise UserError(f"{spec.shown}: {_first_line(error)}") from error
@@ -223,7 +226,7 @@ def _open_database(spec: StorageSpec, lost_after: float) -> RDBStorage:
 
 
 def _connect(spec: StorageSpec, lost_after: float) -> RDBStorage:
-    url = spec.url.replace("{", "{{").replace("}", "}}")  # Optuna fills URLs in like templates
+    url = spec.url.replace("{", "{{").replace("}", "}}")  # Optuna treats URLs as templates
     if spec.kind == "sqlite":
         return _made(url, {"connect_args": {"timeout": 30}})
     storage = _made(
@@ -255,7 +258,7 @@ def _made(url: str, engine: dict[str, Any], **options: Any) -> RDBStorage:
 
 
 def _set_up_session(connection: Any, _: object) -> None:
-    # By statements: a client's PGTZ would overrule what is asked for while connecting.
+    # As statements, since a client's PGTZ overrides the options of the connection.
     connection.execute(_SESSION)
     connection.commit()
 
@@ -267,13 +270,13 @@ def _extra_missing(spec: StorageSpec) -> UserError:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether opening may succeed a moment later: tables being made, a server coming up."""
+    """Whether a retry may open it: its tables are being created, or its server is starting."""
     for each in _causes(error):
         if isinstance(each, exc.IntegrityError):
             return True
         if isinstance(each, exc.DBAPIError):
             state = getattr(each.orig, "sqlstate", None)
-            # A table, an object or a row that another process made first; a deadlock with it.
+            # Another process made the table, object or row first, or there was a deadlock with it.
             if state in ("42P07", "42710", "23505", "40P01", "57P03"):
                 return True
             return "starting up" in str(each.orig) or "shutting down" in str(each.orig)
@@ -303,5 +306,5 @@ def _first_line(message: object) -> str:
 
 
 def bracketed(host: str) -> str:
-    """A host in the form that a URL has it."""
+    """A host in the form that URLs use."""
     return f"[{host}]" if ":" in host else host

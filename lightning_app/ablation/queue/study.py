@@ -1,6 +1,6 @@
 """The Optuna study of a grid: a trial for each attempt to run one of its cells.
 
-The study is an index. The record is the run folders, from which it can always be made again.
+The study is only an index: it can always be made again from the run folders.
 """
 
 import json
@@ -39,7 +39,7 @@ _LOWER_IS_BETTER_CAPS = {LOSS: lambda entropy: entropy, "val/perplexity": math.e
 
 
 class AnotherFolder(UserError):
-    """The study of the grid in the database is of another folder."""
+    """The database has a study of this grid that belongs to another folder."""
 
 
 class Study:
@@ -81,11 +81,11 @@ class Study:
         self._id = cache(self._find_id)
 
     def close(self) -> None:
-        """Give the connections to a database back."""
+        """Close the connections to a database."""
         close_storage(self._storage)
 
     def clear(self) -> None:
-        """Delete all trials. Nobody else may use the study."""
+        """Delete all trials. No other supervisor may use the study."""
         folder = self._study.user_attrs.get(FOLDER)
         optuna.delete_study(study_name=self._grid.plan.study, storage=self._storage)
         self._study = self._create(self._storage)
@@ -105,7 +105,7 @@ class Study:
         return found
 
     def contradicts(self, runs: Mapping[str, RunState]) -> bool:
-        """Whether trials that Optuna cannot change differ from what is on disk, by cells' ids."""
+        """Whether trials that Optuna cannot change differ from the runs on disk (by cell id)."""
         trials = self.trials_of_cells()
         others = (trial for trial in self.trials() if trial.user_attrs.get("cell") not in trials)
         if any(trial.state != TrialState.FAIL for trial in others):
@@ -130,7 +130,7 @@ class Study:
 
     def claim(self, number: int) -> bool:
         """Take a waiting trial. Of several supervisors that try, one succeeds."""
-        # Before it runs: if a supervisor dies in between, its heartbeat is there to grow old.
+        # The heartbeat comes first: if the supervisor dies now, the old heartbeat shows it.
         self.beat(number)
         try:
             return self._storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
@@ -143,20 +143,20 @@ class Study:
             self._storage.record_heartbeat(self._id(number))
 
     def fail_lost(self) -> None:
-        """End the trials whose supervisors have been silent for too long."""
+        """End the trials whose supervisors have sent no heartbeat for too long."""
         with without_advice():
             optuna.storages.fail_stale_trials(self._study)
 
     def add(self, cell: Cell, state: TrialState, run: RunState | None = None, **marks: Any) -> None:
         """Add a trial with its parameters, so that waiting cells show theirs too.
 
-        `run`: what a cell that is over has left on disk.
+        `run`: the files of a finished cell.
         """
         reports, value, ended = None, None, None
         if run is not None and run.result is not None:
             ended, value = run.result, self.value(run.result)
             marks |= attributes(run.result)
-            if self._grid.prunes:  # others are judged by the reports of the complete ones
+            if self._grid.prunes:  # a pruner compares others with the reports of complete cells
                 reports = read_reports(self._grid.run(cell))
         elif run is not None and run.pruned is not None:
             ended, value = run.pruned, run.pruned["value"]
@@ -178,7 +178,7 @@ class Study:
     def end(
         self, number: int, state: TrialState, marks: Mapping[str, Any], value: float | None = None
     ) -> None:
-        """End a trial, unless it has ended: another supervisor took it, or this is a second try."""
+        """End a trial unless it has ended, by another supervisor or an earlier try of this call."""
         trial = self._id(number)
         try:
             for key, each in marks.items():
@@ -203,14 +203,14 @@ class Study:
             raise UserError(f"{self._grid.name}: metric.name: runs report no '{name}' ({known})")
         value = result["metrics"].get(name)
         if self._grid.plan.mode == "max":
-            return 0.0 if value is None else value  # no metric of a run is below
+            return 0.0 if value is None else value  # no run has a metric below 0
         worst = math.inf if value is None else value
         if diverged and name in _LOWER_IS_BETTER_CAPS:
             return min(worst, _LOWER_IS_BETTER_CAPS[name](entropy))
         return worst
 
     def _find_id(self, number: int) -> int:
-        """The id by which the storage knows a trial."""
+        """The id of a trial in the storage."""
         study = self._storage.get_study_id_from_name(self._grid.plan.study)
         return self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
@@ -263,14 +263,14 @@ class Study:
             )
 
     def _agree(self, alone: bool) -> None:
-        """Refuse another `lost_after` than that of the supervisors at work."""
+        """Refuse a `lost_after` that differs from that of the running supervisors."""
         known = self._study.user_attrs.get(_LOST_AFTER)
         if alone or known is None:
             self._study.set_user_attr(_LOST_AFTER, self._lost_after)
         elif known != self._lost_after:
             raise UserError(
                 f"--lost-after: {self._lost_after:g} here and {known:g} for the supervisors that "
-                "run this grid; their cells would be taken from them"
+                "run this grid; with different values one would take the cells of others"
             )
 
 
@@ -287,14 +287,14 @@ def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Silence the advice that a function of Optuna may change."""
+    """Silence Optuna's warning that an experimental function may change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
 
 
 def _primitive(value: Any) -> Any:
-    """A value as Optuna's categories can hold it: lists and mappings become JSON."""
+    """A value in a form that Optuna's categories can hold: lists and mappings become JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-_TIMEOUT = timedelta(hours=24)  # the supervisor ends a rank that hangs, and sooner
+_TIMEOUT = timedelta(hours=24)  # the supervisor ends a rank that hangs much earlier
 
 
 def join_process_group(rank: int, size: int, meeting: Path, accelerator: str) -> None:

@@ -1,6 +1,7 @@
-"""Imported by the fork server alone, before all else: it ends with the supervisor, not before.
+"""The first module that the fork server imports: it makes it end exactly when the supervisor ends.
 
-A signal to the whole process group, as from a terminal or a scheduler, is for the supervisor.
+It ignores signals to the whole process group, which a terminal or a scheduler sends to the
+supervisor.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The locks of a grid's folder: they work on a file system that all hosts share."""
+"""The locks of a grid's folder, which work on a file system that all hosts share."""
 
 import fcntl
 import json
@@ -31,11 +31,11 @@ class Holder:
 
 @contextmanager
 def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False) -> Iterator[bool]:
-    """Hold a grid's folder, made if it is missing; yield whether nobody else holds it.
+    """Lock a grid's folder, made if it is missing; yield whether no other supervisor locks it.
 
-    One supervisor holds it alone; with `several` all those that use the same `storage` hold it
-    together. Raises `UserError` if another supervisor excludes this one, or if the folder cannot be
-    written.
+    Without `several` one supervisor locks it alone; with `several` all supervisors with the same
+    `storage` share the lock. Raises `UserError` if another supervisor holds the lock and does not
+    share it, or if the folder cannot be written.
     """
     with writing_in(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def is_supervised(folder: GridFolder) -> bool:
 
 @contextmanager
 def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
-    """Hold a lock that others release soon; print `why` if that takes time.
+    """Wait for a lock that others release soon, and hold it; print `why` if the wait is long.
 
     The folder of the lock is made if it is missing. Raises `Interrupted`.
     """

@@ -13,11 +13,11 @@ from lightning_app.errors import UserError
 class Options:
     """How a supervisor works. None selects a value that fits the host and the grid.
 
-    `workers` cells at once, each on `devices_per_cell` devices, `slots_per_device` cells sharing
-    one. After `seconds` the cells that run are put back. `lost_after`: seconds without a heartbeat
-    after which a supervisor counts as lost; `hang_limit`: seconds without progress after which a
-    cell is ended. `rerun_stale`: cells of another code, data or libraries are done again. `wait`:
-    stay as long as others run cells.
+    `workers` cells run at once, each on `devices_per_cell` devices; `slots_per_device` cells share
+    a device. After `seconds` the running cells are stopped and queued again. `lost_after`: seconds
+    without a heartbeat after which a supervisor counts as lost; `hang_limit`: seconds without
+    progress after which a cell is killed. `rerun_stale`: whether cells of another code, data or
+    libraries run again. `wait`: whether to wait while other supervisors run cells.
     """
 
     workers: int | None = None
@@ -57,7 +57,7 @@ class Options:
 
 
 def check_count(option: str, value: float) -> None:
-    """Refuse what is not a finite number of at least 1."""
+    """Refuse a value that is not a finite number of at least 1."""
     if not 1 <= value < inf:
         raise UserError(f"{option}: expected 1 or more, found {value}")
 

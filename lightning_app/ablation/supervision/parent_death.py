@@ -23,7 +23,7 @@ def bind_to_supervisor() -> None:
     The kernel watches the fork server, which `fork_server` binds to the supervisor. On systems
     other than Linux a thread watches the supervisor.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores both
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores both signals
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None

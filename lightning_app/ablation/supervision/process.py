@@ -32,7 +32,7 @@ DISK_FULL = 4  # exit code: the attempt is void
 HELD = 5  # exit code: another process trains the run
 OUT_OF_MEMORY = 6  # exit code: another attempt may succeed
 
-_OLD_WORKER_GONE = 60.0  # seconds that a killed supervisor's worker may take to die
+_OLD_WORKER_GONE = 60.0  # seconds that the worker of a killed supervisor may take to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Job:
         identity: The planned id of the cell.
         slot: The devices and threads of the cell.
         metric: The metric that a pruner compares; None without a pruner.
-        keep: Which checkpoints are kept of a finished cell.
+        keep: The checkpoints to keep of a finished cell.
         command: The command line of the supervisor.
     """
 
@@ -72,7 +72,7 @@ class Job:
         return self.folder.is_over(prunes=self.metric is not None)
 
     def error(self, rank: int) -> Path:
-        """The file of a rank's error. Of several errors, the supervisor finds the first."""
+        """The file for a rank's error. The supervisor reports the first of several errors."""
         alone = self.slot.devices == 1
         return self.record.error if alone else self.record.error_of(rank)
 
@@ -86,7 +86,7 @@ def run_rank(job: Job, rank: int) -> None:
     """
     os.setsid()
     bind_to_supervisor()
-    gc.freeze()  # imported modules are never garbage: this avoids scans and copies of pages
+    gc.freeze()  # the collector need not scan imported modules, which copies their pages
     try:
         job.record.path.mkdir(parents=True, exist_ok=True)
         _redirect_output(job.record.log(rank))
@@ -133,12 +133,12 @@ def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
 
 
 def count_devices(program: str) -> int:
-    """The number of accelerators. After this call a process must not fork."""
+    """The number of accelerators. The calling process must not fork afterwards."""
     return importlib.import_module(program).count_devices()
 
 
 def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
-    """The code, libraries, device and data that a run would have now."""
+    """The code, libraries, device and data of a run that would start now."""
     return importlib.import_module(program).here(configs)
 
 
@@ -147,7 +147,7 @@ def _train(program: Any, job: Job) -> None:
     config = program.parse(dict(job.tree), str(job.folder.config))
     if (found := program.identify(config).id) != job.identity:
         raise RuntimeError(
-            f"the config's id is {found} and not {job.identity}, as planned: the files of the "
+            f"the config's id is {found}, but {job.identity} was planned: the files of the "
             "corpus or the program have changed since; start the grid again"
         )
     write_whole(job.folder.config, yaml.safe_dump(config, sort_keys=False))
@@ -167,9 +167,9 @@ def _redirect_output(log: Path) -> None:
 
 
 def _end(path: Path, error: BaseException) -> NoReturn:
-    """End this process in the way that tells the supervisor what happened."""
+    """Write the error and end this process with the exit code or signal that belongs to it."""
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException":
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning made the signal an exception
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning turned it into an exception
         os.kill(os.getpid(), signal.SIGTERM)
     if is_disk_full(error):
         sys.exit(DISK_FULL)

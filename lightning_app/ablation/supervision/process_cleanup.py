@@ -23,12 +23,12 @@ def end_tree(pids: Iterable[int]) -> None:
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(pid).children(recursive=True):
                 _kill(child)
-        with suppress(ProcessLookupError):  # it has ended, or is too young to have a group
+        with suppress(ProcessLookupError):  # it has ended, or does not lead a group yet
             os.killpg(pid, signal.SIGKILL)
 
 
 def end_marked(records: Iterable[Path]) -> None:
-    """Kill processes that ended attempts left on this host, such as a launcher's orphans."""
+    """Kill processes that finished attempts left on this host, such as a launcher's orphans."""
     names = {str(record.resolve()) for record in records}
     for process in psutil.process_iter() if names else ():
         with suppress(psutil.Error):

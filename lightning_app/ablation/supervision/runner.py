@@ -68,7 +68,7 @@ def run_grid(
     corpus: Corpus = corpus_of,
     index: Callable[[Path], object] = lambda folder: None,
 ) -> Ending:
-    """Run the missing cells of a grid, until all are done or a signal, the time or an outage.
+    """Run the missing cells of a grid until all are done, or a signal, time or outage ends it.
 
     In every case finished cells are kept and no process remains.
 
@@ -96,7 +96,7 @@ def run_grid(
             slots = _slots(spec, options, program, stop)
             _check_slots(storage, slots)
             fresh = None
-            if not folder.path.exists():  # a mistake in the grid leaves no folder
+            if not folder.path.exists():  # plan first: a mistake in the grid creates no folder
                 fresh = ask(stop, make_plan, program, spec)
                 ask(stop, prepare_data, program, fresh.data)
             why = f"{folder}: another supervisor is starting; waiting for it"
@@ -151,8 +151,8 @@ def current_grid(
     valid = plan is not None and is_valid(plan, spec, corpus)
     if not valid and not alone:
         raise UserError(
-            f"{folder}: other supervisors run this grid from another form of {spec.source}, on "
-            "another state of its corpus or with another version of this program; let them end "
+            f"{folder}: other supervisors run this grid from another version of {spec.source}, of "
+            "its corpus or of this program; let them end "
             "first"
         )
     grid = Grid(spec, folder, plan if plan is not None and valid else make())
@@ -193,6 +193,6 @@ def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
 def _check_slots(storage: StorageSpec, slots: Slots) -> None:
     if storage.kind == "sqlite" and len(slots) > 1:
         raise UserError(
-            "--storage: SQLite hands one cell to several workers; give --workers 1, or use "
+            "--storage: SQLite can give one cell to several workers; give --workers 1, or use "
             "the journal or PostgreSQL"
         )

@@ -1,4 +1,4 @@
-"""Slots of cells: groups of this host's devices, each shared by a number of cells."""
+"""Slots for cells on this host: each is a group of devices, which several cells may share."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from lightning_app.errors import UserError
 
 
 def default_workers() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -18,8 +18,8 @@ def default_workers() -> int:
 class Slot:
     """A place for one cell.
 
-    `group` numbers the devices that it has, alone or with other cells; `visible` names those for
-    CUDA, and is None on a CPU. `devices` processes train the cell, with `threads` each.
+    `group` is the number of its group of devices; `visible` names the devices for CUDA, and is None
+    on a CPU. `devices` processes train the cell, with `threads` each.
     """
 
     group: int
@@ -61,9 +61,9 @@ class Slots:
         return all(slot.group in self._exclusive for slot in self._free)
 
     def take(self, alone: bool = False) -> Slot | None:
-        """Take the slot whose devices have the fewest cells; `alone`: with no other cell on them.
+        """Take the slot whose devices have the fewest cells; None if there is no free slot.
 
-        None if all are in use.
+        With `alone`, take only one whose devices have no other cell.
         """
         load = {slot.group: 0 for slot in (*self._free, *self._taken)}
         for slot in self._taken:
@@ -96,15 +96,15 @@ def slots_of(
     workers: int | None = None,
     cells: int,
 ) -> Slots:
-    """Divide a host over cells.
+    """Divide a host into slots for cells.
 
     Args:
         cores: The cores that this process may use.
-        visible: The accelerators, as CUDA names them; none: cells run on the CPU.
+        visible: CUDA's names of the accelerators; without any, cells run on the CPU.
         devices: Number of devices, and so of processes, that train one cell.
         sharing: The number of cells that share a device; by default one. On a CPU
             `workers` sets it.
-        workers: The number of cells that run at once; by default as many as fit, on a CPU one
+        workers: The number of cells that run at once; by default as many as fit: on a CPU one
             process for each core.
         cells: The number of cells, which limits the number of slots.
 
@@ -114,7 +114,7 @@ def slots_of(
     if not visible:
         if sharing is not None:
             raise UserError(
-                "--slots-per-device: this host offers no accelerator; --workers says how many "
+                "--slots-per-device: this host has no accelerator; --workers sets how many "
                 "cells share the CPU"
             )
         count = max(1, min(workers or cores // devices, cells))
@@ -122,8 +122,8 @@ def slots_of(
         return Slots([Slot(0, None, devices, threads, count, count)] * count)
     if devices > len(visible):
         raise UserError(
-            f"--devices-per-cell: expected at most {len(visible)}, as many as this host offers, "
-            f"found {devices}"
+            f"--devices-per-cell: expected at most {len(visible)}, the number of devices of this "
+            f"host, found {devices}"
         )
     groups = [tuple(visible[k : k + devices]) for k in range(0, len(visible), devices)]
     groups = [group for group in groups if len(group) == devices]
@@ -131,8 +131,8 @@ def slots_of(
     places = [(number, group) for _ in range(sharing) for number, group in enumerate(groups)]
     if workers is not None and workers > len(places):
         raise UserError(
-            f"--workers: expected at most {len(places)}, {sharing} a group of {devices} devices, "
-            f"found {workers}; --slots-per-device lets more cells share one"
+            f"--workers: expected at most {len(places)}, {sharing} for each group of {devices} "
+            f"devices, found {workers}; --slots-per-device lets more cells share a device"
         )
     places = places[: max(1, min(workers or len(places), cells))]
     threads = max(1, cores // (len(places) * devices))

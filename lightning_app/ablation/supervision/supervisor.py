@@ -38,13 +38,13 @@ from lightning_app.run_state import RunState, read_progress
 from lightning_app.task_facts import LOSS
 
 MOST_DEATHS = 3  # attempts of a cell that may be killed, run out of memory or hang
-SERVER_ENDED = 255  # multiprocessing's exit code of a child that nobody could wait for
+SERVER_ENDED = 255  # multiprocessing's exit code of children whose fork server has ended
 
 _TICK = 0.2  # seconds
 _INDEX_EVERY = 20.0  # seconds
-_ASK_EVERY = 5.0  # seconds between looks at what other supervisors do
+_ASK_EVERY = 5.0  # seconds between queries about other supervisors
 _STRAGGLERS = 15.0  # seconds that ranks may take to end after the first of them, or the result
-_LOOKS = 1.6  # a lost supervisor is found within 1.5 times this
+_LOOKS = 1.6  # times `lost_after`: a lost supervisor is found within 1.5 times
 _GRACE = 120.0  # seconds that a cell may take to save its state
 
 
@@ -58,7 +58,7 @@ class Running:
     trial: Trial | None  # what a pruner needs
     since: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
-    mark: int = 0  # when the file of its progress was last written, by the clock of its file system
+    mark: int = 0  # modification time of its progress file, by the clock of that file system
     first_end: float | None = None
     hung: bool = False
 
@@ -67,7 +67,7 @@ class Running:
         return [rank for rank in self.ranks if rank.exitcode is None]
 
     def look(self) -> None:
-        """Note progress. Clocks of file systems differ, so only a change of the time counts."""
+        """Record progress. Clocks of file systems differ, so only a change of the time counts."""
         try:
             mark = self.job.record.progress.stat().st_mtime_ns
         except FileNotFoundError:
@@ -82,10 +82,10 @@ class Supervisor:
     Args:
         grid: The grid.
         queue: Its cells that are to run.
-        slots: Where they run.
-        options: After how long a cell hangs, a silent supervisor is lost, and whether to wait as
-            long as others run cells, which they may lose. Without waiting, this supervisor ends
-            once those that are lost by now are known.
+        slots: The slots for the cells.
+        options: The time limits for cells without progress and for supervisors without heartbeat,
+            and whether to wait while others run cells, which may be lost. Without waiting, this
+            supervisor ends once it knows the cells that are lost by now.
         stop: The signals that have arrived.
         program: The module that trains a cell.
         index: Called with the grid's folder from time to time.
@@ -115,13 +115,13 @@ class Supervisor:
         self._idle = 0.0
         self._reports = Reports() if grid.prunes else None
         self._running: list[Running] = []
-        self._pending: Claim | None = None  # needs a device for itself
+        self._pending: Claim | None = None  # a claim that needs a device for itself
         self._indexed = time.monotonic()
         self._empty = -inf  # when the queue was last found empty
         self._looked = -inf  # when others were last found at work
 
     def run(self, total: int) -> None:
-        """Run cells, at present `total` of them. Raises `Interrupted`."""
+        """Run cells; `total` is their present number. Raises `Interrupted`."""
         self._display = Display(self._grid.name, total)
         try:
             while not self._over():
@@ -135,7 +135,7 @@ class Supervisor:
             if self._grid.folder.plan.is_file():
                 raise
             raise UserError(
-                f"{self._grid.folder}: was removed while cells ran; the same command starts again"
+                f"{self._grid.folder}: was removed while cells ran; give the same command again"
             ) from error
         finally:
             self._save()  # also if the storage is lost
@@ -168,7 +168,7 @@ class Supervisor:
             self._start(claim, slot)
 
     def _may_ask(self) -> bool:
-        """Whether to ask the queue: at once if it may have cells, else every few seconds."""
+        """Whether to ask the queue: always if it may have cells, else every few seconds."""
         return self._queue.has_candidates or time.monotonic() - self._empty >= _ASK_EVERY
 
     def _start(self, claim: Claim, slot: Slot) -> None:
@@ -210,7 +210,7 @@ class Supervisor:
             return self._queue.settle() > 0
         now = time.monotonic()
         if self._looked == -inf:
-            self._display.say(f"{others} cells run elsewhere; waiting to take over what is lost")
+            self._display.say(f"{others} cells run elsewhere; waiting to take over lost ones")
             self._idle = now
         self._looked = now
         return now - self._idle < self._patience
@@ -235,7 +235,7 @@ class Supervisor:
         self._display.update(lambda: [self._look(each) for each in self._running])
 
     def _has_ended(self, each: Running) -> bool:
-        """Whether all ranks have ended, or must be ended: they hang, or outlive the result."""
+        """Whether all ranks have ended, or must be killed: they hang, or outlive the result."""
         now = time.monotonic()
         if not each.left:
             return True
@@ -263,7 +263,7 @@ class Supervisor:
 
     def _conclude(self, each: Running) -> None:
         """Record the results on disk of processes that have ended."""
-        codes = [rank.exitcode for rank in each.ranks]  # None: ended by us
+        codes = [rank.exitcode for rank in each.ranks]  # None: killed by us
         self._end(each)
         run = self._grid.state(each.claim.cell, with_metric=False)
         if run.result is not None or run.pruned is not None:
@@ -295,15 +295,15 @@ class Supervisor:
             self._say(each, run.word, f"{LOSS} {'-' if loss is None else f'{loss:.4f}'}")
 
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
-        """Put a cell back that did not end by its own error, unless that happened too often."""
+        """Queue a cell again that did not end by its own error, unless this happened too often."""
         name, deaths = each.claim.cell.name, each.claim.deaths + 1
-        if self._stop.requested:  # the signal was for the cells, too
+        if self._stop.requested:  # the cells received the signal, too
             self._queue.put_back(each.claim, "interrupted")
         elif deaths < MOST_DEATHS:
             self._queue.put_back(each.claim, why, death=True, alone=alone)
             self._display.say(f"{name}: {why}, put back")
         else:
-            self._fail(each, f"{MOST_DEATHS} attempts ended early, at last: {why}\n")
+            self._fail(each, f"{MOST_DEATHS} attempts ended early, the last: {why}\n")
 
     def _fail(self, each: Running, error: str) -> None:
         """Write the error into the folder of the attempt, and record it in the queue."""
@@ -331,13 +331,13 @@ class Supervisor:
 
     def _forget(self, each: Running) -> None:
         self._running.remove(each)
-        self._empty = -inf  # it may wait again
+        self._empty = -inf  # the cell may wait in the queue again
         self._slots.give_back(each.job.slot)
         if self._reports is not None and each.trial is not None:
             self._reports.forget(each.trial)
 
     def _save(self, tend: Callable[[], object] = lambda: None) -> None:
-        """Let the running cells save their state, and wait some time for their end."""
+        """Make the running cells save their state, and wait for them to end, up to a limit."""
         running = [each for each in self._running if each.left]
         if running:
             self._display.say(
@@ -354,7 +354,7 @@ class Supervisor:
             time.sleep(_TICK)
 
     def _put_back(self) -> None:
-        """Stop the running cells; results that they have finished by then count."""
+        """Kill the running cells and queue them again; results that are complete count."""
         self._save(self._queue.tend)
         while self._running:
             each = self._running[-1]
@@ -369,7 +369,7 @@ class Supervisor:
             self._queue.put_back(self._pending, "interrupted")
 
     def _index(self, every: float) -> None:
-        """Write the index of the runs. One supervisor at a time does so."""
+        """Write the index of the runs. One supervisor at a time writes it."""
         if time.monotonic() - self._indexed >= every:
             with if_free(self._grid.folder.report_lock) as free:
                 if free:

@@ -1,4 +1,4 @@
-"""The fork server and its children, seen from the supervisor, which stays light.
+"""Start and end the fork server and its children from the supervisor, which imports no torch.
 
 The fork server imports torch and Lightning once; a cell's process then starts in milliseconds.
 """
@@ -20,23 +20,23 @@ from lightning_app.errors import UserError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
-# The supervisor alone opens the storage.
+# Only the supervisor opens the storage.
 _SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
 
-# Variables of a launcher or scheduler would affect every cell: another rank,
+# Variables of a launcher or scheduler would change every cell: another rank,
 # another seed, a port that is taken, automatic requeueing.
 _FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
 
-# glibc maps large blocks again for each tensor and returns them at once; keeping them takes a
-# sixth off a training step of the demo's size on a CPU.
+# By default glibc maps a large block for each tensor and returns it at once. Keeping the blocks
+# saves a sixth of a training step of the demo's size on a CPU.
 _ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _KEPT_BYTES = str(1 << 30)
 
 
 @contextmanager
 def cell_environment() -> Iterator[None]:
-    """A clean environment for the fork server and every cell, for as long as either may start."""
+    """Clean the environment while the fork server and cells may start."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(_FOREIGN) or name in (*_FOREIGN_NAMES, *_SECRETS):
@@ -61,7 +61,7 @@ def share_cores(threads: int) -> None:
 
 
 def preload(program: str) -> None:
-    """Choose what the fork server imports before its first child."""
+    """Set the modules that the fork server imports before its first child."""
     _CONTEXT.set_forkserver_preload(
         [
             "lightning_app.ablation.supervision.fork_server",
@@ -79,19 +79,19 @@ def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
             process.start()
             return process
         except (EOFError, ConnectionError):
-            time.sleep(0.1)  # until it can be waited for
+            time.sleep(0.1)  # until waitpid reports the end of the old fork server
         except OSError as error:
             if "AF_UNIX" not in str(error):
                 raise
             raise UserError(
-                f"TMPDIR: {tempfile.gettempdir()} is too long a name for the socket of a process; "
-                "set it to a folder with a shorter one"
+                f"TMPDIR: {tempfile.gettempdir()} is too long for the socket of a process; "
+                "set it to a shorter path"
             ) from error
-    raise RuntimeError("the fork server ends as soon as it has started")
+    raise RuntimeError("the fork server ends right after its start")
 
 
 def kill(*processes: ForkServerProcess) -> None:
-    """Kill children with everything that they started, and wait for their end."""
+    """Kill children with all processes that they started, and wait until they have ended."""
     end_tree(process.pid for process in processes if process.pid is not None)
     for process in processes:
         process.kill()
