@@ -49,7 +49,7 @@ def check_archive(path: Path, contents: bool = True) -> None:
         is_plain = last[-_LAST_SIZE:].startswith(_LAST)
         is_sealed = last.startswith(_LAST) and seal.startswith(_MARK)
         if first != _FIRST or not (is_plain or is_sealed):
-            raise Damaged(f"torn or damaged: no whole checkpoint ({size:,} bytes)")
+            raise Damaged(f"torn or damaged: not a complete checkpoint ({size:,} bytes)")
         if not contents:
             return
         if is_sealed:

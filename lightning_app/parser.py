@@ -1,4 +1,4 @@
-"""The parser of a run's config: LightningCLI's own. Heavy: it imports Lightning."""
+"""The parser of a run's config, that of LightningCLI. Slow to import: it imports Lightning."""
 
 import logging
 import re
@@ -31,28 +31,28 @@ from lightning_app.sections import (
 )
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS
 
-# Warnings of Lightning and torch that are about other programs than ours.
+# Warnings of Lightning and torch that do not apply to this program.
 NEEDLESS = (
-    ".*does not have many workers",  # batches come from memory-mapped ids: workers gain nothing
+    ".*does not have many workers",  # batches come from memory-mapped ids: workers do not help
     ".*smaller than the logging interval",  # we log by optimizer step, across epochs
-    "Experiment logs directory .* is not empty",  # it is the attempt's own
-    "Checkpoint directory .* exists and is not empty",  # it is the run's own
-    ".*srun. command is available on your system but is not used",  # by the supervisor it is
+    "Experiment logs directory .* is not empty",  # it belongs to the same attempt
+    "Checkpoint directory .* exists and is not empty",  # it belongs to the same run
+    ".*srun. command is available on your system but is not used",  # the supervisor uses it
     ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
-    "You're using the WeightAveraging callback, but loading",  # the average is what is evaluated
-    # RMSNorm under autocast has a weight of 32 bits: torch takes its exact, unfused way.
+    "You're using the WeightAveraging callback, but loading",  # the averaged weights are evaluated
+    # RMSNorm under autocast has a weight of 32 bits, so torch uses its exact, unfused form.
     "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
 )
 
-# The help of a field is the text below it in its dataclass.
+# The help of a field is its docstring in the dataclass.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class ConfigParser(LightningArgumentParser):
-    """A parser whose every complaint is a `UserError` of one line."""
+    """A parser whose error messages are `UserError`s of one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # A prefix of an option may become another option tomorrow.
+        # A later version may have an option of which this one is a prefix.
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -69,7 +69,7 @@ class ConfigParser(LightningArgumentParser):
 
 @contextmanager
 def _bearable() -> Iterator[None]:
-    """Complain of what is too much for the parser, which has no words of its own for it."""
+    """Raise `UserError` for configs that exceed the parser's limits."""
     try:
         yield
     except RecursionError as error:
@@ -84,7 +84,7 @@ class RunCLI(LightningCLI):
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         for message in NEEDLESS:
             warnings.filterwarnings("ignore", message=message)
-        # Until all is checked, nothing but a complaint is worth a line.
+        # Before all checks have passed, print only errors.
         self._set_chatter(logging.WARNING)
         super().__init__(
             TransformerModule,
@@ -110,22 +110,22 @@ class RunCLI(LightningCLI):
             logging.getLogger(name).setLevel(level)
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the config as the user wrote it; Lightning would take the checkpoint's model."""
+        """Keep the config as the user wrote it; Lightning would use the model of the checkpoint."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         is_tree = isinstance(args, dict)
         self.config = parser.parse_object(args) if is_tree else parser.parse_args(args)
         command = self.config.get("subcommand")
-        # Here, since Lightning then puts a random number in the place of true.
+        # Checked here, since Lightning later replaces true by a random number.
         check_seed((self.config[command] if command else self.config)["seed_everything"])
 
     def dump(self) -> dict[str, Any]:
-        """Return the parsed config as a tree of plain values, every default in it."""
+        """Return the parsed config, with every default, as a tree of plain values."""
         return dump(self.parser, self.config, self.subcommand)
 
 
 class _ParserOnly(RunCLI):
-    """Stops before anything is parsed: what is wanted is the parser."""
+    """Build the parser and stop before anything is parsed."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> NoReturn:
         raise StopIteration
@@ -150,12 +150,14 @@ def dump(
         what = re.search(r"cannot represent an object', (.*)\)", str(error))
         raise UserError(
             f"trainer: {what[1] if what else error} cannot be written to config.yaml, which holds "
-            f"text, numbers, lists and mappings alone"
+            f"only text, numbers, lists and mappings"
         ) from error
     tree = yaml.safe_load(text)
     tree = tree[subcommand] if subcommand else tree
-    arguments("trainer", get_type_hints(pl.Trainer.__init__), tree["trainer"])  # no null astray
-    # What the subcommand itself takes, such as ckpt_path, is no part of the run.
+    arguments(
+        "trainer", get_type_hints(pl.Trainer.__init__), tree["trainer"]
+    )  # refuses a wrong null
+    # Arguments of the subcommand, such as ckpt_path, are not part of the run.
     return {section: tree[section] for section in SECTIONS}
 
 
@@ -167,7 +169,7 @@ def parse_config(tree: dict[str, Any]) -> dict[str, Any]:
     """
     parser = config_parser()
     with no_foreign_imports():
-        # A copy: the parser puts objects of its own into lists of callbacks.
+        # A copy, since the parser inserts its own objects into lists of callbacks.
         complete = dump(parser, parser.parse_object(deepcopy(tree)))
     keep_numbers(tree, complete)
     return complete
@@ -176,8 +178,8 @@ def parse_config(tree: dict[str, Any]) -> dict[str, Any]:
 def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
     """Give each number of the Trainer the type in which it was written.
 
-    Some of its fields mean a count as an integer and a share as a float. Which of the two typing
-    offers first for such a union depends on what was imported before, and so would the id.
+    For some of its fields an integer is a count and a float is a share. The order of the two in
+    such a union depends on earlier imports, and without this function the id would too.
     """
     section = written.get("trainer")
     for key, value in (section if isinstance(section, dict) else {}).items():
@@ -196,7 +198,7 @@ def data_module(section: dict[str, Any]) -> TextDataModule:
 
 
 def explain(message: str, parser: LightningArgumentParser) -> str:
-    """Turn a complaint of jsonargparse into one line: the key, the value, what would be right."""
+    """Turn an error message of jsonargparse into one line: key, value, and what is expected."""
     message = " ".join(message.split())
     if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
         return _unknown(f"{match[1]}.{match[2]}", parser)
@@ -218,7 +220,7 @@ def explain(message: str, parser: LightningArgumentParser) -> str:
 
 
 def _unknown(key: str, parser: LightningArgumentParser) -> str:
-    # The hint is a sibling: a key of another section with the same ending would mislead.
+    # Suggest only keys of the same section: a similar key of another section would mislead.
     parent, _, last = key.rpartition(".")
     known = set()
     for name in parser.get_defaults().keys(branches=True):
@@ -230,9 +232,9 @@ def _unknown(key: str, parser: LightningArgumentParser) -> str:
 
 
 def _wrong_value(problem: str) -> str:
-    """Say what value was found and which types or words were expected."""
+    """Name the value that was found and the types or words that were expected."""
     value = re.search(r"(?:Given value|Got value): (.*)$", problem)
-    # Parts are parsed by a parser like ours, so their complaints have been explained already.
+    # Parts have a parser like ours, so their error messages are already in this form.
     inner = re.search(r"- (unknown key '.*?|[\w.]+: expected .*?) - Expected", problem)
     if inner:
         return inner[1]

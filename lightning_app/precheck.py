@@ -1,4 +1,4 @@
-"""Mistakes in the files and names of a call, found before Lightning is imported."""
+"""Find mistakes in the files and names of a call before Lightning is imported."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from lightning_app.errors import UserError
 from lightning_app.names import check_names, check_preset
 from lightning_app.trainer_arguments import trainer_arguments
 
-_OPTIONS = ("config", "help", "print_config")  # of every command of LightningCLI
+_OPTIONS = ("config", "help", "print_config")  # every command of LightningCLI has these
 
 
 def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "") -> None:
-    """Refuse what is certainly wrong in a call; the rest is left to Lightning's parser.
+    """Refuse clear mistakes in a call; Lightning's parser checks the rest.
 
     Args:
         files: The configs, in their order.
         words: The options of the call, after those files.
-        command: The command of LightningCLI; empty where what it takes is refused elsewhere.
+        command: The command of LightningCLI; empty if its arguments are checked elsewhere.
 
     Raises:
         UserError: for a file that cannot be read, an unknown key or preset, or a
@@ -43,7 +43,7 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
 
 
 def read_tree(file: str | Path) -> dict[str, Any]:
-    """Return the mapping that a config file holds, an empty one where only the parser can say."""
+    """Return the mapping in a config file, or an empty one if only the parser can read it."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,10 +55,10 @@ def read_tree(file: str | Path) -> dict[str, Any]:
         line = f" line {mark.line + 1}:" if mark else ""
         raise UserError(f"{file}:{line} {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{file}: no valid YAML: {error}") from error
+        raise UserError(f"{file}: not valid YAML: {error}") from error
     except RecursionError as error:
         raise UserError(f"{file}: the config is nested too deeply") from error
-    except ValueError:  # what looks like a date
+    except ValueError:  # from text that looks like a date
         return {}
     if not isinstance(tree, dict | None):
         raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
@@ -74,7 +74,7 @@ def _prefixed(source: str) -> Iterator[None]:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option and its value, None where there seems to be none."""
+    """Yield each option and its value, None if it seems to have none."""
     for word, after in pairwise([*words, ""]):
         if word == "--":
             return
@@ -85,7 +85,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _check_preset(trees: Iterable[Mapping[str, Any]], options: Mapping[str, str | None]) -> None:
-    """Refuse the preset that counts: an option's, else that of the last file with one."""
+    """Refuse an unknown preset of the options or, without one there, of the last file with one."""
     if {"model", "model.block"} & options.keys():
         return
     found = [options.get("model.block.preset")]
@@ -101,7 +101,7 @@ def _check_preset(trees: Iterable[Mapping[str, Any]], options: Mapping[str, str 
 def _check_checkpoint(
     command: str, trees: Iterable[Mapping[str, Any]], options: Mapping[str, str | None]
 ) -> None:
-    """Refuse a checkpoint that is missing, in the call or on the disk, as the run itself would."""
+    """Refuse a checkpoint that the call does not name or that does not exist, as the run would."""
     if options.keys() & {"help", "print_config"}:
         return
     given = options.get("ckpt_path")

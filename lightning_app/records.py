@@ -1,4 +1,4 @@
-"""The records that a run writes at its end: their schema and their only reader, which is strict."""
+"""The records that a run writes at its end: their schema and a strict reader, used by all."""
 
 import json
 import math
@@ -12,10 +12,11 @@ import yaml
 from lightning_app.task_facts import LOSS
 
 SCHEMA = 2
-"""Of `result.json` and `pruned.json`. Schema 1, whose ids are of the config alone, is read too."""
+"""The schema of `result.json` and `pruned.json`. Schema 1, whose id covers only the config, can
+also be read."""
 
 PLAN_SCHEMA = 2
-"""Of `plan.json`; the same holds."""
+"""The schema of `plan.json`. Schema 1 can also be read."""
 
 SIGNATURES = ("bleu_signature", "sacrebleu_signature")
 """How the scores of the test split were computed; null in the result of a task without them."""
@@ -30,17 +31,17 @@ OUTCOMES = {
 
 _OUTCOMES_OF = {"ok": ("trained", "not_yet_learned"), "diverged": ("stalled", "non_finite")}
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 6 times as fast where it is built
-_LARGEST = 2**63  # what a column of whole numbers holds
-_DEEPEST = 100  # mappings and lists within each other
+_LARGEST = 2**63  # the limit of a column of 64-bit integers
+_DEEPEST = 100  # levels of nested mappings and lists
 _TOO_DEEP = f"damaged: nested more than {_DEEPEST} deep"
 
 
 class Unsound(Exception):
-    """A file does not hold what it should; the message says why."""
+    """A file does not have the expected content; the message names the problem."""
 
 
 class Newer(Unsound):
-    """A file of a newer version of this program, which this one must leave as it is."""
+    """A file of a newer version of this program, which this version must not change."""
 
     def __init__(self, schema: int) -> None:
         super().__init__(
@@ -49,7 +50,7 @@ class Newer(Unsound):
 
 
 def read_result(path: Path, identity: str, metric: str | None = None) -> dict[str, Any] | None:
-    """The sound `result.json` of the cell with this id, None where there is no such file.
+    """The checked `result.json` of the cell with this id, None if there is no such file.
 
     With `metric`, a run that trained must have reported it. Raises `Unsound`.
     """
@@ -57,7 +58,7 @@ def read_result(path: Path, identity: str, metric: str | None = None) -> dict[st
 
 
 def read_pruned(path: Path, identity: str) -> dict[str, Any] | None:
-    """The sound `pruned.json` of the cell with this id, None where there is no such file.
+    """The checked `pruned.json` of the cell with this id, None if there is no such file.
 
     Raises `Unsound`.
     """
@@ -74,13 +75,13 @@ def _read(path: Path, check: Callable[[Mapping[str, Any]], None]) -> dict[str, A
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object without NaN, infinities and numbers that no column holds.
+    """Read a JSON object; refuse NaN, infinities and integers of more than 64 bits.
 
-    Raises `Unsound`, and `FileNotFoundError` where there is nothing.
+    Raises `Unsound`, and `FileNotFoundError` if there is no file.
     """
 
     def refuse(word: str) -> float:
-        raise Unsound(f"holds {word}, which is no JSON")
+        raise Unsound(f"holds {word}, which is not JSON")
 
     def number(text: str, kind: Callable[[str], float]) -> float:
         value = kind(text)
@@ -96,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
             parse_int=lambda text: number(text, int),
         )
     except (ValueError, RecursionError) as error:
-        raise Unsound(f"torn or damaged: no valid JSON ({error})") from error
+        raise Unsound(f"torn or damaged: not valid JSON ({error})") from error
     if not isinstance(tree, dict):
         raise Unsound(f"expected a JSON object, found {type(tree).__name__}")
     level: list[Any] = [tree]
@@ -114,16 +115,16 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping whose last line is whole.
+    """Read a YAML mapping whose last line is complete.
 
-    Raises `Unsound`, and `FileNotFoundError` where there is nothing.
+    Raises `Unsound`, and `FileNotFoundError` if there is no file.
     """
     data = _bytes(path)
     if not data.endswith(b"\n"):
         raise Unsound("torn or damaged: its last line has no end")
     try:
         text, depth = data.decode(), 0
-        for event in yaml.parse(text, Loader=_YAML):  # loading would end the process
+        for event in yaml.parse(text, Loader=_YAML):  # deep nesting would crash the C loader
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
@@ -131,7 +132,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         tree = yaml.load(text, Loader=_YAML)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise Unsound(f"torn or damaged: no valid YAML ({reason})") from error
+        raise Unsound(f"torn or damaged: not valid YAML ({reason})") from error
     if not isinstance(tree, dict):
         raise Unsound(f"expected a YAML mapping, found {type(tree).__name__}")
     return tree
@@ -143,13 +144,13 @@ def _bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise
     except IsADirectoryError as error:
-        raise Unsound("is no file") from error
+        raise Unsound("is not a file") from error
     except OSError as error:
         raise Unsound(f"cannot be read: {error.strerror}") from error
 
 
 def check_schema(tree: Mapping[str, Any], newest: int = SCHEMA) -> None:
-    """Refuse a record without a known schema. Raises `Unsound`, beyond the `newest` `Newer`."""
+    """Refuse a record without a known schema. Raises `Unsound`, or `Newer` above `newest`."""
     if "schema" not in tree:
         raise Unsound("field 'schema' is missing")
     schema = tree["schema"]
@@ -160,7 +161,7 @@ def check_schema(tree: Mapping[str, Any], newest: int = SCHEMA) -> None:
 
 
 def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = None) -> None:
-    """Check what `result.json` holds, for the cell with this id. Raises `Unsound`."""
+    """Check the content of `result.json` of the cell with this id. Raises `Unsound`."""
     _check(tree, _RESULT, identity)
     for name, (is_right, wanted) in _OPTIONAL.items():
         if tree.get(name) is not None and not is_right(tree[name]):
@@ -177,12 +178,12 @@ def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = No
 
 
 def check_pruned(tree: Mapping[str, Any], identity: str) -> None:
-    """Check what `pruned.json` holds, for the cell with this id. Raises `Unsound`."""
+    """Check the content of `pruned.json` of the cell with this id. Raises `Unsound`."""
     _check(tree, _PRUNED, identity)
 
 
 def outcome(result: Mapping[str, Any]) -> str:
-    """How a finished run ended, a key of `OUTCOMES`. Results of earlier versions do not say it."""
+    """How a finished run ended, a key of `OUTCOMES`; for old results without it, it is derived."""
     recorded = result.get("outcome")
     if recorded is not None:
         return recorded
@@ -240,7 +241,7 @@ def _is_data(value: Any) -> bool:
     )
 
 
-# What later reads rely on: for each field whether a value will do, and what would.
+# The fields that other code relies on: for each a check, and the words for what is expected.
 _Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
 _COMMON: _Fields = {
     "name": (is_text, "text"),
@@ -261,7 +262,7 @@ _RESULT: _Fields = {
     "unigram_entropy": (lambda value: _is_number(value) and 0 < value < 64, "a number of nats"),
     "steps": (is_count, "a whole number from 0"),
 }
-_OPTIONAL: _Fields = {  # not in every version
+_OPTIONAL: _Fields = {  # some versions do not write them
     "outcome": (lambda value: is_text(value) and value in OUTCOMES, " or ".join(OUTCOMES)),
     **dict.fromkeys(
         ("tokens", "parameters", "devices", "peak_memory_bytes"),

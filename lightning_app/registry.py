@@ -1,4 +1,4 @@
-"""Parts that a config names: a table that a decorator adds to, also from outside the package."""
+"""A table of parts that a config can name; a decorator adds parts, also from other packages."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
     """The parts that a field of the config may name, in the order of their registration.
 
     Args:
-        field: The field, such as ``model.optimizer.kind``; messages begin with it.
+        field: The field, such as ``model.optimizer.kind``; error messages begin with it.
     """
 
     def __init__(self, field: str) -> None:
@@ -33,10 +33,10 @@ class Registry(Mapping[str, Part], Generic[Part]):
         """Add a part.
 
         Raises:
-            ValueError: where another part has this name.
+            ValueError: if another part has this name.
         """
         if name in self._parts:
-            raise ValueError(f"{self.field}: '{name}' is registered already")
+            raise ValueError(f"{self.field}: '{name}' is already registered")
         self._parts[name] = part
 
     def __getitem__(self, name: str) -> Part:

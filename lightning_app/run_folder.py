@@ -1,4 +1,4 @@
-"""The files of a run's folder, left by `ablate fit` and by every cell of a grid alike."""
+"""The files in the folder of a run, the same for `ablate fit` and for cells of a grid."""
 
 from pathlib import Path
 
@@ -22,16 +22,16 @@ class RunFolder:
     Attributes:
         path: The folder.
         config: The resolved config, from which the run is trained.
-        identity: What the id of the run is made of (`identity.record`).
+        identity: The values that the id of the run is computed from (`identity.record`).
         block: The resolved wiring of each stack, written at the end of the run.
         environment: Interpreter, libraries and device, written at the end of the run.
         metrics: The curves of all attempts, a row for each step.
-        probes: What the callback `SignalProbe` measures.
+        probes: The measurements of the callback `SignalProbe`.
         tokenizer: The SentencePiece model of the run's data.
         hypotheses: One translation a line, of the test split.
         references: The reference translations in the same order.
-        result: What the run came to, written last; it alone means success.
-        pruned: Where the grid's pruner ended the run; there is no result then.
+        result: The outcome of the run, written last; only this file shows that it is finished.
+        pruned: The step at which the grid's pruner ended the run, which then has no result.
         checkpoints: The folder of `last.ckpt` and `best.ckpt`.
         attempts: The folder of the numbered attempts.
         lock: Held by the process that trains the run.
@@ -80,7 +80,7 @@ class RunFolder:
         return self.result.is_file() or (prunes and self.pruned.is_file())
 
     def trim_checkpoints(self, keep: str) -> None:
-        """Remove the checkpoints of a finished run that a grid's `checkpoints` does not keep.
+        """Remove the checkpoints of a finished run that are not to be kept.
 
         `keep` is `all`, `last`, `best` or `none`.
         """
@@ -94,10 +94,10 @@ class AttemptFolder:
 
     Attributes:
         path: The folder.
-        progress: The step, the rate in steps per second and the loss, for who watches the run.
+        progress: The step, the rate in steps per second and the loss, for displays.
         provenance: Code, libraries and data of the attempt, written at its start.
         metrics: The curves of this attempt.
-        reports: A line for each validation, where the grid has a pruner.
+        reports: A line for each validation, if the grid has a pruner.
         stop: Written by the supervisor to end the attempt.
         meeting: The file through which the ranks of a cell find each other.
         error: The traceback of a crash; its last line is the message.
@@ -114,11 +114,11 @@ class AttemptFolder:
         self.error = path / "error.txt"
 
     def log(self, rank: int) -> Path:
-        """What a rank prints."""
+        """The file for the output of a rank."""
         return self.path / ("log.txt" if rank == 0 else f"log-rank{rank}.txt")
 
     def error_of(self, rank: int) -> Path:
-        """Where a rank leaves its error, if there are several."""
+        """The file for the error of a rank, if there are several ranks."""
         return self.path / f"error-rank{rank}.txt"
 
     def error_line(self) -> str | None:

@@ -1,4 +1,4 @@
-"""How far a run is, by the files in its folder: these are the record, the queue is their index."""
+"""The state of a run, read from its folder. The folder is the record; the queue is an index."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class RunState:
 
     Attributes:
         state: `done` (there is a result), `pruned` (the grid's pruner ended it), `failed` (the last
-            attempt left an error) or `missing` (none of these, whatever was tried).
+            attempt left an error) or `missing` (none of these, even after other attempts).
         attempts: The number of attempts so far.
         result: The content of `result.json`.
         pruned: The content of `pruned.json`.
@@ -55,10 +55,10 @@ def read_state(
     """Read the state of the run with this id.
 
     Args:
-        folder: The run's folder, which need not exist.
+        folder: The run's folder, which may not exist.
         identity: The id that its result must have.
         metric: The metric of its grid, which a trained run must have reported.
-        prunes: Whether the grid has a pruner. If not, a run that was pruned is to go on.
+        prunes: Whether the grid has a pruner. If not, a run that was pruned must continue.
 
     Raises:
         DamagedRun: if a result is damaged, belongs to another cell, or is of a newer version.
@@ -79,7 +79,7 @@ def read_state(
 
 
 def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:
-    """`progress.json` of an attempt, or None if it has written none so far."""
+    """`progress.json` of an attempt, or None if it does not exist yet."""
     try:
         progress = json.loads(folder.attempt(attempt).progress.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -88,5 +88,5 @@ def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:
 
 
 def fraction(progress: Mapping[str, Any] | None) -> float:
-    """The part of a run that is over, between 0 and 1."""
+    """The fraction of a run's steps that are done, between 0 and 1."""
     return min(1.0, progress["step"] / max(1, progress["max_steps"])) if progress else 0.0

@@ -34,7 +34,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         # Other files fail in many ways; the user gets one message for all of them.
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: no checkpoint of this program ({reason})") from error
+        raise UserError(f"{path}: not a checkpoint of this program ({reason})") from error
     if not finite and _was_finite(checkpoint):
         raise UserError(f"{path}: damaged: holds weights that are not finite, as its run's were")
     return checkpoint

@@ -1,4 +1,4 @@
-"""What the sections `model` and `data` of a config hold, by our own classes. Without Lightning."""
+"""The sections `model` and `data` of a config as our own classes, without Lightning."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from lightning_app.optim import OptimizerConfig, ScheduleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The `model` section of a run; `TransformerModule` takes the same and explains it."""
+    """The `model` section of a run: the arguments of `TransformerModule`, documented there."""
 
     block: BlockConfig = BlockConfig()
     architecture: ArchitectureConfig = ArchitectureConfig()
@@ -31,7 +31,7 @@ PARTS: Mapping[str, type] = {"model": ModelConfig, "data": DataConfig}
 
 
 def model_config(section: Mapping[str, Any]) -> ModelConfig:
-    """Return what a complete `model` section says. Raises `UserError`."""
+    """Return a complete `model` section as an object. Raises `UserError`."""
     return ModelConfig(**arguments("model", hints_of(ModelConfig), section))
 
 
@@ -42,32 +42,32 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the type alone."""
+    """Return the members of a union, or the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def part_of(hint: Any) -> Any:
-    """Return the dataclass that a type is or may be, or None."""
+    """Return the dataclass that a type is or has as a member, or None."""
     return next((kind for kind in kinds_of(hint) if is_dataclass(kind)), None)
 
 
 def arguments(
     key: str, hints: Mapping[str, Any], value: Any, expected: str = "a mapping"
 ) -> dict[str, Any]:
-    """Return what the mapping `value` says as arguments of the types `hints`.
+    """Convert the mapping `value` to arguments of the types `hints`.
 
-    The parser lets null, and any value for a mapping, through where neither is allowed.
+    The parser accepts null for every field and any value for a mapping, so both are checked here.
     """
     if not isinstance(value, dict):
         raise UserError(f"{key}: expected {expected}, found {as_written(str(value))}")
-    # A link writes its keys into a section even where that is null.
+    # A link of the parser writes its keys into a section even if the section is null.
     if absent := [name for name in hints if name != "return" and name not in value]:
-        raise UserError(f"{key}: expected a mapping, or nothing at all; '{absent[0]}' is missing")
+        raise UserError(f"{key}: expected a mapping or no value; '{absent[0]}' is missing")
     return {name: _value(f"{key}.{name}", hints[name], part) for name, part in value.items()}
 
 
 def _value(key: str, hint: Any, value: Any) -> Any:
-    """Return `value` as its type has it; parts come first, so that a refusal names its key."""
+    """Convert `value` to its type; parts are converted first, so that errors name their keys."""
     kinds, part = kinds_of(hint), part_of(hint)
     if value is None:
         if NoneType not in kinds:
@@ -84,7 +84,7 @@ def _value(key: str, hint: Any, value: Any) -> Any:
 
 
 def as_written(text: str) -> str:
-    """Show a value as one would write it in YAML; what it is, is known by its form alone."""
+    """Show a value in YAML form; its type is guessed from its text."""
     words = {"None": "null", "True": "true", "False": "false"}
     if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|-?inf|null|[\[{].*", text):
         return text

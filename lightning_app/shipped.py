@@ -1,4 +1,4 @@
-"""Where the ablations lie that come with the package."""
+"""The place of the ablations that ship with the package."""
 
 from importlib.resources import files
 from pathlib import Path

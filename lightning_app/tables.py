@@ -1,4 +1,4 @@
-"""The files beside a run's result: tables of numbers by step, texts; their reader, their checks."""
+"""Read and check the other files of a run: tables of numbers by step, and texts."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
@@ -17,16 +17,16 @@ from lightning_app.run_folder import (
 
 PROBED = ("step", "quantity", "stack", "layer", "head", "value")
 _LONGEST_LINE = 1 << 20  # bytes
-_LAST_STEP = 2**53  # the last whole number that is a float
+_LAST_STEP = 2**53  # up to here every integer is a float
 
 
 Curve = dict[int, float]  # by optimizer step
 
 
 def read_curves(path: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-    """Every `wanted` column of a sound `metrics.csv`, by name; of a value logged twice, the last.
+    """The `wanted` columns of a checked `metrics.csv` by name; the last value of a step counts.
 
-    Steps are optimizer steps, from 1, and ascend.
+    Steps are optimizer steps from 1, in ascending order.
     """
     names, *rows = _rows(path.read_bytes())
     columns = [(place, name) for place, name in enumerate(names) if wanted(name)]
@@ -40,7 +40,7 @@ def read_curves(path: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
 
 
 class Place(NamedTuple):
-    """What a probed number describes. Layers count from 1; 0 is the input of the first layer.
+    """The place that a probed number describes. Layer 0 is the input of the first layer, 1.
 
     `layer` is None for a quantity of a stack or of the model, `head` None for all heads.
     """
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 def probed_values(path: Path) -> Iterator[tuple[int, Place, float]]:
-    """The rows of a sound `probes.csv`: step, place and value."""
+    """The rows of a checked `probes.csv`: step, place and value."""
     names, *rows = _rows(path.read_bytes())
     at, name, *others, value = map(names.index, PROBED)
     for row in rows:
@@ -66,7 +66,7 @@ def _whole(text: str) -> int | None:
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of the columns of a table, of which only the first line is read."""
+    """The names of a table's columns, from its first line."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
@@ -74,17 +74,17 @@ def column_names(path: Path) -> list[str]:
 
 
 def check_table(data: bytes) -> None:
-    """Check the lines of `metrics.csv`: numbers in named columns, a step in each. `Unsound`."""
+    """Check that each line of `metrics.csv` has a step and numbers. Raises `Unsound`."""
     if not data.endswith(b"\n"):
         raise Unsound(
-            "torn or damaged: no whole line"
+            "torn or damaged: no complete line"
             if b"\n" not in data
             else "torn: its last line has no end"
         )
     try:
         header, *rows = _rows(data)
     except (ValueError, csv.Error) as error:
-        raise Unsound("torn or damaged: no table of numbers") from error
+        raise Unsound("torn or damaged: not a table of numbers") from error
     if "step" not in header or len(set(header)) < len(header):
         raise Unsound("torn or damaged: its first line does not name the columns")
     step = header.index("step")
@@ -93,7 +93,7 @@ def check_table(data: bytes) -> None:
             values = [float(value) for value in row if value]
             known = 0 <= int(float(row[step])) <= _LAST_STEP
         except (ValueError, OverflowError, IndexError) as error:
-            raise Unsound(f"damaged: line {number} is no row of numbers") from error
+            raise Unsound(f"damaged: line {number} is not a row of numbers") from error
         if not known:
             raise Unsound(f"damaged: line {number} has the step {row[step][:40]}")
         if len(row) != len(header) or not values:
@@ -102,11 +102,11 @@ def check_table(data: bytes) -> None:
 
 
 def check_probes(data: bytes) -> None:
-    """Check the lines of `probes.csv`: what is measured where, at which step. `Unsound`."""
+    """Check that each line of `probes.csv` has quantity, place and step. Raises `Unsound`."""
     try:
         header, *rows = _rows(data)
     except (ValueError, csv.Error) as error:
-        raise Unsound("torn or damaged: no table of numbers") from error
+        raise Unsound("torn or damaged: not a table of numbers") from error
     if absent := [name for name in PROBED if name not in header]:
         raise Unsound(f"torn or damaged: no column '{absent[0]}'")
     numbers = {"step": int, "layer": int, "head": int, "value": float}
@@ -115,15 +115,15 @@ def check_probes(data: bytes) -> None:
         try:
             found = [kind(fields[name]) for name, kind in numbers.items() if fields[name]]
         except (ValueError, KeyError) as error:
-            raise Unsound(f"damaged: line {number} is no row of numbers") from error
+            raise Unsound(f"damaged: line {number} is not a row of numbers") from error
         if not fields["step"] or not fields["value"] or len(row) != len(header):
-            raise Unsound(f"damaged: line {number} is not whole")
+            raise Unsound(f"damaged: line {number} is not complete")
         if any(isinstance(each, int) and not 0 <= each <= _LAST_STEP for each in found):
             raise Unsound(f"damaged: line {number} holds a number that is too large")
 
 
 def check_text(data: bytes) -> None:
-    """Check that lines are whole and in UTF-8. `Unsound`."""
+    """Check that a text is UTF-8 and its last line complete. Raises `Unsound`."""
     try:
         data.decode()
     except ValueError as error:
@@ -133,9 +133,9 @@ def check_text(data: bytes) -> None:
 
 
 def bytes_of(path: Path) -> bytes:
-    """What a file holds. Raises `Unsound` for what is no file."""
+    """The content of a file. Raises `Unsound` if it is not a file."""
     if not path.is_file():
-        raise Unsound("is no file")
+        raise Unsound("is not a file")
     return path.read_bytes()
 
 
@@ -147,7 +147,7 @@ def _check_block(tree: Mapping[str, Any]) -> None:
     for side, stack in tree.items():
         blocks = stack.get("blocks", []) if isinstance(stack, dict) else None
         if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
-            raise Unsound(f"damaged: {side} is no stack of blocks")
+            raise Unsound(f"damaged: {side} is not a stack of blocks")
 
 
 CHECKS: Mapping[str, Callable[[Path], object]] = {

@@ -1,4 +1,4 @@
-"""The arguments of Lightning's Trainer, read from its source: to import it takes seconds."""
+"""The arguments of Lightning's Trainer, read from its source, since its import takes seconds."""
 
 import ast
 import importlib.util
@@ -22,7 +22,7 @@ TRAINER_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument as its signature says it.
+    """An argument as written in the signature.
 
     `kinds` are the members of its type, such as ``int``, ``None`` or ``list[int]``, as written;
     `default` is None without a default.
@@ -36,7 +36,7 @@ class Argument:
 def trainer_arguments(method: str = "__init__") -> Mapping[str, Argument] | None:
     """Return the arguments of a method of the Trainer, in their order.
 
-    None where the source does not say them in the known form: then only an import can tell.
+    None if the source does not have the expected form: then Lightning must be imported.
     """
     package = importlib.util.find_spec("lightning")  # does not import it
     if package is None or not package.submodule_search_locations:

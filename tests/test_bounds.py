@@ -164,7 +164,7 @@ def test_a_number_of_a_grid_is_finite(tmp_path: Path, section: str, value: float
     ("text", "said"),
     [
         (f"axes: {{model.optimizer.lr: [{HUGE}]}}", "line 2: a value: a whole number of about 401"),
-        (f"axes: {{model.optimizer.lr: [{'9' * 5000}]}}", "no valid YAML: Exceeds the limit"),
+        (f"axes: {{model.optimizer.lr: [{'9' * 5000}]}}", "not valid YAML: Exceeds the limit"),
         ("axes: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("axes: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
         ("axes: " + "[" * 40 + "]" * 40, "nested 41 levels deep; at most 20"),

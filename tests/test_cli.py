@@ -190,7 +190,7 @@ def test_the_arguments_of_lightning_are_left_to_it() -> None:
         (["fit", "--ckpt_path", "last"], "last"),
         (["fit", "--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt"),
         (["fit", "--ckpt_path", "."], "ckpt_path"),
-        (["fit", "--ckpt_path", BASE], "no whole checkpoint"),
+        (["fit", "--ckpt_path", BASE], "not a complete checkpoint"),
         (["test", "--ckpt_path", "best"], "best"),
         (["validate"], "--ckpt_path is needed"),
         (["predict"], "--ckpt_path is needed"),

@@ -153,7 +153,7 @@ ATTACKS = [
     ),
     Case(
         "test --config run.yaml --ckpt_path x.ckpt",
-        "torn or damaged: no whole checkpoint",
+        "torn or damaged: not a complete checkpoint",
         {"run.yaml": config(), "x.ckpt": b"cos\nsystem\n(S'touch sprung'\ntR."},
     ),
     Case(

@@ -44,7 +44,7 @@ def test_the_last_preset_counts(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("a: [\n", "mine.yaml: line 2: "),
-        ("a: \x07\n", "mine.yaml: no valid YAML"),
+        ("a: \x07\n", "mine.yaml: not valid YAML"),
         ("a: &a {b: *a}\nmodel: *a\n", "mine.yaml: unknown key 'a'"),
         ("model: &a {b: *a}\n", "mine.yaml: the config is nested too deeply"),
         ("model: " + "[" * 5000, "mine.yaml: the config is nested too deeply"),

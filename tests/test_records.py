@@ -98,17 +98,17 @@ def test_a_pruned_run_is_checked_too(path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "torn or damaged: no valid JSON"),
-        (b'{"a": 1', "torn or damaged: no valid JSON"),
-        (b"\xff\xfe{}", "torn or damaged: no valid JSON"),
-        (b"\x00" * 64, "torn or damaged: no valid JSON"),
+        (b"", "torn or damaged: not valid JSON"),
+        (b'{"a": 1', "torn or damaged: not valid JSON"),
+        (b"\xff\xfe{}", "torn or damaged: not valid JSON"),
+        (b"\x00" * 64, "torn or damaged: not valid JSON"),
         (b"[1]", "expected a JSON object, found list"),
-        (b'{"a": NaN}', "holds NaN, which is no JSON"),
+        (b'{"a": NaN}', "holds NaN, which is not JSON"),
         (b'{"a": 1e999}', "holds the number 1e999, which is too large"),
         (b'{"a": %d}' % 10**400, "holds the number 10+, which is too large"),
-        (b'{"a": %s}' % (b"9" * 5000), "no valid JSON"),
+        (b'{"a": %s}' % (b"9" * 5000), "not valid JSON"),
         (b'{"a": %s}' % DEEP.encode(), "damaged: nested more than 100 deep"),
-        (b'{"a": %s' % (b"[" * 200_000), "torn or damaged: no valid JSON"),
+        (b'{"a": %s' % (b"[" * 200_000), "torn or damaged: not valid JSON"),
     ],
 )
 def test_what_is_no_record(path: Path, data: bytes, said: str) -> None:
@@ -121,8 +121,8 @@ def test_what_is_no_record(path: Path, data: bytes, said: str) -> None:
     ("data", "said"),
     [
         (b"a: 1", "torn or damaged: its last line has no end"),
-        (b"a: [\n", "torn or damaged: no valid YAML"),
-        (b"\xff\n", "torn or damaged: no valid YAML"),
+        (b"a: [\n", "torn or damaged: not valid YAML"),
+        (b"\xff\n", "torn or damaged: not valid YAML"),
         (b"- a\n", "expected a YAML mapping, found list"),
         (b"a: %s\n" % DEEP.encode(), "damaged: nested more than 100 deep"),
         (b"- " * 1_000_000 + b"\n", "damaged: nested more than 100 deep"),
@@ -139,7 +139,7 @@ def test_a_folder_in_the_place_of_a_file(path: Path, read) -> None:
     with pytest.raises(FileNotFoundError):
         read(path)
     path.mkdir()
-    with pytest.raises(Unsound, match=r"^is no file$"):
+    with pytest.raises(Unsound, match=r"^is not a file$"):
         read(path)
 
 

@@ -41,7 +41,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest_one() -> None:
 def test_a_name_is_registered_once() -> None:
     table: Registry[int] = Registry("a.b")
     table.add("one", 1)
-    with pytest.raises(ValueError, match="'one' is registered already"):
+    with pytest.raises(ValueError, match="'one' is already registered"):
         table.add("one", 2)
 
 

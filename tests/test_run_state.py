@@ -71,7 +71,7 @@ def test_a_pruned_run_is_over_but_has_no_result(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "no valid JSON"),
+        ("{", "not valid JSON"),
         ("[]", "expected a JSON object, found list"),
         (json.dumps(result("b")), "'b' is not the planned a1"),
     ],

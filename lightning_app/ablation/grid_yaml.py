@@ -72,7 +72,7 @@ def load_yaml(path: Path, text: str) -> Any:
         line = f" line {mark.line + 1}:" if mark else ""
         raise UserError(f"{path}:{line} {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: no valid YAML: {error}") from error
+        raise UserError(f"{path}: not valid YAML: {error}") from error
     return tree
 
 

@@ -77,7 +77,7 @@ def input_lines(source: Path | None) -> Iterator[str]:
             try:
                 yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise UserError(f"translate: {name}, line {number}: no valid UTF-8") from error
+                raise UserError(f"translate: {name}, line {number}: not valid UTF-8") from error
 
 
 def translate(

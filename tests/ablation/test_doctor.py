@@ -172,7 +172,7 @@ DAMAGES: dict[str, tuple[Callable[[World], None], str]] = {
     "empty result": (write("result.json", b""), "result.json: torn or damaged"),
     "result in no UTF-8": (write("result.json", b"\xff{}"), "result.json: torn or damaged"),
     "list as result": (write("result.json", b"[1]"), "expected a JSON object, found list"),
-    "NaN": (edit("result.json", unigram_entropy=float("nan")), "holds NaN, which is no JSON"),
+    "NaN": (edit("result.json", unigram_entropy=float("nan")), "holds NaN, which is not JSON"),
     "missing field": (edit("result.json", metrics="gone"), "field 'metrics' is missing"),
     "wrong type": (edit("result.json", seconds="long"), "seconds: expected a number from 0"),
     "wrong status": (edit("result.json", status="fine"), "status: expected ok or diverged"),

@@ -178,15 +178,15 @@ def test_a_report_goes_on_without_what_is_damaged(
     assert report_command([grid_file], whole.parent) == 1
     out, err = capsys.readouterr()
     assert err.splitlines() == [
-        f"{first}/result.json: torn or damaged: no valid JSON (Expecting property name enclosed "
+        f"{first}/result.json: torn or damaged: not valid JSON (Expecting property name enclosed "
         "in double quotes: line 1 column 2 (char 1))",
-        f"{second}/metrics.csv: damaged: line 2 is no row of numbers",
+        f"{second}/metrics.csv: damaged: line 2 is not a row of numbers",
     ]
     assert "7 of 8 planned cells finished" in out
     page = (whole / "report.html").read_text(encoding="utf-8")
     cautions = page.partition("What may not be concluded")[2].partition("</aside>")[0]
     assert "2 files are damaged, and what they held is missing here" in cautions
-    assert "metrics.csv: damaged: line 2 is no row of numbers" in cautions
+    assert "metrics.csv: damaged: line 2 is not a row of numbers" in cautions
     assert "damaged result" in page.partition("Failed and missing cells")[2]
 
 

@@ -171,7 +171,7 @@ def test_a_folder_that_is_no_grid(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("plan.json", "{", r"plan.json: torn or damaged: no valid JSON"),
+        ("plan.json", "{", r"plan.json: torn or damaged: not valid JSON"),
         ("plan.json", "[]", r"plan.json: expected a JSON object, found list"),
         ("plan.json", '{"schema": 1, "cells": []}', r"plan.json: field 'name' is missing"),
         ("grid.yaml", "a: [", r"grid.yaml: torn or damaged: its last line has no end"),
@@ -233,18 +233,18 @@ def edit(fake, number, **changes):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("metrics.csv", b"step,val/nll\n1,3x5\n", "damaged: line 2 is no row of numbers"),
+        ("metrics.csv", b"step,val/nll\n1,3x5\n", "damaged: line 2 is not a row of numbers"),
         ("metrics.csv", b"step,val/nll\n1,3.5\n2,", "torn: its last line has no end"),
         ("metrics.csv", b"step,val/nll\n1e99,3.5\n", "damaged: line 2 has the step 1e99"),
         ("metrics.csv", b"step,val/nll\n-1,3.5\n", "damaged: line 2 has the step -1"),
-        ("metrics.csv", b"\x00\xff\n", "torn or damaged: no table of numbers"),
+        ("metrics.csv", b"\x00\xff\n", "torn or damaged: not a table of numbers"),
         ("probes.csv", b"step\n1\n", "torn or damaged: no column 'quantity'"),
         ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b,x,,2\n", "line 2 is no row"),
         ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b\n", "line 2 is no row"),
         ("hypotheses.txt", b"\xff\n", "damaged: 'utf-8' codec can't decode"),
         ("hypotheses.txt", b"ein\nzwei", "torn: its last line has no end"),
-        ("block.json", b'{"encoder": []}', "damaged: encoder is no stack of blocks"),
-        ("env.json", b"{", "torn or damaged: no valid JSON"),
+        ("block.json", b'{"encoder": []}', "damaged: encoder is not a stack of blocks"),
+        ("env.json", b"{", "torn or damaged: not valid JSON"),
     ],
 )
 def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
@@ -303,4 +303,4 @@ def test_a_damaged_config_is_passed_over_for_the_next(make_grid):
     grid = read_results(fake.folder)
     assert grid.setting("model.schedule.coupling") == "decoupled"
     (line,) = damaged_files(grid)
-    assert line.startswith(f"{path}: torn or damaged: no valid YAML")
+    assert line.startswith(f"{path}: torn or damaged: not valid YAML")

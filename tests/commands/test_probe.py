@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(
         (["--config", BASE, "--data.vocab_size", "100000"], "100000"),
         (["--config", BASE, "--checkpoint", "last"], "--checkpoint last: there is no file"),
         (["--config", BASE, "--checkpoint", "nowhere.ckpt"], "nowhere.ckpt"),
-        (["--config", BASE, "--checkpoint", BASE], "no whole checkpoint"),
+        (["--config", BASE, "--checkpoint", BASE], "not a complete checkpoint"),
         (["--config", BASE, "--theory"], "--theory"),
     ],
 )

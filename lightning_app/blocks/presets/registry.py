@@ -49,7 +49,7 @@ def preset(
     def register(build: Callable[[Stack], StackSpec]) -> Preset:
         name = getattr(build, "__name__")  # noqa: B009 - a Callable need not have a name
         if name in _presets:
-            raise ValueError(f"model.block.preset: '{name}' is registered already")
+            raise ValueError(f"model.block.preset: '{name}' is already registered")
         _presets[name] = Preset(
             name=name,
             equation=equation,
