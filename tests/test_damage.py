@@ -126,7 +126,7 @@ def test_a_flipped_bit_in_the_cache_is_mended_first(command: str, folder: Path, 
     assert contents(cached) == whole
     said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
     assert said == [
-        f"{cached}: damaged: valid.target.ids.npy is not as it was written; put aside as "
+        f"{cached}: damaged: valid.target.ids.npy is not as it was written; renamed to "
         f"{cached.name}.damaged and made again"
     ]
 

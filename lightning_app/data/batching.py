@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 Item = tuple[int, np.ndarray]  # (epoch, rows of a global batch)
 
 AHEAD = 2
-"""Batches that are made and pinned while a GPU is at work."""
+"""The number of batches that are made and pinned in advance while a GPU computes."""
 
 
 class Batch(Protocol):
@@ -67,7 +67,7 @@ def padded(
     starts = offsets[rows]
     lengths = offsets[rows + 1] - starts
     places = np.arange(lengths.max())
-    # little is padding, so taking too much and overwriting it is the fastest way
+    # only little is padding, so reading too much and overwriting it is the fastest way
     taken = ids.take(starts[:, None] + places, mode="clip")
     lead = 0 if bos is None else 1
     out = np.empty((len(rows), len(places) + lead), dtype=np.int64)
@@ -78,7 +78,7 @@ def padded(
 
 
 class EpochSampler:
-    """Holds the epoch, which Lightning sets through `set_epoch` before the first batch of each.
+    """Yield the batches of an epoch, which Lightning sets by `set_epoch` before its first batch.
 
     Args:
         batches: the global batches of an epoch; always the same number of them.
@@ -91,7 +91,7 @@ class EpochSampler:
         self._length = len(self._cut[1])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass."""
+        """Set the epoch of the next pass, which determines its order."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -106,16 +106,16 @@ class EpochSampler:
 
 
 def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches of `items` in pinned memory, made by a thread that is `AHEAD` of them.
+    """Yield the batches of `items` in pinned memory; a thread makes `AHEAD` of them in advance.
 
-    The copy of such a batch to `device`, a GPU, holds up neither it nor the host.
+    Neither the host nor `device`, a GPU, waits for the copy of such a batch.
     """
 
     def make(item: Item) -> Batch:
         batch: Any = rows[item]
         return batch._make(part.pin_memory() for part in batch)
 
-    # A thread of its own would use the first GPU, whichever is ours.
+    # By default a new thread would use the first GPU, not that of this process.
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as maker:
         todo = iter(items)
         pending = deque(maker.submit(make, item) for item in islice(todo, AHEAD))
@@ -126,12 +126,12 @@ def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Ite
 
 
 class ResumableLoader:
-    """Batches of one rank, epoch after epoch; its state counts the batches handed over.
+    """Batches of one rank, epoch after epoch; its state counts the batches that it has yielded.
 
     Lightning stores `state_dict` in a checkpoint, calls `load_state_dict` on resume, and calls
-    `set_epoch` on `sampler`. It is no `torch.utils.data.DataLoader`, so that Lightning leaves the
-    sharding to us. What workers, or a thread for a GPU, made ahead is not counted, so no batch is
-    skipped.
+    `set_epoch` on `sampler`. It is not a `torch.utils.data.DataLoader`, so that Lightning does not
+    shard it. Batches that workers or the thread for a GPU made in advance are not counted, so that
+    no batch is skipped on resume.
 
     Args:
         rows: makes a batch.
@@ -160,17 +160,17 @@ class ResumableLoader:
         return len(self.sampler)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and how many of its batches were handed over."""
+        """Return the epoch and the number of its batches that were yielded."""
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass over the stored epoch begin after the stored batch."""
+        """Make the next pass over the stored epoch begin after the stored batch."""
         self._state = dict(state)
         self._resume = True
 
     def __iter__(self) -> Iterator[Batch]:
-        # A generator runs from its first `next` on: Lightning makes the iterator before it says
-        # which epoch it is for.
+        # A generator starts at its first `next`: Lightning makes the iterator before it sets the
+        # epoch.
         items = list(self.sampler)
         epoch = self.sampler.epoch
         begin = 0

@@ -1,4 +1,4 @@
-"""What the corpus of a run's config holds, as one digest. Light: no torch, no NumPy."""
+"""The digest of the corpus of a config. Fast to import: without torch and NumPy."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,21 +15,21 @@ def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
 
 
 def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
-    """Return the digest of what the corpus of `config` holds; its files are read once.
+    """Return the digest of the corpus of `config`, whose files are read once.
 
-    None where it would have to be downloaded and `fetch` is false. Files are read again where
-    their size or time has changed.
+    None if it would have to be downloaded and `fetch` is false. Files are read again if their size
+    or time has changed.
 
     Raises:
-        UserError: where a folder or file is missing.
+        UserError: if a folder or file is missing.
     """
     stamp = corpus_stamp(config, fetch)
-    # One seed for all, so that the cells of a grid share what was read.
+    # One seed for all, so that the cells of a grid share the digest.
     return None if stamp is None else _digest(replace(config, seed=1), stamp)
 
 
 def resolved_data(section: Mapping[str, Any]) -> DataConfig:
-    """Return what the `data` section of a resolved config, which is checked, says."""
+    """Return the `data` section of a resolved and checked config as an object."""
     return DataConfig(**{**section, "splits": Splits(**section["splits"])})
 
 

@@ -1,4 +1,4 @@
-"""The list of a folder's files that says what they held when the folder was made.
+"""The digests of a folder's files at the time when the folder was made.
 
 The list is canonical: it can be rendered again from the files and compared byte for byte, so that
 one changed bit in any file is found, the list included.
@@ -11,12 +11,12 @@ LIST = "digests.sha256"
 
 
 def write_list(folder: Path) -> None:
-    """Write the list of what lies in `folder`."""
+    """Write the list of the files in `folder`."""
     (folder / LIST).write_bytes(_render(folder))
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return which file of `folder` is not as its list has it, None where all are."""
+    """Return the damage: the first file of `folder` that differs from its list, else None."""
     try:
         listed = (folder / LIST).read_bytes()
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def digest_of(folder: Path, without: str) -> str:
-    """Return the SHA-256 over the list of `folder`, the line of the file `without` left out."""
+    """Return the SHA-256 of the list of `folder` without the line of the file `without`."""
     lines = (folder / LIST).read_bytes().splitlines(keepends=True)
     ending = f" {without}\n".encode()
     return hashlib.sha256(b"".join(line for line in lines if not line.endswith(ending))).hexdigest()
@@ -39,7 +39,7 @@ def digest_of(folder: Path, without: str) -> str:
 def _render(folder: Path) -> bytes:
     """Return a line for each file: SHA-256, size and name, ordered by name."""
     lines = []
-    # A file browser or NFS may add hidden files of its own.
+    # A file browser or NFS may add hidden files.
     for path in sorted(p for p in folder.iterdir() if p.name != LIST and p.name[0] != "."):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""Downloads of corpora that have a public home, and parquet files on the hub.
+"""Download corpora from their public servers, and parquet files from the hub.
 
-Each corpus becomes a folder of plain text files, named as `sources` wants them, that appears whole
-or not at all. The hub needs a network; the tests use a replacement of it.
+Each corpus becomes a folder of plain text files with the names that `sources` expects. The folder
+appears complete or not at all. The hub needs a network; the tests use a replacement of it.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ def place(config: DataConfig, downloads: Path) -> Path:
     """Return the folder below `downloads` that holds the corpus once it is downloaded.
 
     Raises:
-        UserError: the corpus has no public home.
+        UserError: the corpus has no public download.
     """
     return downloads / CORPORA[config.name]().download_name(config)
 
@@ -29,7 +29,7 @@ def place(config: DataConfig, downloads: Path) -> Path:
 def fetch(config: DataConfig, downloads: Path) -> Path:
     """Return the folder of the corpus below `downloads`, downloading it the first time.
 
-    `data.root` null takes the public home: the tarball for iwslt14, the hub for wikitext2.
+    `data.root` null takes the public download: the tarball for iwslt14, the hub for wikitext2.
     `data.root` hf://OWNER/NAME takes parquet files of that hub dataset.
 
     Raises:
@@ -44,36 +44,36 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
 
 
 def is_there(config: DataConfig, downloads: Path) -> bool:
-    """Whether the corpus is downloaded, and as it was then."""
+    """Whether the corpus is downloaded and its files are unchanged since."""
     folder = place(config, downloads)
     return folder.is_dir() and _damage(folder) is None
 
 
 def _damage(folder: Path) -> str | None:
-    """Return what is wrong with a download; one of before there were lists cannot be checked."""
+    """Return the damage of a download; an old one without digests cannot be checked."""
     return find_damage(folder) if (folder / LIST).exists() else None
 
 
 def hub_name(config: DataConfig, home: str) -> str:
-    """Return the folder of a download from the hub: of `data.root`, or of the public home."""
+    """Return the folder of a download from the hub: of `data.root`, or of the public dataset."""
     return f"{config.name}-{_repository(config, home).replace('/', '--')}"
 
 
 def load_from_hub(
     config: DataConfig, home: str, name: str | None, revision: str | None
 ) -> dict[str, Any]:
-    """Return split -> rows of the hub's dataset: of `data.root`, or of the public home.
+    """Return split -> rows of the hub's dataset: of `data.root`, or of the public dataset.
 
     Args:
         config: The `data` section of a run.
-        home: The dataset where `data.root` is null.
+        home: The public dataset, for `data.root` null.
         name: The configuration of the dataset.
         revision: Its branch; null for main.
 
     Raises:
         UserError: it cannot be loaded.
     """
-    # Never run against the real hub: only with a replacement of `load_dataset`.
+    # Not tested with the real hub, only with a replacement of `load_dataset`.
     import datasets
 
     repository = _repository(config, home)

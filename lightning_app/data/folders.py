@@ -1,6 +1,6 @@
-"""A folder that appears whole or not at all, however many processes want it at once.
+"""Make a folder so that it appears complete or not at all, with any number of processes.
 
-One that was damaged since is put aside and made again.
+A folder that is found damaged is renamed and made again.
 """
 
 import errno
@@ -21,18 +21,18 @@ _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST
 def complete(
     folder: Path, make: Callable[[Path], None], find_damage: Callable[[Path], str | None]
 ) -> Path:
-    """Return `folder`, made by `make(partial folder)` if it is not there yet, or is damaged.
+    """Return `folder`, made by `make(partial folder)` if it is missing or damaged.
 
-    One process makes it under a lock, the others wait. What a killed process left is removed by
-    the next one that holds the lock.
+    One process makes it under a lock, the others wait. The next process that holds the lock removes
+    the files that a killed process left.
 
     Args:
-        folder: The folder that is wanted.
-        make: Fills an empty folder, which then gets that name.
-        find_damage: Says what is wrong with a folder that is there, None for nothing.
+        folder: The path of the folder.
+        make: Fills an empty folder, which is then renamed to `folder`.
+        find_damage: Describes the damage of an existing folder, None if there is none.
 
     Raises:
-        UserError: the folder above may not be written to.
+        UserError: the folder above cannot be written.
         OSError: the disk is full; nothing is left behind.
     """
     damage = find_damage(folder) if folder.is_dir() else ""
@@ -41,7 +41,7 @@ def complete(
     above = folder.parent
     try:
         above.mkdir(parents=True, exist_ok=True)
-        # a read-only folder would make the lock wait forever
+        # in a read-only folder the lock would wait forever
         probe = above / f".{folder.name}.{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -61,7 +61,7 @@ def complete(
             aside = free_name(above / f"{folder.name}.damaged")
             folder.rename(aside)
             print(
-                f"{folder}: damaged: {damage}; put aside as {aside.name} and made again",
+                f"{folder}: damaged: {damage}; renamed to {aside.name} and made again",
                 file=sys.stderr,
                 flush=True,
             )

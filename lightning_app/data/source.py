@@ -16,8 +16,8 @@ class Source:
     Attributes:
         columns: split -> column -> file; the columns are `source` and `target`, or `text`. A
             local corpus may have no test split.
-        references: split -> file of cased, untokenised target lines, where one is published.
-        notes: a file that says how a downloaded folder was made, where there is one.
+        references: split -> file of cased, untokenised target lines, if one is published.
+        notes: a file that describes how a downloaded folder was made, if there is one.
     """
 
     columns: dict[str, dict[str, Path]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Source:
         return files if self.notes is None else files | {"notes": self.notes}
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of every file as it lies on disk, by role."""
+        """Return the SHA-256 of every file on disk, by role."""
         digests = {}
         for role, path in self.files().items():
             with path.open("rb") as file:
@@ -45,12 +45,12 @@ class Corpus:
 
     Attributes:
         splits: split -> dataset with the columns `source` and `target`, or `text`.
-        references: split -> cased, untokenised target lines, where they are published.
-        protocol: what the splits are, in one sentence.
-        tokenized: whether words and punctuation are separated by spaces, so that `detokenize` is
-            the way to plain text.
-        max_ratio: longest over shortest side, in words, that the protocol allows in a training
-            pair; None where it says nothing.
+        references: split -> cased, untokenised target lines, if they are published.
+        protocol: a description of the splits in one sentence.
+        tokenized: whether words and punctuation are separated by spaces, so that `detokenize`
+            restores plain text.
+        max_ratio: the largest ratio of the longer to the shorter side, in words, that the protocol
+            allows in a training pair; None without a limit.
     """
 
     splits: dict[str, "Dataset"]

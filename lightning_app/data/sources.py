@@ -1,7 +1,7 @@
 """Where text comes from: local files, a download, or a generated corpus.
 
 `locate` finds (and, for a corpus without a folder, downloads) the files and names them by digest;
-`read` returns them as `datasets.Dataset` with a sentence that says exactly what the splits are.
+`read` returns them as `datasets.Dataset` with a sentence that describes the splits exactly.
 """
 
 import gzip
@@ -34,7 +34,7 @@ def cache_root(config: DataConfig) -> Path:
 
 
 def locate(config: DataConfig) -> Source:
-    """Find the files of the corpus, downloading them if nothing says where they are.
+    """Find the files of the corpus; download them if no folder is configured.
 
     Raises:
         UserError: a folder or file is missing, or the download fails.
@@ -43,7 +43,7 @@ def locate(config: DataConfig) -> Source:
         return Source()
     root = _root(config)
     if not root.is_dir():
-        raise UserError(f"data.root: {root} is no folder")
+        raise UserError(f"data.root: {root} is not a folder")
     columns: dict[str, dict[str, Path]] = {}
     references = {}
     for split, stem in config.splits.items():
@@ -59,7 +59,7 @@ def locate(config: DataConfig) -> Source:
 
 
 def require_test(config: DataConfig) -> None:
-    """Refuse a local corpus without a test split; nothing is read or downloaded.
+    """Refuse a local corpus without a test split, without reading or downloading anything.
 
     Raises:
         UserError: naming the files that are missing.
@@ -76,9 +76,9 @@ def require_test(config: DataConfig) -> None:
 
 
 def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
-    """Return the SHA-256 of what the corpus of `config` holds, wherever its files lie.
+    """Return the SHA-256 of the content of a corpus, independent of the place of its files.
 
-    It covers each file as it lies on disk, by role, but not the notes of a download.
+    It covers each file on disk, by role, but not the notes of a download.
 
     Args:
         config: The `data` section of a run.
@@ -99,9 +99,9 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
 
 
 def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | None:
-    """Return path, size and time of each file of a corpus, which tell whether to read it again.
+    """Return path, size and time of each file of a corpus. If they changed, it is read again.
 
-    Empty for the built-in corpus, and None for one that `fetch` does not allow to download.
+    Empty for the built-in corpus, and None if the corpus must be downloaded and `fetch` is false.
     """
     if isinstance(CORPORA[config.name](), GeneratedCorpus):
         return ()
@@ -125,11 +125,11 @@ def _downloads(config: DataConfig) -> Path:
 
 
 def _local_root(config: DataConfig) -> Path | None:
-    """Return the folder that the config or the environment names, None for a public home."""
+    """Return the folder that the config or the environment names, None for a public download."""
     root = _named_root(config)
     if root is not None and config.root is None and not root.is_dir():
         raise UserError(
-            f"LIGHTNING_APP_DATA: {root} is no folder; data.name '{config.name}' needs it"
+            f"LIGHTNING_APP_DATA: {root} is not a folder; data.name '{config.name}' needs it"
         )
     return root
 
@@ -144,7 +144,7 @@ def _named_root(config: DataConfig) -> Path | None:
 
 
 def _has_test(root: Path, config: DataConfig) -> bool:
-    """Whether any file of the test split is there; where none is, it is left out."""
+    """Whether any file of the test split exists; without one, the split is left out."""
     names = CORPORA[config.name]().file_names(config, config.splits.test).values()
     return any(_exists(root, name) for of in names for name in of)
 
@@ -168,7 +168,7 @@ def _find(root: Path, *names: str) -> Path:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text file, plain, .gz or .xz, without outer white space.
 
-    Lines end at "\\n" and nowhere else: a line separator of Unicode is part of a line.
+    Lines end only at "\\n": a line separator of Unicode is part of a line.
 
     Raises:
         UserError: the file is damaged or not UTF-8; names the line.

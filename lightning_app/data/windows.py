@@ -17,8 +17,8 @@ class Windows:
         corpus: A prepared corpus of one language.
         split: train, valid or test.
         window: Tokens in a window.
-        seed: Of the order of windows; None for the order of the text.
-        rank: Of this process.
+        seed: The seed of the order of windows; None for the order of the text.
+        rank: The rank of this process.
         world_size: Number of processes.
 
     Attributes:
@@ -70,7 +70,7 @@ class Windows:
 
 
 def packed(rows: Mapping[str, Windows]) -> str:
-    """Say how many windows the splits have, for the description of the corpus."""
+    """Return the numbers of windows of the splits, for the description of the corpus."""
     splits = list(rows.values())
     counts = " / ".join(f"{len(of):,}" for of in splits)
     dropped = " / ".join(str(of.remainder) for of in splits)

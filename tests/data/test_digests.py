@@ -64,7 +64,7 @@ def test_a_damaged_folder_is_put_aside_and_made_again(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert f"{corpus.folder}: damaged: " in said[0]
-    assert f"put aside as {aside.name} and made again" in said[0]
+    assert f"renamed to {aside.name} and made again" in said[0]
 
 
 @pytest.mark.parametrize("name", ["valid.source.txt", LIST])

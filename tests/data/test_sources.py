@@ -69,7 +69,7 @@ def test_missing_file_is_named(write_pairs, text_config):
 
 
 def test_missing_folder_is_named(text_config, tmp_path: Path):
-    with pytest.raises(UserError, match=r"data\.root: .*nowhere is no folder"):
+    with pytest.raises(UserError, match=r"data\.root: .*nowhere is not a folder"):
         load(text_config(tmp_path / "nowhere"))
 
 
@@ -136,7 +136,7 @@ def test_iwslt14_of_other_text_is_not_called_fairseqs(write_pairs):
 
 def test_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LIGHTNING_APP_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"LIGHTNING_APP_DATA: .*iwslt14_deen is no folder"):
+    with pytest.raises(UserError, match=r"LIGHTNING_APP_DATA: .*iwslt14_deen is not a folder"):
         locate(DataConfig(name="iwslt14"))
 
 

@@ -26,7 +26,7 @@ class Synthetic(GeneratedCorpus):
         }
 
     def digest(self, config: DataConfig) -> str:
-        """Return a constant: the grammar is not run to know what it draws."""
+        """Return a constant, since drawing the corpus would take too long."""
         return hashlib.sha256(f"synthetic-{sentences.SEED}".encode()).hexdigest()
 
     def protocol(

@@ -1,4 +1,4 @@
-"""The user's own text files."""
+"""Text files of the user."""
 
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 
