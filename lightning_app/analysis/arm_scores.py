@@ -50,7 +50,7 @@ def stalls(arm: Arm, lr: float, warmup: int) -> Score:
 
 
 def _ends(runs: Sequence[CellResult]) -> str:
-    """How runs ended, where it is more than that some of them stalled."""
+    """How runs ended, if some have an outcome other than trained or stalled."""
     words = {cell.word for cell in runs} - {OUTCOMES["trained"], OUTCOMES["stalled"]}
     return outcomes(runs) if words else ""
 
@@ -58,8 +58,8 @@ def _ends(runs: Sequence[CellResult]) -> str:
 def flatness(arm: Arm, lr: float) -> Score:
     """`R_w = (mean_w l_bar - min_w l_bar) / (H_uni - min_w l_bar)`: 0 is flat over the warm-ups.
 
-    Undefined ("never learned") where the denominator is under 0.1 nats. No interval: the minimum of
-    noisy means is biased, and no seed alone has it.
+    Undefined ("never learned") if the denominator is under 0.1 nats. It has no interval, since the
+    minimum of noisy means is biased and is not defined for a single seed.
     """
     reason, pairs = _over_warmups(arm, lr)
     if not reason:
@@ -77,7 +77,7 @@ def flatness(arm: Arm, lr: float) -> Score:
 def wortsman(arm: Arm, lr: float) -> Score:
     """`S_w = mean_w l_bar - min_w l_bar`, nats per token (Wortsman et al. 2023, over warm-ups).
 
-    Only for comparison with that paper: a variant that stalls everywhere comes out as insensitive.
+    Only for comparison with that paper: it ranks a variant that stalls everywhere as insensitive.
     """
     reason, pairs = _over_warmups(arm, lr)
     if reason:
@@ -95,7 +95,7 @@ def wortsman(arm: Arm, lr: float) -> Score:
 def retuned(arm: Arm) -> Score:
     """`D = min_lr l_bar(0, lr) - min_{lr, w} l_bar(w, lr)`, nats per token.
 
-    What no warm-up costs when the rate is tuned again without it.
+    The cost of no warm-up when the rate is tuned again without it.
     """
     pairs = arm.at((warmup, lr) for warmup, lr, _ in arm.planned)
     bare = [point for point in pairs.points if point[0] == 0]

@@ -1,7 +1,7 @@
-"""What no warm-up costs in BLEU: over seeds, and over test sentences.
+"""The cost of no warm-up in BLEU: over seeds, and over test sentences.
 
-Two questions that one interval cannot answer at once. Over seeds: Student's t of the differences,
-seed by seed. Over sentences, for each seed: sacreBLEU's paired approximate randomisation of the two
+One interval cannot answer both questions. Over seeds: Student's t interval of the differences, seed
+by seed. Over sentences, for each seed: sacreBLEU's paired approximate randomisation of the two
 stored translations of the test set.
 """
 
@@ -25,7 +25,7 @@ MOST_TESTS = 24  # of one report: each reads two test sets and takes a second or
 
 
 def bleu_scores(grid: GridResults) -> list[Score]:
-    """`bleu`: `mean_s [BLEU(ref, s) - BLEU(0, s)]`, what warm-up gives, on the 0-100 scale.
+    """`bleu`: `mean_s [BLEU(ref, s) - BLEU(0, s)]`, the gain of warm-up, on the 0-100 scale.
 
     A row for each group, rate and variant with seeds that have a test BLEU at both warm-ups. The
     t interval is over seeds; it is undefined for one seed, or if only some of the seeds failed. The
@@ -91,7 +91,7 @@ def _bleu(cell: CellResult) -> float:
 
 
 def _over_sentences(first: CellResult, second: CellResult) -> float | None:
-    """The p value of the paired test, None where the two did not keep what it needs."""
+    """The p value of the paired test, None if the files that it needs are missing."""
     signatures = [_signature(cell) for cell in (first, second)]
     if signatures[0] != signatures[1] or "tok" not in signatures[0]:
         return None

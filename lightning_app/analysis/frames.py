@@ -15,9 +15,9 @@ def results_frame(grid: GridResults) -> "pd.DataFrame":
     """One row per planned cell: identity, state, axes, metrics, loss, budget, device, data sizes.
 
     `status` is the cell's state; only `ok` and `diverged` have finished and have metrics.
-    `outcome` says how those ended. `loss` is the `l` of every score (`CellResult.loss`),
-    `reference_warmup` what its grid compares with. A number that a run does not have, or that was
-    not finite, is NaN.
+    `outcome` is how those ended. `loss` is the `l` of every score (`CellResult.loss`),
+    `reference_warmup` the warm-up with which its grid compares. A number that is missing or was not
+    finite is NaN.
     """
     import pandas as pd
 
@@ -88,7 +88,7 @@ def _identity(cell: CellResult) -> dict[str, Any]:
 
 
 def _kinds(columns: Iterable[str]) -> dict[str, str]:
-    """The types that pandas would not guess: whole numbers with gaps, and columns without any."""
+    """The types that pandas would not infer: integers with gaps, and columns without values."""
     whole = {key: "Int64" for key in columns if key in _WHOLE}
     return whole | {"lr": "float64", "seconds": "float64"}
 
@@ -111,6 +111,6 @@ _SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
 
 
 def _columns_as_text(axes: Mapping[str, list[Any]], keys: Iterable[str]) -> set[str]:
-    """Axes whose values do not share one primitive type, which no column of a table could hold."""
+    """Axes whose values do not share one primitive type, so that a column cannot hold them."""
     kinds = {key: {type(value) for value in axes[key] if value is not None} for key in keys}
     return {key for key in kinds if len(kinds[key]) > 1 or kinds[key] & {dict, list}}

@@ -1,4 +1,4 @@
-"""The metric that the grid file names, as the runs report it: means by arm, the best first."""
+"""The metric that the grid file names: means by arm, the best first."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class MetricMean:
     """One arm: mean and t interval over the `runs` finished runs that have the metric.
 
     The values are those of the results, without the cap of the scores. `lacking` runs finished
-    without a finite value. No interval where some seeds failed and others did not.
+    without a finite value. There is no interval if some seeds failed and others did not.
     """
 
     group: str
@@ -30,7 +30,7 @@ class MetricMean:
 
 
 def by_metric(grid: GridResults) -> list[MetricMean]:
-    """Every arm with finished runs, the best mean first, those without a value last."""
+    """Every arm with finished runs, the best mean first, arms without a value last."""
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
     for cell in grid.finished:
         arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
@@ -48,7 +48,7 @@ def titled(grid: GridResults) -> str:
 
 
 def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
-    """The arms by rate and group in words, and by variant; the best keep their place."""
+    """The arms by rate and group in words, and by variant, in the same order."""
     several = len({(arm.group, arm.lr) for arm in arms}) > 1
     found: dict[str, dict[str, list[MetricMean]]] = {}
     for arm in arms:
@@ -59,7 +59,7 @@ def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str,
 
 
 def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
-    """The same for scripts, for each grid that this one joins, or for it alone."""
+    """The means for scripts: of each grid that this one joins, or of this one."""
     return [
         {
             "grid": part.name,

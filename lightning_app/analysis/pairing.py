@@ -11,7 +11,7 @@ from lightning_app.analysis.statistics import ended_alike, mean, seeds_interval
 NEVER = "never learned"
 IS_BASELINE = "is the baseline"
 NOT_YET = "not yet learned within this budget"
-LEARNED = 0.1  # nats under `H_uni` that a mean loss must reach to count as having learned anything
+LEARNED = 0.1  # a variant has learned if its mean loss is this many nats under `H_uni`
 
 Key = tuple[int, float, int]  # warm-up, rate, seed
 
@@ -83,7 +83,7 @@ class Paired:
 
     @property
     def early(self) -> str:
-        """Which runs have not yet learned and so count as the unigram entropy."""
+        """A note on runs that have not yet learned and so count as the unigram entropy."""
         counted = [
             f"{capped} of {len(self.seeds)} at warm-up {point[0]}"
             for point in self.points
@@ -98,7 +98,7 @@ class Paired:
 
     @property
     def mixed(self) -> str:
-        """Why there is no interval over these seeds, where some failed and others did not."""
+        """Why there is no interval over these seeds, if some failed and others did not."""
         counted = [
             f"{sum(self.failed(point))} of {len(self.seeds)} at warm-up {point[0]}"
             for point in self.points
@@ -135,18 +135,18 @@ def mean_loss(cells: Sequence[CellResult]) -> tuple[float, float, float]:
 
 
 def unfinished(what: str, planned: int, finished: int) -> str:
-    """How many of the planned runs or seeds a score does not have, in words."""
+    """A note on the planned runs or seeds that have not finished."""
     missing = planned - finished
     return f"{missing} of {planned} {what} not finished" if missing else ""
 
 
 def why_nothing(pairs: Paired) -> str:
-    """Why there is nothing to score, empty if there is something."""
+    """Why there is no score; empty if there is one."""
     return "" if pairs.seeds else "no seed has finished every run that it needs"
 
 
 def why_never_learned(pairs: Paired, point: tuple[int, float]) -> str:
-    """Why no score is defined: at this point the variant never learned; empty if it did."""
+    """Why no score is defined, if the variant never learned at this point; else empty."""
     if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
         return ""
     ends = {pairs.runs[point, seed].outcome for seed in pairs.seeds}

@@ -1,4 +1,4 @@
-"""`plan.json` and `grid.yaml` of a grid's folder, checked before anything is made of them."""
+"""Read and check `plan.json` and `grid.yaml` of a grid's folder."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from lightning_app.records import (
     read_yaml,
 )
 
-_LARGEST = 2**63  # what a column of whole numbers holds
+_LARGEST = 2**63  # the limit of a column of 64-bit integers
 _PUBLISHED = ("paper", "setting", "variant", "metric")
 
 
@@ -81,21 +81,21 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def number_of(path: Path, key: str, value: Any, kind: Callable[[Any], float]) -> Any:
-    """A value of a config as a number of some kind, None for null.
+    """A value of a config as a number of the given kind, None for null.
 
-    YAML takes `1e-3` for text. Raises `UserError`.
+    YAML reads `1e-3` as text. Raises `UserError`.
     """
     try:
         found = None if value is None or isinstance(value, bool) else kind(value)
         if value is None or (found is not None and abs(found) < _LARGEST):
             return found
     except (TypeError, ValueError, OverflowError):
-        pass  # said below
+        pass  # the error is raised below
     raise UserError(f"{path}: {key}: expected a number, found {str(value)[:40]!r}")
 
 
 class _Checker:
-    """Looks at fields of a file; a missing one counts as null where all are `optional`."""
+    """Check fields of a file; if they are `optional`, a missing one counts as null."""
 
     def __init__(self, path: Path, optional: bool = False) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Figures of papers beside ours, with what differs between the two."""
+"""Published figures beside ours, with the differences between their settings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,24 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True, kw_only=True)
 class NearestArm:
-    """The finished runs that are nearest to a figure; `apart` says how far off they are."""
+    """The finished runs that are nearest to a figure; `apart` describes the differences."""
 
     cells: Sequence[CellResult] = ()
     apart: tuple[str, ...] = ()
 
 
 def comparison(grid: GridResults) -> "pd.DataFrame":
-    """One row for each published figure and each value of the other axes; empty where none is.
+    """One row for each published figure and each value of the other axes; empty without figures.
 
-    `warmup` and `lr` are theirs. `ours` is the mean over seeds of the same metric, in the arm of
-    the same variant that is nearest: no warm-up beside no warm-up only, else the nearest on a
-    logarithmic scale, and so for the rate. Where a paper does not say its warm-up, ours is the
-    reference; its rate, that of our lowest validation loss. `low` and `high` are the t interval
-    (Student 1908), NaN where some seeds stalled and others did not. Beside "diverged" is the
-    number of our runs that did, and how. A dash is a value that our runs do not have;
-    `differences` gives the reason, or the distance of the arm. `setting` is theirs; ours, the same
-    for all rows, is `our_settings`.
+    `warmup` and `lr` are those of the paper. `ours` is the mean over seeds of the same metric, in
+    the nearest arm of the same variant: a run without warm-up is compared only with runs without
+    warm-up; otherwise the nearest warm-up and rate on a logarithmic scale are taken. If a paper
+    does not state its warm-up, our reference warm-up is taken; if it does not state its rate, that
+    of our lowest validation loss. `low` and `high` are the t interval (Student 1908), NaN if some
+    seeds stalled and others did not. For the figure "diverged", `ours` is the number of our runs
+    that failed, and how. A dash is a value that our runs do not have; `differences` gives the
+    reason, or the distance of the arm. `setting` is that of the paper; ours, the same for all rows,
+    is `our_settings`.
     """
     import pandas as pd
 
@@ -51,7 +52,7 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
 
 
 def our_settings(grid: GridResults) -> list[str]:
-    """What ours were trained on and how: one text, or one for each grid that is joined."""
+    """The data and settings of our runs: one text, or one for each grid that is joined."""
     texts = []
     for part in grid.parts or (grid,):
         known, name = facts(part), f"{part.name}: " if grid.parts else ""
@@ -98,11 +99,11 @@ def _nearest(grid: GridResults, figure: Mapping[str, Any], group: str) -> Neares
 def _warmup(
     grid: GridResults, cells: Sequence[CellResult], theirs: int | None
 ) -> tuple[int | None, str]:
-    """Which warm-up of ours to take, and what to say of it."""
+    """The warm-up of ours to compare with, and a sentence about the difference."""
     known = {cell.warmup for cell in cells if cell.warmup is not None}
     if theirs is None:
         ours = grid.reference_warmup
-        return ours, "Warm-up not said in theirs" + (f", {ours:,} in ours." if ours else ".")
+        return ours, "Their warm-up is not stated" + (f", ours is {ours:,}." if ours else ".")
     if theirs == 0:
         return 0, "" if 0 in known else "No finished run without warm-up here."
     if not known - {0}:
@@ -112,14 +113,14 @@ def _warmup(
 
 
 def _rate(cells: Sequence[CellResult], theirs: float | None) -> tuple[float | None, str]:
-    """Which learning rate of ours to take, and what to say of it."""
+    """The learning rate of ours to compare with, and a sentence about the difference."""
     known = sorted({cell.lr for cell in cells if cell.lr})
     if not known:
-        return cells[0].lr, "Learning rate not recorded in ours."
+        return cells[0].lr, "Our learning rate is not recorded."
     if theirs is None:
         ours = min(known, key=lambda rate: _loss([cell for cell in cells if cell.lr == rate]))
         best = f", the best of {len(known)} by validation loss" if len(known) > 1 else ""
-        return ours, f"Learning rate not said in theirs, {ours:g} in ours{best}."
+        return ours, f"Their learning rate is not stated, ours is {ours:g}{best}."
     ours = min(known, key=lambda rate: abs(math.log(rate / theirs)))
     same = math.isclose(ours, theirs)
     return ours, "" if same else f"Learning rate {ours:g} instead of {theirs:g}."
@@ -133,7 +134,7 @@ def _loss(cells: Sequence[CellResult]) -> float:
 def _ours(
     cells: Sequence[CellResult], figure: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What our runs have beside a figure, and what to say of it."""
+    """The values of our runs for a figure, and sentences about them."""
     nothing = {"ours": DASH, "low": math.nan, "high": math.nan, "seeds": 0}
     if not cells:
         return nothing, []

@@ -17,9 +17,9 @@ from lightning_app.atomic_write import write_whole
 def write_report(grid_dir: Path, out_dir: Path | None = None) -> Path:
     """Write the report of the runs that have finished so far, and return the path of its page.
 
-    Writes `report.html` and the files that its last section lists into `out_dir`. Without `out_dir`
-    that is the grid folder, whose TensorBoard index is then brought up to date as well. Raises
-    `UserError` for a folder that is no grid or cannot be written.
+    Writes `report.html` and the files that its last section lists into `out_dir`. The default is
+    the grid folder, whose TensorBoard index is then updated as well. Raises `UserError` for a
+    folder that does not belong to a grid or cannot be written.
     """
     grid = read_results(grid_dir)
     path = write(grid, grid.folder if out_dir is None else Path(out_dir))

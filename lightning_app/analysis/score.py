@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class Score:
     """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
 
-    `each` holds seed and value where there are fewer than 5 seeds, or no interval as some seeds
-    failed; `bootstrap` the ends of the bootstrap-t interval, from 5 seeds. The table has both in
-    the note.
+    `each` holds seed and value if there are fewer than 5 seeds, or if there is no interval because
+    some seeds failed; `bootstrap` holds the ends of the bootstrap-t interval, from 5 seeds on. The
+    table has both in the note.
     """
 
     group: str

@@ -1,9 +1,9 @@
-"""A report and the TensorBoard of its grids, served together to this machine alone.
+"""Serve a report and the TensorBoard of its grids together, to this machine only.
 
 One server on 127.0.0.1: `/tensorboard/NAME/` is the TensorBoard of the grid in the folder NAME; any
-other address is a file in the report's folder or a grid's, as it lies on the disk below the folder
-that they have in common. So the links of a page, which are relative, lead to the same files as
-without a server. A page knows that it is served: its `html` element gets the class `served`.
+other address is a file in the folder of the report or of a grid. Its path is relative to their
+common folder, so that the relative links of a page lead to the same files as without a server. The
+`html` element of a served page gets the class `served`.
 """
 
 import io
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 HOST = "127.0.0.1"
-NAMES = ("127.0.0.1", "localhost")  # asked for by another name, some other site is behind it
+NAMES = ("127.0.0.1", "localhost")  # a request for another host name comes from another site
 TENSORBOARD = "/tensorboard"
 PAGE, SERVED = b'<html lang="en">', b'<html lang="en" class="served">'
-TEXT = frozenset({".yaml", ".jsonl", ".tex", ".bib", ".md", ".csv"})  # shown, not downloaded
+TEXT = frozenset({".yaml", ".jsonl", ".tex", ".bib", ".md", ".csv"})  # the browser shows these
 
 
 def claim(port: int) -> socket.socket:
-    """Take a port of this machine for `serve`; 0 is any free one.
+    """Open a port of this machine for `serve`; 0 takes any free one.
 
-    Raises `UserError` for one that is taken, or not to be had.
+    Raises `UserError` for a port that is in use or not allowed.
     """
     try:
         return socket.create_server((HOST, port))
@@ -53,7 +53,7 @@ def serve(page: Path, folders: Sequence[Path], claimed: socket.socket) -> None:
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: Any) -> None:
-            """A line for each file of a page would bury the address."""
+            """Print nothing: a line for each file of a page would hide the address."""
 
     with suppress(KeyboardInterrupt), _stopped_by_signals():
         boards = {tensorboard_path(folder): _tensorboard(folder) for folder in folders}
@@ -67,12 +67,12 @@ def serve(page: Path, folders: Sequence[Path], claimed: socket.socket) -> None:
 
 
 def tensorboard_path(folder: Path) -> str:
-    """Where the TensorBoard of the grid in a folder is served, below the server's root."""
+    """The path below the server's root at which TensorBoard serves the grid of a folder."""
     return f"{TENSORBOARD}/{quote(folder.resolve().name)}/"
 
 
 class Site:
-    """What is served: TensorBoards by their path, else files of the report and its grids."""
+    """The served site: TensorBoards by their paths, else files of the report and its grids."""
 
     def __init__(self, page: Path, folders: Sequence[Path], boards: dict[str, Application]) -> None:
         self._page = page.resolve()
@@ -85,7 +85,7 @@ class Site:
         from werkzeug.wrappers import Request, Response
 
         if not host_is_trusted(environ.get("HTTP_HOST"), NAMES):
-            return Response("asked for by a foreign name\n", status=403)(environ, start)
+            return Response("wrong host name\n", status=403)(environ, start)
         request = Request(environ)
         for prefix, board in self._boards.items():
             if f"{request.path}/".startswith(prefix):
@@ -97,7 +97,7 @@ class Site:
         from werkzeug.wrappers import Response
 
         if request.method not in ("GET", "HEAD"):
-            return Response("only to be read\n", status=405)
+            return Response("read-only\n", status=405)
         if request.path == "/":
             return redirect(self._address(self._page))
         path = self._inside(request.path)
@@ -116,7 +116,7 @@ class Site:
         return found
 
     def _inside(self, asked: str) -> Path | None:
-        """The file or folder at an address, links followed, if it lies in one that is served."""
+        """The file or folder at an address, with links resolved, if it is in a served folder."""
         parts = [part for part in asked.split("/") if part]
         if any(part.startswith(".") for part in parts):
             return None
@@ -143,13 +143,13 @@ def _listing(folder: Path) -> str:
 
 
 def _tensorboard(folder: Path) -> Application:
-    """The TensorBoard of one grid, which goes on reading what the runs write."""
+    """The TensorBoard of one grid, which keeps reading the files of the runs."""
     from tensorboard.program import TensorBoard, TensorBoardServer
 
     made: list[Application] = []
 
     class Kept(TensorBoardServer):
-        """Keeps the application, which our own server serves."""
+        """Keeps the application, so that our own server can serve it."""
 
         def __init__(self, app: Application, flags: object) -> None:
             made.append(app)
@@ -163,14 +163,14 @@ def _tensorboard(folder: Path) -> Application:
     board = TensorBoard(server_class=Kept)
     prefix = tensorboard_path(folder).rstrip("/")
     board.configure(("", "--logdir", str(folder.resolve()), "--path_prefix", prefix))
-    with redirect_stderr(io.StringIO()):  # it praises its fast reader
+    with redirect_stderr(io.StringIO()):  # it prints an advertisement for its fast reader
         board.launch()
     return made[0]
 
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does, and so does SIGINT where a shell had it ignored."""
+    """Let SIGTERM act like Ctrl-C, and SIGINT too if the shell had set it to be ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:

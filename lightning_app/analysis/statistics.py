@@ -1,8 +1,8 @@
 """Intervals, tests and power, as plain functions on arrays; no file is read here.
 
-Names in the plural take arrays whose last axis is the seeds; those in the singular take one list.
-Intervals are two-sided at 95 %; NaN is what does not exist. `benchmarks/coverage.py` measures how
-often each interval holds the truth, and the rate of false findings.
+Functions with plural names take arrays whose last axis is the seeds; the others take one list.
+Intervals are two-sided at 95 %; undefined values are NaN. `benchmarks/coverage.py` measures how
+often each interval contains the true value, and the rate of false findings.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special  # scipy.stats would take 50 MB and a second more
+from scipy import special  # scipy.stats would need 50 MB and a second more
 
 LEVEL = 0.95
 POWER = 0.8
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 def mean(values: Sequence[float]) -> float:
     try:
         return math.fsum(values) / len(values)
-    except OverflowError:  # of perplexities, whose sum no float holds
+    except OverflowError:  # the sum of perplexities can exceed the largest float
         return math.fsum(value / len(values) for value in values)
 
 
@@ -38,7 +38,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def t_intervals(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """Student's t interval of the mean (Student 1908), and the two-sided p value of mean zero.
 
-    `mean +- t_{n-1} * sd / sqrt(n)`. NaN for one value, and where the values do not differ. Paired
+    `mean +- t_{n-1} * sd / sqrt(n)`. NaN for one value, and if the values do not differ. Paired
     arms are compared by giving the differences, seed by seed.
     """
     found = np.asarray(values, dtype=float)
@@ -82,7 +82,7 @@ def fieller_intervals(numerators: ArrayLike, denominators: ArrayLike) -> tuple[F
     """Fieller's interval (1954) of `mean(a) / mean(b)` for paired values `a`, `b`.
 
     The ratios `r` with `(a_bar - r b_bar)^2 <= t^2 var(a - r b) / n`. NaN for one pair, without
-    spread, and where the denominator's own interval holds zero (the set is then not an interval).
+    spread, and if the denominator's interval contains zero (the set is then not an interval).
     """
     first, second = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
     count, top, bottom = first.shape[-1], first.mean(axis=-1), second.mean(axis=-1)
@@ -108,8 +108,8 @@ def wilson_interval(failed: int, count: int) -> tuple[float, float]:
 def wilson_intervals(failed: ArrayLike, count: int) -> tuple[Floats, Floats]:
     """Wilson's score interval (1927) of a proportion.
 
-    The `p` with `(k/n - p)^2 <= z^2 p (1 - p) / n`. Counts are whole, so at one `p` it holds it
-    more or less often than 95 %; the average over all `p` is near that.
+    The `p` with `(k/n - p)^2 <= z^2 p (1 - p) / n`. Counts are integers, so the coverage at a given
+    `p` differs from 95 %; its average over all `p` is near 95 %.
     """
     found = np.asarray(failed, dtype=float)
     share, z = found / count, float(special.ndtri((1 + LEVEL) / 2))
@@ -133,9 +133,9 @@ def bootstrap_intervals(values: ArrayLike) -> tuple[Floats, Floats]:
 
     `[mean - q_hi * sd / sqrt(n), mean - q_lo * sd / sqrt(n)]`, the `q` the 2.5 and 97.5 % quantiles
     of `(mean* - mean) / (sd* / sqrt(n))`. The resamples are the same each time. In the simulation
-    it holds from 5 seeds, skewed noise included; the percentile and BCa intervals (Efron 1987)
-    hold the truth in 82 to 90 % up to 10 seeds, and the symmetric bootstrap-t (Hall 1988) in 98 %
-    at 5. NaN without spread, and where too few values differ for a quantile to be finite.
+    its coverage is right from 5 seeds on, also for skewed noise; the percentile and BCa intervals
+    (Efron 1987) contain the true value in 82 to 90 % up to 10 seeds, and the symmetric bootstrap-t
+    (Hall 1988) in 98 % at 5. NaN without spread, and if too few values differ for a finite one.
     """
     found = np.asarray(values, dtype=float)
     count, centre = found.shape[-1], found.mean(axis=-1)
@@ -166,10 +166,10 @@ def resamples(count: int) -> Floats:
 
 
 def holm_values(p: ArrayLike) -> Floats:
-    """Holm's step-down correction (1979) over the last axis; NaN takes no part.
+    """Holm's step-down correction (1979) over the last axis; NaN is ignored.
 
-    With `p_(1) <= ... <= p_(m)`: `p_holm_(i) = max_{j <= i} min(1, (m - j + 1) * p_(j))`. Keeps the
-    chance of any false finding in the family under 5 %, however the tests depend on each other.
+    With `p_(1) <= ... <= p_(m)`: `p_holm_(i) = max_{j <= i} min(1, (m - j + 1) * p_(j))`. It keeps
+    the chance of any false finding in the family under 5 %, also for dependent tests.
     """
     given = np.asarray(p, dtype=float)
     order = np.argsort(given, axis=-1)  # NaN comes last
@@ -250,18 +250,19 @@ def bleu_difference(
     """SacreBLEU's paired approximate randomisation (Riezler and Maxwell 2005) of two runs.
 
     The share of `trials` in which swapping the two outputs of random sentences makes a difference
-    of BLEU larger than the one seen. It says what other test sentences could change, nothing about
-    other seeds (Clark et al. 2011): differences of several seeds take `t_interval` besides.
+    of BLEU larger than the one seen. It covers variation over test sentences, not over seeds (Clark
+    et al. 2011): for differences over several seeds use `t_interval` too.
     Reproducible: sacreBLEU's own seed (12345, or `SACREBLEU_SEED`). SacreBLEU does not count ties,
-    so two equal outputs would have p = 1 / (trials + 1); p is at least `2^(1 - k)`, `k` the number
-    of sentences whose outputs differ, which is what all swaps that change nothing amount to.
+    so two equal outputs would have p = 1 / (trials + 1). This function returns at least
+    `2^(1 - k)`, with `k` the number of sentences whose outputs differ: the share of swaps that
+    change nothing.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest, Result
 
     if not len(first) == len(second) == len(references) > 0:
         counts = f"{len(first)}, {len(second)} and {len(references)}"
-        raise ValueError(f"hypotheses and references must be as many as each other, not {counts}")
+        raise ValueError(f"expected equal numbers of hypotheses and references, found {counts}")
     # With `force`, sacreBLEU does not warn about text that is tokenised already.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     systems: list[tuple[str, Sequence[str]]] = [("second", second), ("first", first)]
@@ -277,16 +278,17 @@ def bleu_difference(
 
 
 def ended_alike(failed: ArrayLike) -> NDArray[np.bool_]:
-    """Whether all of the runs (last axis) failed, or none.
+    """Whether all of the runs (last axis) failed, or none of them.
 
-    A failure counts as `H_uni`, nats away from the rest. Where some runs fail, t intervals of the
-    mean do not hold (64 % at 3 seeds of which 30 % fail); that share has Wilson's interval instead.
+    A failure counts as `H_uni`, nats away from the other losses. If some runs fail, t intervals of
+    the mean have too little coverage (64 % at 3 seeds of which 30 % fail); the share of failures
+    has Wilson's interval instead.
     """
     found = np.asarray(failed, dtype=bool)
     return np.asarray(found.all(axis=-1) | ~found.any(axis=-1))
 
 
 def _spread(values: Floats) -> NDArray[np.bool_]:
-    """False where values differ by no more than rounding."""
+    """False if values differ by no more than rounding."""
     size = np.maximum(1.0, np.abs(values).max(axis=-1))
     return np.asarray(np.ptp(values, axis=-1) > 1e-12 * size)

@@ -1,4 +1,4 @@
-"""Finished runs in a grid's folder that are not in its plan: named, but not counted."""
+"""Report finished runs in a grid's folder that are not in its plan and that no score counts."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lightning_app.identity.record import read_record
 def stray_runs(grid: GridResults) -> str | None:
     """Return the number of finished runs of other experiments in the folder, in a sentence.
 
-    They are there where the corpus was edited, or a value of an axis removed, after they ran.
+    The cause is that the corpus was edited, or a value of an axis was removed, after they ran.
     """
     planned = {cell.name for cell in grid.cells}
     folders = [run.path for run in GridFolder(grid.folder).strays(planned)]
@@ -37,5 +37,5 @@ def _corpus(folder: Path) -> str | None:
     try:
         record = read_record(folder)
     except UserError:
-        return None  # a run's folder that is damaged is named where runs are read
+        return None  # the reader of runs reports a damaged folder
     return None if record is None else record.corpus

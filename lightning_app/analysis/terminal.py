@@ -20,21 +20,21 @@ from lightning_app.analysis.statistics import LEVEL, mean
 from lightning_app.mixtures import KINDS, left_out, mixed
 
 ROWS = 60  # of all tables together; the first one is always whole
-TRACK, LEAST = 60, 16  # characters of the plot's scale where there is room, and where there is not
+TRACK, LEAST = 60, 16  # characters of the plot's scale: with enough room, and at least
 SEVERAL = "*"
 FIELDS = ("estimate", "low", "high", "p", "p_holm", "seeds", "cells", "diverged", "note")
 READS, STALLS = ("reads",), "stalls w="
 PLAIN = str.maketrans({"Δ": "delta", "−": "-", DASH: "-", "·": ".", "│": "|"})
 
-Words = tuple[str, ...]  # of a heading, which may break between them
+Words = tuple[str, ...]  # the words of a heading, between which it may break
 Variants = Mapping[str, Mapping[str, Score]]  # scores by variant and name
 
 
 def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) -> None:
-    """Print what each variant reads, its scores, its loss by warm-up, and the findings."""
+    """Print each variant's reading, its scores, its loss by warm-up, and the findings."""
     write = Writer(console)
     if not grid.finished:
-        write.line("No cell has finished yet: there is nothing to score.")
+        write.line("No cell has finished yet, so there are no scores.")
         return
     if grid.pruner is not None:
         write.line("Cells were ended early by the pruner, so there are no scores.")
@@ -46,7 +46,7 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         if number and seen > ROWS:
             write.line(
                 f"{len(found) - number} more combinations of learning rate and other axes: "
-                "report.html and sensitivity.csv have all."
+                "see report.html and sensitivity.csv."
             )
             break
         if where:
@@ -66,22 +66,22 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
 
 
 def mixtures(grid: GridResults) -> dict[str, dict[str, list[str]]]:
-    """The names of the finished cells by what made them, for each kind in which they differ."""
+    """The names of the finished cells by provenance, for each kind in which they differ."""
     return mixed({cell.name: cell.record for cell in different(grid) if cell.finished})
 
 
 def mixture_line(grid: GridResults) -> str:
-    """In what the finished cells differ, in one line; empty where they do not."""
+    """The kinds in which the finished cells differ, in one line; empty if they do not differ."""
     kinds = [f"{len(of)} {KINDS[kind]}" for kind, of in mixtures(grid).items()]
     if not kinds:
         return ""
-    return f"Mixed: cells of {', '.join(kinds)}; report.html says what may not be concluded."
+    return f"Mixed: cells of {', '.join(kinds)}; report.html lists invalid conclusions."
 
 
 def headline_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """The same for scripts: for each group, rate and variant its reading, and scores by name.
+    """The headline for scripts: for each group, rate and variant its reading and scores by name.
 
-    What is not defined is NaN. Scores over all rates (`lr` NaN) have a row without a reading.
+    Undefined scores are NaN. Scores over all rates (`lr` NaN) have a row without a reading.
     """
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for score in scores:
@@ -100,7 +100,7 @@ def headline_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
 
 
 class Writer:
-    """A console that knows whether it is a terminal; what is piped is plain text without boxes."""
+    """A console that writes tables to a terminal, and plain text without boxes to a pipe."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -110,7 +110,7 @@ class Writer:
         self._console.print(self._text(text, style))
 
     def table(self, titles: Sequence[Words], rows: Mapping[str, Sequence[str]]) -> None:
-        """Rows by name, as wide as there is room; in a few lines each on a narrow terminal."""
+        """Rows by name as a table; on a narrow terminal each row takes a few lines."""
         endless = self._console.options.update(width=10_000)
         for between in (" ", "\n"):
             table = self._table(titles, rows, between)
@@ -131,7 +131,7 @@ class Writer:
         for number, (where, variants) in enumerate(whole.items()):
             seen += len(variants)
             if number and seen > ROWS:
-                self.line(f"{len(whole) - number} more: report.html has all.")
+                self.line(f"{len(whole) - number} more: see report.html.")
                 return
             if where:
                 self.line(where)
@@ -142,7 +142,7 @@ class Writer:
             self.table([(grid.metric, f"w={warmup}") for warmup in warmups], rows)
 
     def plot(self, grid: GridResults, variants: Variants) -> None:
-        """Loss against warm-up: one row a variant, one letter a warm-up, on one scale."""
+        """Loss against warm-up: one row for each variant, one letter for each warm-up."""
         losses, top = _losses(grid, variants)
         if not losses:
             return
@@ -167,7 +167,7 @@ class Writer:
             table.add_row(self._text(variant), self._text(f"│{''.join(marks)}│"))
         self._console.print(table)
         key = ", ".join(f"{letter}: warm-up {warmup:,}" for warmup, letter in letters.items())
-        self.line(f"{key}; {SEVERAL}: several at one place")
+        self.line(f"{key}; {SEVERAL}: several at the same position")
 
     def _table(
         self, titles: Sequence[Words], rows: Mapping[str, Sequence[str]], between: str
@@ -211,7 +211,7 @@ def _mean(arm: MetricMean | None) -> str:
 
 
 def _beside(slices: Mapping[str, Variants]) -> dict[str, list[str]]:
-    """Delta of each variant in every slice, a dash where it is undefined."""
+    """Delta of each variant in every slice; a dash if it is undefined."""
     names = dict.fromkeys(name for variants in slices.values() for name in variants)
     return {
         name: [

@@ -95,12 +95,12 @@ def test_the_same_arm(row):
         ({"warmup": 4000}, (60, 0.002), "Warm-up 60 instead of 4,000."),
         ({"warmup": 1}, (60, 0.002), "Warm-up 60 instead of 1."),
         ({"warmup": 0}, (0, 0.002), ""),
-        ({"warmup": None}, (60, 0.002), "Warm-up not said in theirs, 60 in ours."),
+        ({"warmup": None}, (60, 0.002), "Their warm-up is not stated, ours is 60."),
         ({"lr": 0.0013}, (60, 0.001), "Learning rate 0.001 instead of 0.0013."),
         (
             {"lr": None},
             (60, 0.002),
-            "Learning rate not said in theirs, 0.002 in ours, the best of 3 by validation loss.",
+            "Their learning rate is not stated, ours is 0.002, the best of 3 by validation loss.",
         ),
     ],
 )

@@ -221,7 +221,7 @@ ODD = {
     "nothing finished": (
         lambda axes: "waiting",
         SIX,
-        ["No cell has finished yet: there is nothing to score.", "8 not started", "not started"],
+        ["No cell has finished yet, so there are no scores.", "8 not started", "not started"],
     ),
     "nothing but crashes": (lambda axes: "failed", SIX, ["No cell has finished yet", "8 crashed"]),
 }

@@ -1,4 +1,4 @@
-"""What a figure is: on disk, and before it is written."""
+"""The data of a figure: its files on disk, and the figure before it is written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ Question = Literal["need", "cost", "stable", "inside"]
 class FigureFiles:
     """One figure as files: `path` is the SVG; PDF and CSV (the data drawn) have the same stem.
 
-    `text` explains the marks, `limits` what may not be concluded. `group` names the values of
-    the other axes, `all` without other axes; `lr` is None where the figure is over several rates.
+    `text` explains the marks, `limits` lists invalid conclusions. `group` names the values of the
+    other axes, `all` without other axes; `lr` is None if the figure is over several rates.
     """
 
     path: Path
@@ -36,10 +36,10 @@ class FigureFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The finished runs of a grid that a figure is of, and how they are drawn.
+    """The finished runs of a grid that a figure shows, and limits for the drawing.
 
-    `group` and `lr` as in `Drawing`. `logs` holds the logged curves by id of the cell, `points` how
-    many a single curve may have, `figures` how many a kind may draw that has one for each variant.
+    `group` and `lr` as in `FigureFiles`. `logs` holds the logged curves by id of the cell, `points`
+    is the maximum for a single curve, `figures` the maximum for a kind with one for each variant.
     """
 
     grid: GridResults
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A figure before it is written. `table` holds what is drawn, a row for each mark."""
+    """A figure before it is written. `table` holds the data, a row for each mark."""
 
     figure: "Figure"
     table: "pd.DataFrame"

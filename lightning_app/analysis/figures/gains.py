@@ -30,11 +30,11 @@ from lightning_app.tables import Curve, Place
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RUN_POINTS, MEAN_POINTS = 60, 150  # of one curve
+RUN_POINTS, MEAN_POINTS = 60, 150  # points of one curve
 
 
 def gain_figures(part: Part) -> list[Sketch]:
-    """Every learned gain by layer over the steps, a figure a variant."""
+    """Every learned gain by layer over the steps, one figure for each variant."""
     logged = {}
     for variant in part.variants(part.cells):
         runs = at_best_rate([cell for cell in part.cells if cell.variant == variant])
@@ -47,7 +47,7 @@ def gain_figures(part: Part) -> list[Sketch]:
 
 
 def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: str) -> Sketch:
-    """A panel a quantity and stack; layers by marker, the shortest and longest warm-up by line."""
+    """A panel for each quantity and stack; markers show layers, line styles show warm-ups."""
     import pandas as pd
     from matplotlib.lines import Line2D
 
@@ -90,11 +90,11 @@ def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: st
         figure=figure,
         table=pd.DataFrame(rows),
         title=f"Learned gains of {cells[0].variant} during training",
-        text="A panel a gain and stack, a marker a layer, counted from 1, the deeper the stronger. "
-        "Heavy lines are means over the runs, thin lines the runs. "
+        text="One panel for each gain and stack, one marker for each layer, counted from 1; deeper "
+        "layers are more opaque. Heavy lines are means over the runs, thin lines the runs. "
         f"{which(drawn)} {_gain_words(columns)}",
-        limits="A gain says how a block weighs its parts, not what these parts carry: a small gain "
-        "before a large map may matter more than its value tells.",
+        limits="A gain is the weight of a part of a block, not the size of that part: a small gain "
+        "before a large map may matter more than its value suggests.",
         links=links,
         cells=drawn,
     )
@@ -137,7 +137,7 @@ def _gain_words(columns: Iterable[tuple[str, str]]) -> str:
     if names & {"alpha", "beta", "gamma"}:
         sentences.append("alpha I + beta A − gamma C is the shaped map.")
     if any(name.endswith(("_skip", "_branch")) for name in names):
-        sentences.append("A skip weighs the stream, a branch what a sub-layer adds to it.")
+        sentences.append("A skip weighs the stream, a branch weighs the output of a sub-layer.")
     if any(name.endswith("head_gain") for name in names):
         sentences.append("A head gain weighs the output of each head.")
     if any(name.endswith("_change") for name in names):

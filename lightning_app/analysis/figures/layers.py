@@ -1,4 +1,4 @@
-"""What the figures of the inside of blocks share: which runs, and how layers look."""
+"""The choice of runs and the look of layers in all figures of the inside of blocks."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STACKS = ("encoder", "decoder", "model")
-MARKERS = ("o", "s", "^", "D", "v", "P")  # of layers, in turn
+MARKERS = ("o", "s", "^", "D", "v", "P")  # of layers, repeated
 
 
 def at_best_rate(cells: Sequence[CellResult]) -> list[CellResult]:
-    """The runs at the rate at which they end lowest on average; those that stalled only if all did.
+    """The runs at the rate with the lowest mean final loss, without stalled ones unless all did.
 
-    Such a figure is of one rate, or it would mix what the rate does with what the variant does.
+    The figure shows one rate, since otherwise it would mix effects of the rate and the variant.
     """
     losses: dict[float | None, list[float]] = {}
     for cell in cells:
@@ -33,7 +33,7 @@ def at_best_rate(cells: Sequence[CellResult]) -> list[CellResult]:
 
 
 def which(cells: Sequence[CellResult]) -> str:
-    """In words, which runs `at_best_rate` has chosen."""
+    """A sentence about the runs that `at_best_rate` has chosen."""
     if all(cell.state == "diverged" for cell in cells):
         return "All of these runs stalled or were non-finite."
     rates = {cell.lr for cell in cells}
@@ -55,7 +55,7 @@ def told_of_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Sketch
 
 
 def layer_look(layer: int, layers: Sequence[int]) -> dict[str, Any]:
-    """Marker and opacity of a layer, for readers without colour: deeper layers are more opaque."""
+    """Marker and opacity of a layer, readable without colour; deeper layers are more opaque."""
     turn = layers.index(layer)
     depth = turn / max(1, len(layers) - 1)
     return {"marker": MARKERS[turn % len(MARKERS)], "alpha": 0.4 + 0.6 * depth}

@@ -1,4 +1,4 @@
-"""What a variant costs: trained numbers, speed, memory."""
+"""The cost of a variant: parameters, speed, memory."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ BYTES = {2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB"}
 
 @dataclass(frozen=True, kw_only=True)
 class Resource:
-    """A number of `result.json`: what the axis calls it, its units by size, how it is read."""
+    """A number of `result.json`: its axis label, its units by size, and how to read it."""
 
     name: str
     label: str
@@ -53,7 +53,7 @@ RESOURCES = (
 
 
 def resources(part: Part) -> list[Sketch]:
-    """A panel a resource, a row a variant; a dot a run, whatever its warm-up and rate."""
+    """A panel for each resource, a row for each variant, a dot for each run."""
     import pandas as pd
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -106,7 +106,7 @@ def _panel(
     for y, variant in enumerate(variants):
         runs = [cell for cell in part.cells if cell.variant == variant and cell.id in found]
         values = [found[cell.id] for cell in runs]
-        # Equal values lie apart: the runs of a variant take turns over the height of its row.
+        # Runs with equal values have different heights in the row of their variant.
         points = [
             (value / size, y - 0.27 + 0.36 * (turn / max(1, len(runs) - 1)))
             for turn, value in enumerate(values)
@@ -148,25 +148,25 @@ def _value(resource: Resource, cell: CellResult) -> float | None:
 
 def _text(shown: Sequence[Resource]) -> str:
     names = {resource.name for resource in shown}
-    text = "A dot a run, a diamond the mean of the runs of a variant, whatever their warm-up."
+    text = "A dot is a run, a diamond the mean of all runs of a variant, with any warm-up."
     if "parameters" in names:
-        text += " Parameters are the trained numbers of the whole model, embeddings included."
+        text += " Parameters are those of the whole model, embeddings included."
     if "tokens_per_second" in names:
         text += " Speed is over the training steps of a run, without validation."
     if "peak_memory_bytes" in names:
         text += (
-            " Peak memory is the most that the first device's tensors took at once; on a CPU, the "
-            "most that the whole process took."
+            " Peak memory is that of the tensors on the first device; on a CPU, that of the whole "
+            "process."
         )
     return f"{text} Every axis begins at zero."
 
 
 def _limits(shown: Sequence[Resource], cells: Sequence[CellResult]) -> str:
     if any(resource.name == "tokens_per_second" for resource in shown):
-        text = "Runs that share a machine slow each other: speed is noisy, and this no benchmark."
+        text = "Runs that share a machine slow each other down: speed is noisy, not a benchmark."
     else:
         text = "A variant with fewer parameters need not be faster."
     devices = {str(device) for cell in cells if (device := cell.record.get("device"))}
     if len(devices) > 1:
-        text += f" The runs were on {len(devices)} kinds of device, which differ in themselves."
+        text += f" The runs used {len(devices)} kinds of device, whose speeds differ."
     return text

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
-COLOUR_MAP = "cividis"  # even in what is perceived, also in grey and to the colour-blind
+COLOUR_MAP = "cividis"  # perceptually uniform, also in grey and for colour-blind readers
 BAR = 0.75  # inches for the colour bar
-ON_DARK, ON_LIGHT = "#fafafa", "#181818"  # of the numbers in a map, which no dark page changes
+ON_DARK, ON_LIGHT = "#fafafa", "#181818"  # colours of numbers in a map, the same on a dark page
 
 
 def rate_by_warmup(part: Part) -> list[Sketch]:
-    """Mean loss by rate and warm-up, a map a variant; in each cell how many runs stalled."""
+    """Mean loss by rate and warm-up, one map for each variant, with the numbers of stalled runs."""
     import pandas as pd
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -66,12 +66,13 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
             figure=figure,
             table=pd.DataFrame(rows),
             title="Final loss by learning rate and warm-up",
-            text="A map a variant: the number is the mean final validation loss over the finished "
-            "runs, a run that stalled or was non-finite counted as the unigram entropy H, the top "
-            "of the one colour scale. × k/n: k of n finished runs stalled or non-finite. A dash: "
-            "no finished run. Rates and warm-ups are evenly spaced, not to scale.",
-            limits="The best cell of a map is the least of many noisy means and looks better than "
-            "it is. Nothing is known beyond the edges of the maps.",
+            text="One map for each variant: the number is the mean final validation loss over the "
+            "finished runs. A run that stalled or was non-finite counts as the unigram entropy H, "
+            "the top of the common colour scale. × k/n: k of n finished runs stalled or "
+            "non-finite. A dash: no finished run. Rates and warm-ups are evenly spaced, not to "
+            "scale.",
+            limits="The best cell of a map is the smallest of many noisy means and looks better "
+            "than it is. Nothing is known beyond the edges of the maps.",
             links=links,
             cells=[cell for arm in found for cell in arm.cells.values()],
         )
@@ -79,7 +80,7 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
 
 
 def _colour_bar(figure: "Figure", mappable: "ScalarMappable") -> None:
-    """The scale of the maps, in the room that `arrange` has left below."""
+    """The colour scale of the maps, in the space that `arrange` has left below."""
     width, height = map(float, figure.get_size_inches())
     length = min(4.0, 0.7 * width)
     place = ((width - length) / 2 / width, 0.5 / height, length / width, 0.14 / height)
@@ -134,7 +135,7 @@ def _map(
 
 
 def frontier(part: Part) -> list[Sketch]:
-    """The largest rate without a stall against warm-up, a panel a variant."""
+    """The largest rate without a stall against warm-up, one panel for each variant."""
     import pandas as pd
     from matplotlib.lines import Line2D
 
@@ -180,9 +181,9 @@ def frontier(part: Part) -> list[Sketch]:
             table=pd.DataFrame(rows),
             title="Largest stable learning rate against warm-up",
             text="Large dots: the largest rate of the grid at which no finished run stalled or "
-            "was non-finite, joined over warm-ups; an open one where that is the largest rate "
-            "tried, so that the true one lies there or above. Small dots and crosses: every rate "
-            "tried, without and with such a run. No large dot: there is one at every rate. "
+            "was non-finite, joined over warm-ups. An open dot marks the largest rate tried, so "
+            "that the true limit is there or above. Small dots and crosses: every rate tried, "
+            "without and with such a run. No large dot: every rate has such a run. "
             "Warm-ups are evenly spaced, not to scale.",
             limits="The frontier lies between the rates that were tried. No stall in "
             f"{least} run{'s' * (least != 1)}, the fewest at a point, still allows a share of "
@@ -226,7 +227,7 @@ def _frontier(
 
 
 def _several_rates(part: Part) -> bool:
-    """Whether there is anything to show; where bad runs were pruned, none of them would stall."""
+    """Whether there is anything to show. A pruner ends bad runs, so that none would stall."""
     return len(part.grid.rates) > 1 and part.grid.pruner is None
 
 
@@ -257,6 +258,6 @@ def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[CellResult]) -> str:
 
 
 def _brightness(colour: Sequence[float]) -> float:
-    """Relative luminance as sRGB has it, near enough to choose dark or light ink."""
+    """Approximate relative luminance in sRGB, to choose dark or light ink."""
     red, green, blue = (part**2.2 for part in colour[:3])
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

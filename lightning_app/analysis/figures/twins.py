@@ -17,11 +17,11 @@ SIGNALS = {
     "w2_gradient": "gradient of $W_2$ (norm)",
     "output_information": "output information (nats)",
 }
-"""What tells a stall from within: the quantity and the label of its axis."""
+"""Quantities inside the model that show a stall: each with the label of its axis."""
 
 
 def twins(part: Part) -> list[Sketch]:
-    """A run that stalled beside its twin that did not, one pair of each variant."""
+    """A run that stalled beside its twin that did not, one pair for each variant."""
     pairs = [pair for name in part.variants(part.cells) if (pair := _pair(part, name))]
     drawn, rest = pairs[: part.figures], pairs[part.figures :]
     found = [_twins(pair, part.colours[pair[0].variant]) for pair in drawn]
@@ -43,7 +43,7 @@ def _pair(part: Part, variant: str) -> tuple[CellResult, CellResult] | None:
 
 
 def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
-    """Two rows of panels, the stalled run above; a column each quantity and stack."""
+    """Two rows of panels, the stalled run above; one column for each quantity and stack."""
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -105,11 +105,11 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
         title=f"Inside a run of {stalled.variant} that ended {stalled.word}, and its twin that "
         "did not",
         text=f"Above: warm-up {warmup_of(stalled):,}, which ended {stalled.word}{when}; below: "
-        f"warm-up {warmup_of(other):,}, which did not; else alike, seed {stalled.seed}. "
-        f"{_meanings(columns)} Layers count from 1, the deeper the stronger; 0 is what enters "
-        "the first. Measured on one fixed validation batch after the steps marked.",
-        limits=f"Two runs, chosen because one ended {stalled.word}: they show what that looks "
-        "like, not how often it comes or what causes it.",
+        f"warm-up {warmup_of(other):,}, which did not; otherwise equal, seed {stalled.seed}. "
+        f"{_meanings(columns)} Layers count from 1, deeper layers are more opaque; 0 is the input "
+        "of the first layer. Measured on one fixed validation batch after the marked steps.",
+        limits=f"Two runs, chosen because one ended {stalled.word}: they show an example, not how "
+        "often it happens or what causes it.",
         links=links,
         cells=pair,
     )
@@ -117,12 +117,12 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
 
 def _meanings(columns: Iterable[tuple[str, str]]) -> str:
     meaning = {
-        "token_cosine": "Cosine: mean over the pairs of tokens of a sentence; at 1 all tokens lie "
-        "on one direction.",
+        "token_cosine": "Cosine: mean over the pairs of tokens of a sentence; at 1 all tokens have "
+        "the same direction.",
         "w2_gradient": "Gradient: Frobenius norm of the loss's gradient by the second matrix of "
         "the feed-forward.",
         "output_information": "Output information: mean divergence of the predictions from their "
-        "average; at 0 the model says the same at every position.",
+        "average; at 0 the model predicts the same at every position.",
     }
     return " ".join(meaning[quantity] for quantity in dict.fromkeys(name for name, _ in columns))
 

@@ -50,7 +50,7 @@ def page(contents: Contents) -> str:
 def _sections(contents: Contents) -> list[Markup]:
     grid = contents.grid
     if not grid.finished:
-        nothing = "No cell has finished yet: there is nothing to score."
+        nothing = "No cell has finished yet, so there are no scores."
         return [
             section("need", "Who needs warm-up?", element("p", element("strong", nothing))),
             what_was_run(contents),
