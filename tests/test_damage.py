@@ -149,7 +149,7 @@ def test_a_checkpoint_of_other_data_is_refused(command: str, folder: Path, capsy
     there = json.loads((folder / "run" / "result.json").read_text())["data"]["digest"]
     edit(folder)
     line = refused(COMMANDS[command], capsys, folder)
-    assert f"last.ckpt: is of other data: their digest is {there[:16]}, that of " in line
+    assert f"last.ckpt: is of other data: their digest is {there[:16]}, but that of " in line
 
 
 def test_a_cell_whose_data_changed_begins_again(folder: Path, capsys) -> None:

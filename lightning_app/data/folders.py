@@ -29,7 +29,7 @@ def complete(
     Args:
         folder: The path of the folder.
         make: Fills an empty folder, which is then renamed to `folder`.
-        find_damage: Describes the damage of an existing folder, None if there is none.
+        find_damage: Describes the damage of an existing folder, None if it is intact.
 
     Raises:
         UserError: the folder above cannot be written.

@@ -1,1 +1,1 @@
-"""What a report leaves for other programs and for a paper: tables and references."""
+"""The files of a report for other programs and for a paper: tables and references."""

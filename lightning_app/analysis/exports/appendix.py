@@ -1,7 +1,7 @@
-"""The scores once more, as cells of a notebook that read `results.parquet` and nothing else.
+"""Cells of a notebook that compute the scores again, from `results.parquet` alone.
 
 The page prints them, so that a reader can recompute every number of its tables. They share no code
-with `sensitivity`; the tests run them as they are printed and compare.
+with `sensitivity`; the tests run the printed cells and compare.
 """
 
 import math
@@ -15,17 +15,17 @@ from lightning_app.analysis.statistics import FEW_SEEDS
 
 NOT_COVERED = (
     "Not recomputed here: bootstrap-t intervals, which depend on the resamples drawn; p values "
-    "over test sentences, which come from the stored translations; and what is drawn from the "
-    "course of a run, which is in validations.parquet and in each run's metrics.csv."
+    "over test sentences, which come from the stored translations; and the curves of runs, which "
+    "are in validations.parquet and in each run's metrics.csv."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotebookCell:
-    """At most ten lines. They leave a table under the name `table`, "" where they leave none.
+    """At most ten lines of code. `table` is the name of the table that they define, or "".
 
-    A table has the columns of `sensitivity.csv` that it fills; a score that is not defined has no
-    row. Cells run in their order, in the folder of the report.
+    A table has the columns of `sensitivity.csv` that it fills; an undefined score has no row. Cells
+    run in their order, in the folder of the report.
     """
 
     title: str

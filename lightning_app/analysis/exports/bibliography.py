@@ -1,4 +1,4 @@
-"""The papers behind what a grid used, as BibTeX."""
+"""The papers about the methods that a grid used, as BibTeX."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,12 +10,12 @@ from typing import Any
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.grid_axes import BLOCK, PRESET, lookup
 
-TEXT = re.compile(r"\\[\"'`^~]?|[{}]")  # marks of TeX that no plain text needs
+TEXT = re.compile(r"\\[\"'`^~]?|[{}]")  # TeX markup to remove for plain text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One entry of the bibliography; `topics` says what it is cited for."""
+    """One entry of the bibliography; `topics` lists the methods for which it is cited."""
 
     kind: str
     key: str
@@ -64,7 +64,7 @@ def cited(topics: Iterable[str]) -> list[str]:
 
 
 def references(grid: GridResults) -> str:
-    """`references.bib`: what was used, and the papers whose figures are compared with ours."""
+    """`references.bib`: papers about the methods used, and papers whose figures are compared."""
     entries = bibliography()
     named = [figure["paper"] for figure in published_of(grid)]
     keys = dict.fromkeys([*cited(topics_of(grid)), *(key for key in named if key in entries)])
@@ -77,7 +77,7 @@ def published_of(grid: GridResults) -> list[Mapping[str, Any]]:
 
 
 def topics_of(grid: GridResults) -> list[str]:
-    """What a grid used, as `kind/value`."""
+    """The methods that a grid used, as `kind/value`."""
     used = ["method/transformer", *(f"preset/{name}" for name in presets_of(grid))]
     for kind, key in _SETTINGS.items():
         used += [f"{kind}/{value}" for value in values_of(grid, key)]
@@ -111,7 +111,7 @@ def presets_of(grid: GridResults) -> list[str]:
 
 
 def values_of(grid: GridResults, key: str) -> list[Any]:
-    """The values of a setting over the grid, or over the grids that it joins; none if not said."""
+    """The values of a setting over the grid, or over the grids that it joins; empty if not set."""
     parts = grid.parts or (grid,)
     return distinct(
         value for part in parts for value in part.axes.get(key, [lookup(part.config, key)])
@@ -119,7 +119,7 @@ def values_of(grid: GridResults, key: str) -> list[Any]:
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Each value but None once, in order; they need not be hashable."""
+    """Each value except None once, in order; they need not be hashable."""
     found: list[Any] = []
     for value in values:
         if value is not None and value not in found:

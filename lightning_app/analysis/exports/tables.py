@@ -27,10 +27,10 @@ Own = Mapping[str, Score]
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """Texts as a reader sees them; `bodies` are rows by slice of the grid, "" for the only one.
+    """A table of plain texts; `bodies` has the rows of each slice of the grid, "" for the only one.
 
-    The first `words` columns are text, the others numbers. A cell of several lines holds line
-    breaks. `notes` say why scores are not defined.
+    The first `words` columns are text, the others numbers. A cell of several lines has line breaks.
+    `notes` explain why scores are not defined.
     """
 
     name: str
@@ -42,7 +42,7 @@ class PaperTable:
 
 
 def write_tables(grid: GridResults, scores: Sequence[Score], folder: Path) -> None:
-    """Write `headline` and `loss_by_warmup` as `.tex` and `.md`; none where there are no scores."""
+    """Write `headline` and `loss_by_warmup` as `.tex` and `.md`; nothing if there are no scores."""
     if not scores or not grid.finished:
         return
     for table in (headline_table(grid, scores), loss_by_warmup(grid, scores)):
@@ -51,7 +51,7 @@ def write_tables(grid: GridResults, scores: Sequence[Score], folder: Path) -> No
 
 
 def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
-    """What each variant loses without warm-up, as in the report's first table."""
+    """The loss of each variant without warm-up, as in the report's first table."""
     wanted = ("delta", "relative_delta", "interaction")
     shown = [score for score in scores if score.score.startswith((*wanted, "stalls"))]
 
@@ -63,9 +63,9 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
 
     baseline = f" of {grid.baseline}" if grid.baseline else " of the baseline"
     caption = (
-        "What each variant loses without warm-up: Δ is the loss without warm-up less that with the "
-        f"reference{_reference(grid)}, in nats per token, seed by seed; relative Δ its share of "
-        f"what is learned; interaction is Δ less that{baseline}. In brackets {LEVEL:.0%} intervals "
+        "The effect of no warm-up: Δ is the loss without warm-up minus that with the "
+        f"reference{_reference(grid)}, in nats per token, seed by seed; relative Δ is its share of "
+        f"what is learned; interaction Δ minus that{baseline}. In brackets: {LEVEL:.0%} intervals "
         "(t over seeds, Fieller for the ratio, Wilson for shares of runs); p by Holm. "
         f"{in_short(grid)}"
     )
@@ -161,7 +161,7 @@ def latex(table: PaperTable) -> str:
 
 
 def tex(text: str) -> str:
-    """Plain text for LaTeX: its special letters escaped, symbols of the report as mathematics."""
+    """Text for LaTeX: special characters escaped, symbols of the report as formulas."""
     escaped = "".join(_LETTERS.get(letter, letter) for letter in text)
     return re.sub(r"(?<![A-Za-z_\\])([A-Z]|\$\\eta\$)\\_(\w+)", _subscript, escaped)
 

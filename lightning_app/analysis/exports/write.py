@@ -1,4 +1,4 @@
-"""Everything that a report leaves beside its page and figures."""
+"""Write all files of a report except its page and figures."""
 
 from collections.abc import Sequence
 from pathlib import Path

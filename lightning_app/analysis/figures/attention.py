@@ -1,4 +1,4 @@
-"""Where the heads look, layer by layer, as in RealFormer's analysis (He et al. 2021)."""
+"""Entropy and distance of attention maps by layer, as in RealFormer's analysis (He et al. 2021)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from lightning_app.tables import Place
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_RUNS = 5  # of one variant whose heads are drawn
+MOST_RUNS = 5  # runs of one variant whose heads are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Map:
-    """A kind of attention map: its stack, and what the names of its quantities begin with."""
+    """A kind of attention map: its stack, and the prefix of the names of its quantities."""
 
     name: str
     stack: str
@@ -40,7 +40,7 @@ MAPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """A quantity of every head, and what a figure says of it."""
+    """A quantity of every head, and the texts of its figure."""
 
     quantity: str  # of a head
     line: str  # of all heads
@@ -57,28 +57,27 @@ ENTROPY = Heads(
     free="attention_free_entropy",
     title="Entropy of the attention maps by layer",
     label="entropy of the map (nats)",
-    text="How widely the heads look (He et al. 2021, section 4.1.3): the entropy of the "
+    text="How widely the heads attend (He et al. 2021, section 4.1.3): the entropy of the "
     "softmax map. A small mark is the median over the rows of one head of one run, a line the "
-    "mean over rows, heads and runs; a grey bar that of the uniform map, the most that the "
-    "line can reach.",
-    limits="A head may look widely and still be used for little: entropy says nothing of what "
-    "the values carry.",
+    "mean over rows, heads and runs. A grey bar is the entropy of the uniform map, the maximum.",
+    limits="A head may attend widely and still contribute little: entropy does not measure the "
+    "values.",
 )
 DISTANCE = Heads(
     quantity="attention_distance",
     line="attention_distance",
     title="Distance of the attention maps to the layer below",
     label="Jensen-Shannon distance (bits)",
-    text="How far each head's map lies from that of the same head in the layer below: the "
+    text="How far the map of each head is from that of the same head in the layer below: the "
     "Jensen-Shannon divergence, 0 for equal maps, 1 for maps that share no key (He et al. "
     "2021). A small mark is a head of one run, a line the mean over heads and runs.",
-    limits="Without residual scores nothing ties a head to the one of the same number below: "
-    "there the distance is that of two heads taken at random.",
+    limits="Without residual scores a head is not related to the head of the same number below: "
+    "the distance is then that of two random heads.",
 )
 
 
 def attention_figures(part: Part, kind: Heads) -> list[Sketch]:
-    """A quantity of the attention maps by layer, a panel a variant; all of one warm-up."""
+    """A quantity of the attention maps by layer, one panel for each variant; all of one warm-up."""
     runs = at_best_rate([cell for cell in part.cells if has_probes(cell)])
     if not runs:
         return []
@@ -99,7 +98,7 @@ def attention_figures(part: Part, kind: Heads) -> list[Sketch]:
 def _attention(
     part: Part, found: Sequence[tuple[CellResult, Mapping[Place, float]]], kind: Heads
 ) -> Sketch | None:
-    """A panel a variant: a dot a head of a run at its layer, lines through the means."""
+    """A panel for each variant: a dot for each head of a run, lines through the means of layers."""
     import pandas as pd
     from matplotlib.lines import Line2D
 
@@ -184,7 +183,7 @@ def _map_heads(
 def _by_layer(
     own: Sequence[tuple[CellResult, Mapping[Place, float]]], quantity: str, stack: str
 ) -> dict[int, float]:
-    """The mean over the runs of what belongs to all heads of a layer."""
+    """The mean over the runs of a quantity of all heads of a layer."""
     found: dict[int, list[float]] = {}
     for _, places in own:
         for place, value in places.items():

@@ -1,4 +1,4 @@
-"""Figures written as files that are the same for the same runs."""
+"""Write figures as files that are identical for the same runs."""
 
 import io
 import re
@@ -16,7 +16,7 @@ _DIGITS = re.compile(r"(\.\d\d)\d+")
 
 
 def save(figure: "Figure", path: Path) -> Path:
-    """Write `figure` as SVG without anything that changes from one writing to the next."""
+    """Write `figure` as SVG, identical each time."""
     write_whole(path, svg(figure, Links(0), path.parent))
     return path
 

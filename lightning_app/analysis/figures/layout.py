@@ -1,4 +1,4 @@
-"""Panels, their room, and the marks in them, as every figure uses them."""
+"""Panels, their layout, and the marks in them, for all figures."""
 
 import math
 import re
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMNS, WIDEST = 4, 11.5  # panels in one row at most, and their inches together
-LETTERS = 24  # of a title, in one line of a panel
+COLUMNS, WIDEST = 4, 11.5  # the maximum of panels in one row, and of their total width in inches
+LETTERS = 24  # characters of a title in one line of a panel
 
 Point = tuple[float, float]
 
@@ -20,9 +20,9 @@ Point = tuple[float, float]
 def panels(
     count: int, width: float, height: float, *, shared: bool = True
 ) -> tuple["Figure", list["Axes"]]:
-    """A figure of `count` panels; `arrange` gives it margins, or `frozen` where not `shared`.
+    """A figure of `count` panels; `arrange` sets its margins, or `frozen` if not `shared`.
 
-    Panels that are `shared` have the same axes; the others only that of x.
+    Panels that are `shared` have the same axes; the others share only the x axis.
     """
     from matplotlib.figure import Figure
 
@@ -47,7 +47,7 @@ def arrange(
     handles: Sequence[Any],
     below: float = 0.0,
 ) -> None:
-    """Label the axes, add the legend, and give everything its room; `below` inches are left free.
+    """Label the axes, add the legend, and set the margins; `below` inches are left free.
 
     Matplotlib's own layout asks every panel for every tick several times, which takes longer than
     all the drawing.
@@ -100,7 +100,7 @@ def title(axes: "Axes", text: str) -> None:
 
 
 def wrapped(name: str) -> str:
-    """A long name broken where its parts meet, so that no panel cuts its title."""
+    """A long name, broken between its parts so that it fits as the title of a panel."""
     lines = [""]
     for part in re.findall(r"[^+]*\+?", name):
         if len(lines[-1]) + len(part) > LETTERS:
@@ -114,7 +114,7 @@ def wrapped(name: str) -> str:
 
 
 def without_formula(text: str) -> str:
-    """`text` with nothing that matplotlib reads as a formula."""
+    """`text` with escapes, so that matplotlib reads no formula in it."""
     return text.replace("$", r"\$")
 
 
@@ -129,11 +129,11 @@ def dots(axes: "Axes", points: Sequence[Point], urls: Sequence[str | None], **lo
 
 
 def cloud(axes: "Axes", points: Sequence[Point], *, color: str, s: float, alpha: float) -> None:
-    """Round marks as one path, where there are too many for a node of the page each."""
+    """Round marks as one path, for more marks than the page can have nodes."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    codes = [Path.MOVETO, Path.LINETO] * len(points)  # a line of no length has round ends
+    codes = [Path.MOVETO, Path.LINETO] * len(points)  # a line of length 0 shows its round ends
     path = Path([point for point in points for _ in range(2)], codes)
     path.should_simplify = False
     look: dict[str, Any] = {"capstyle": "round", "linewidth": math.sqrt(s), "zorder": 2}
@@ -147,7 +147,7 @@ def thin_lines(
     urls: Sequence[str | None] = (None,),
     **look: Any,
 ) -> None:
-    """Many lines of one look as one artist: each one of its own takes a millisecond to draw."""
+    """Many lines of one look as one artist: separate artists take a millisecond each to draw."""
     from matplotlib.collections import LineCollection
 
     if not lines:
@@ -171,7 +171,7 @@ def dash(warmup: int, warmups: Sequence[int]) -> Any:
 
 
 def log_steps(axes: "Axes", first: float, last: float) -> None:
-    """A logarithmic axis of optimizer steps, with numbers that anyone reads."""
+    """A logarithmic axis of optimizer steps, with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -195,7 +195,7 @@ def thinned(steps: Sequence[int], most: int) -> list[int]:
 
 
 def frozen(figure: "Figure") -> None:
-    """Let matplotlib find the room for everything, once, and not at each writing."""
+    """Let matplotlib compute the layout once, and not each time the figure is written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)

@@ -1,4 +1,4 @@
-"""What a mark of a figure tells of its run: a link to the run's folder, and words on hovering."""
+"""Marks of a figure link to the folder of their run, and show a text on hovering."""
 
 import os
 import re
@@ -8,15 +8,15 @@ from xml.sax.saxutils import escape
 
 from lightning_app.analysis.grid_results import CellResult
 
-MOST = 3000  # marks of one figure that tell of their runs: each is three nodes of the page
+MOST = 3000  # marks of one figure with links: each takes three nodes of the page
 _OPENING = re.compile(r'<a xlink:href="mark:(\d+)"[^>]*>')
 
 
 class Links:
-    """The marks of one figure. Where there would be more than `most`, none of them tells anything.
+    """The links of the marks of one figure. With more than `most` marks, none has a link.
 
-    matplotlib writes the address of a mark and has no place for words; so a mark carries its
-    number, for which `into` puts address and words.
+    matplotlib writes the address of a mark but no text. So a mark is written with a number as its
+    address, and `into` replaces it by address and text.
     """
 
     def __init__(self, marks: int, most: int | None = None) -> None:
@@ -33,11 +33,11 @@ class Links:
         return self._add(cell, f"{', '.join(words_of_run)}: {words}{ended}")
 
     def about(self, words: str) -> str | None:
-        """The same for a mark of several runs, which has words and leads nowhere."""
+        """The same for a mark of several runs, which has a text but no link."""
         return self._add(None, words)
 
     def into(self, svg: str, folder: Path) -> str:
-        """The SVG, to be written into `folder`, with addresses and words in it."""
+        """The SVG with addresses and texts, to be written into `folder`."""
         return _OPENING.sub(lambda found: self._opening(int(found[1]), folder), svg)
 
     def _add(self, cell: CellResult | None, words: str) -> str | None:

@@ -19,7 +19,7 @@ class Log:
     curves: Mapping[str, Curve]
 
     def __getitem__(self, tag: str) -> Curve:
-        """The curve, empty where the run has not logged it."""
+        """The curve, empty if the run has not logged it."""
         return self.curves.get(tag, {})
 
 
@@ -29,7 +29,7 @@ def read_log(cell: CellResult, wanted: Callable[[str], bool]) -> Log:
 
 
 def finite_curves(cell: CellResult, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-    """The `wanted` columns without values that are not finite; none where the file is damaged."""
+    """The finite values of the `wanted` columns; none if the file is damaged."""
     curves = cell.curves(wanted).items()
     return {
         name: {step: value for step, value in curve.items() if step > 0 and math.isfinite(value)}

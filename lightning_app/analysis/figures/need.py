@@ -1,4 +1,4 @@
-"""Who needs warm-up: the end of every run against the warm-up that it had."""
+"""Who needs warm-up: the final loss of every run against its warm-up."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ Value = Callable[[CellResult], float]
 
 
 def final_loss(part: Part) -> list[Sketch]:
-    """Final loss against warm-up, a panel a variant."""
+    """Final loss against warm-up, one panel for each variant."""
     text = (
         "Crosses are runs that stalled or were non-finite, at the unigram entropy H (dashed), as "
-        "the scores count them; a run that has not yet learned is capped there, too."
+        "in the scores; the loss of a run that has not yet learned is capped there, too."
     )
     return _by_warmup(
         part,
@@ -42,7 +42,7 @@ def final_loss(part: Part) -> list[Sketch]:
 
 
 def final_quality(part: Part) -> list[Sketch]:
-    """The same of the score of the task, such as BLEU."""
+    """The score of the task, such as BLEU, against warm-up."""
     score = _quality(part)
     if score is None:
         return []
@@ -72,7 +72,7 @@ def _quality(part: Part) -> QualityMetric | None:
 def _by_warmup(
     part: Part, value: Value, name: str, label: str, text: str, *, entropy: bool
 ) -> list[Sketch]:
-    """Every seed as a line, and the mean with its t interval where all seeds ended alike."""
+    """Every seed as a line, and the mean with its t interval if all seeds ended alike."""
     import pandas as pd
     from matplotlib.lines import Line2D
 
@@ -123,16 +123,16 @@ def _by_warmup(
 
 
 _LIMITS = (
-    "Intervals that overlap do not show that two arms are alike: runs are paired by seed, and the "
-    "scores compare them so. The figure is of one budget; what is behind may catch up later."
+    "Overlapping intervals do not show that two arms are equal: the scores compare runs in pairs, "
+    "seed by seed. The figure shows one budget; with more steps the order may change."
 )
 
 
 def _absent(count: int) -> str:
-    """Of the finished runs that have no finite value."""
+    """A sentence about finished runs without a finite value."""
     if not count:
         return ""
-    return f" Finished without a finite value, and not drawn: {count} run{'s' * (count != 1)}."
+    return f" Not drawn: {count} run{'s' * (count != 1)} that finished without a finite value."
 
 
 def _of_means(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -143,11 +143,9 @@ def _of_means(rows: Sequence[Mapping[str, Any]]) -> str:
         text += f", with their {LEVEL:.0%} t interval"
     text += "."
     if any(row["n"] > 1 and row["status"] == "mixed" for row in means):
-        text += (
-            " Where some seeds failed and others did not, no t interval holds and none is drawn."
-        )
+        text += " If some seeds failed and others did not, a t interval is not valid and not drawn."
     if any(row["n"] == 1 for row in means):
-        text += " One seed alone has no interval."
+        text += " A single seed has no interval."
     return text
 
 
@@ -180,7 +178,7 @@ def _seeds(
 def _means(
     runs: Sequence[CellResult], value: Value, warmups: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Mean and t interval of each warm-up; no interval where some seeds failed, others not."""
+    """Mean and t interval of each warm-up; no interval if some seeds failed and others did not."""
     found = []
     for warmup in warmups:
         arm = [cell for cell in runs if warmup_of(cell) == warmup]

@@ -1,4 +1,4 @@
-"""What was measured inside a run: its `probes.csv`, and the gains among its logged curves."""
+"""The measurements inside a run: its `probes.csv`, and the gains among its logged curves."""
 
 import math
 from collections.abc import Container
@@ -18,7 +18,7 @@ def has_probes(cell: CellResult) -> bool:
 
 
 def read_probes(cell: CellResult, quantities: Container[str]) -> dict[Place, Curve]:
-    """The quantities by place and step, only finite values; of a step probed twice, the last."""
+    """The finite values of each quantity by place and step; the last value of a step counts."""
     found: dict[Place, Curve] = {}
     for step, place, value in _rows(cell, quantities):
         if math.isfinite(value):

@@ -1,12 +1,12 @@
-"""Which runs share a figure."""
+"""Select the runs that share a figure."""
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
 
-MOST_PANELS = 40  # of one kind of figure: a panel takes a twentieth of a second to draw
+MOST_PANELS = 40  # panels of one kind of figure: each takes a twentieth of a second to draw
 
 
 def slices_of(grid: GridResults) -> dict[tuple[str, float | None], list[CellResult]]:
-    """The finished cells by group and learning rate: what shares a figure."""
+    """The finished cells by group and learning rate; those of one slice share a figure."""
     slices: dict[tuple[str, float | None], list[CellResult]] = {}
     for cell in grid.finished:
         slices.setdefault((cell.group, cell.lr), []).append(cell)

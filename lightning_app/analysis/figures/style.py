@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# The first four are Okabe and Ito's (2008); the others were sought, with those given, for the
-# largest least distance under every common colour blindness. Each has a contrast of 3 : 1 or more
-# to white and to the dark page, which leaves no room for their yellow, sky blue and black.
+# The first four are Okabe and Ito's (2008); the others maximise the smallest distance between any
+# two under every common colour blindness. Each has a contrast of at least 3 : 1 to white and to the
+# dark page, which excludes their yellow, sky blue and black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9761F2", "#8C5B74", "#B24300")
 DASHES: tuple[Any, ...] = ((0, (1, 1.4)), (0, (4, 1.6)), (0, (6, 1.5, 1, 1.5)), (0, (9, 1.5)))
-REFERENCE = (0, (5, 2.5))  # the dash of what is no run: the unigram entropy
-INK, MUTED, GRID, PAPER = "#222222", "#707070", "#e6e6e6", "#ffffff"  # a dark page has others
+REFERENCE = (0, (5, 2.5))  # the dash of the unigram entropy
+INK, MUTED, GRID, PAPER = "#222222", "#707070", "#e6e6e6", "#ffffff"  # replaced on a dark page
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lightning_app",
     "svg.fonttype": "path",
@@ -38,7 +38,7 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the look of the report, and leave matplotlib's settings as they were."""
+    """Draw in the style of the report, and then restore matplotlib's settings."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -48,5 +48,5 @@ def styled() -> Iterator[None]:
 
 
 def colours(variants: Iterable[str]) -> dict[str, str]:
-    """A colour for each variant, in their order; beyond seven they come again."""
+    """A colour for each variant, in their order; after seven the colours repeat."""
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(variants)}

@@ -1,4 +1,4 @@
-"""The loss while the runs train: against the step, and against what training costs."""
+"""The loss during training: against the step, and against the cost of training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ from lightning_app.analysis.statistics import mean
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_LINKED = 60  # curves of one figure: each is a node of its own, long and hard to hit
-MEAN_POINTS = 300  # of one curve of means, at most
+MOST_LINKED = 60  # curves of one figure with links: each is a separate node of the SVG
+MEAN_POINTS = 300  # points of one curve of means, at most
 SIZES = {1e9: "billions", 1e6: "millions", 1e3: "thousands"}
 TIMES = {3600.0: "hours", 60.0: "minutes"}
 
@@ -53,8 +53,8 @@ class CurveKind:
 
 
 _EARLY = (
-    "Who falls faster at first need not end lower. The mean of several seeds ends where the first "
-    "of them ended."
+    "A loss that falls faster at first need not end lower. The mean of several seeds ends where "
+    "the first of them ended."
 )
 TRAINING = CurveKind(
     title="Training loss during training",
@@ -74,8 +74,8 @@ BY_TOKENS = CurveKind(
     tag=VALID,
     cost=TOKENS,
     beside=True,
-    limits="A loss at fewer tokens is of a schedule that went on; a run planned for fewer tokens "
-    "would have ended its schedule there and may have done better.",
+    limits="At fewer tokens the schedule had not ended; a run planned for fewer tokens would have "
+    "ended its schedule there and may have had a lower loss.",
 )
 BY_SECONDS = CurveKind(
     title="Validation loss against training time",
@@ -83,13 +83,13 @@ BY_SECONDS = CurveKind(
     tag=VALID,
     cost=SECONDS,
     beside=True,
-    limits="Time is of this machine, this implementation and whatever else ran beside it: it does "
-    "not tell how fast a variant could be made.",
+    limits="Time depends on this machine, this implementation and other programs that ran at the "
+    "same time: it does not show how fast a variant could be.",
 )
 
 
 def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
-    """Loss against the step or a cost, a panel a variant: seeds thin, their mean heavy."""
+    """Loss against the step or a cost, one panel for each variant: seeds thin, their mean heavy."""
     import pandas as pd
 
     runs = [run for cell in part.cells if len((run := _run(cell, part, kind)).points) > 1]
@@ -173,7 +173,7 @@ def _run(cell: CellResult, part: Part, kind: CurveKind) -> LossCurve:
 
 
 def _costs(curve: Curve, log: Log, tag: str) -> dict[int, tuple[float, float]]:
-    """The curve with the cost of each step, between the logged steps on a straight line."""
+    """The curve with the cost of each step, linearly interpolated between the logged steps."""
     cost = log[tag]
     if not cost:
         return {}
@@ -255,15 +255,15 @@ def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
 
 def _text(kind: CurveKind, beside: bool, cells: Sequence[CellResult]) -> str:
     text = (
-        "A panel a variant; the line style tells the warm-up. Thin lines are single runs, heavy "
-        "lines their mean over seeds at the steps that all of them have logged; neither smoothing "
-        "nor interval. Dashed: the unigram entropy."
+        "One panel for each variant; the line style shows the warm-up. Thin lines are single runs, "
+        "heavy lines their mean over seeds at the steps that all of them have logged, without "
+        "smoothing or interval. Dashed: the unigram entropy."
     )
     if kind.cost is not None:
         what = "Tokens" if kind.cost == TOKENS else "Seconds"
         text += (
-            f" {what} are summed over the training steps, without validation; between two logged "
-            "steps they grow evenly."
+            f" {what} are summed over the training steps, without validation, and interpolated "
+            "linearly between two logged steps."
         )
     if beside:
         drawn = {cell.variant for cell in cells}

@@ -24,15 +24,15 @@ from lightning_app.analysis.figures.style import colours, styled
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.atomic_write import write_whole
 
-POINTS = 300  # of one curve, at most
-ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, but of each this many
-FIGURES = 6  # of a kind that draws one for each variant, a second each
+POINTS = 300  # points of one curve, at most
+ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
+FIGURES = 6  # figures of a kind with one for each variant; each takes a second
 LOGGED = {TRAIN, VALID, TOKENS, SECONDS}
 
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A kind of figure: what its files are called, the question it answers, who draws it."""
+    """A kind of figure: the name of its files, its question, and the function that draws it."""
 
     name: str
     question: Question
@@ -77,8 +77,9 @@ KINDS = sorted(OF_A_RATE + OF_A_GROUP, key=lambda kind: QUESTIONS.index(kind.que
 def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
     """Write SVG, PDF and CSV of each figure, a set for each group and rate.
 
-    Where there are many groups and rates, only the first as `drawn_slices` counts them. Ordered by
-    question, then kind, then slice. Figures of earlier reports that are no more are removed.
+    With many groups and rates, only the first slices, as chosen by `drawn_slices`, are drawn. The
+    order is by question, kind and slice. Files of figures that only earlier reports had are
+    removed.
     """
     drawings: dict[str, list[FigureFiles]] = {kind.name: [] for kind in KINDS}
     slices = drawn_slices(grid)
@@ -157,7 +158,7 @@ def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Figure
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
-    """Remove the files of figures that an earlier report had and this one has not."""
+    """Remove the files of figures that only an earlier report had."""
     names = "|".join(kind.name for kind in KINDS)
     ours = re.compile(rf"(?:{names})(?:-\d+)*\.(?:svg|pdf|csv)")
     for path in folder.glob("*"):

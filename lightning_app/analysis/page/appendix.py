@@ -37,9 +37,9 @@ def _formulas(grid: GridResults) -> Markup:
         "stalled": "the run ended within 0.05 nats of H, or above, and was not learning; "
         "non-finite: its loss was not finite any more. Both count as H, the same for every variant",
         "not yet learned": "the run was learning when its budget ended, above that bar. It did not "
-        "fail, but the same cap holds: its l is H where its loss is above H",
+        "fail, but the same cap holds: its l is H if its loss is above H",
         "Δ": f"mean over seeds of l(warm-up 0) − l(warm-up {reference}), seed by seed",
-        "relative Δ": "Δ / (H − l at the reference); undefined where the denominator is under "
+        "relative Δ": "Δ / (H − l at the reference); undefined if the denominator is under "
         f"{LEARNED:g} nats (“never learned”)",
         "interaction": "Δ of the variant − Δ of the baseline, the same seeds in all four arms",
         "R_w": "(mean over warm-ups of l − smallest l) / (H − smallest l), l averaged over seeds",
@@ -61,7 +61,7 @@ def _again(contents: Contents) -> Markup:
     if not cells:
         return Markup("")
     text = (
-        "The scores once more, from results.parquet alone, as cells of a notebook beside this "
+        "Cells of a notebook that compute the scores again from results.parquet, beside this "
         f"page. {NOT_COVERED}"
     )
     shown = (

@@ -39,7 +39,7 @@ def _retuned(contents: Contents) -> Markup:
 
     rates = ", ".join(f"{lr:g}" for lr in contents.grid.rates)
     caption = (
-        "What no warm-up costs with the rate tuned again: D is the smallest mean loss over rates "
+        "The cost of no warm-up with the rate tuned again: D is the smallest mean loss over rates "
         f"without warm-up minus the smallest over rates and warm-ups. Rates: {rates}. "
         f"{in_short(contents.grid)}"
     )
@@ -93,8 +93,8 @@ def _resources(contents: Contents) -> Markup:
         found.append(element("tbody", *rows))
     caption = (
         "Time and memory: means over all finished runs of a variant; below them the ratio to "
-        f"the baseline{f' {grid.baseline}' if grid.baseline else ''}. Seconds hold validation and "
-        "start as well. If several cells shared a machine, the speeds depend on that and "
+        f"the baseline{f' {grid.baseline}' if grid.baseline else ''}. Seconds include validation "
+        "and start. If several cells shared a machine, the speeds depend on that and "
         f"are no measure of the block: ablate bench measures it. {in_short(grid)}"
     )
     return html_table(contents.next_table(), caption, columns, found)

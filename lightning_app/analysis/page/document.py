@@ -1,4 +1,4 @@
-"""The page, section by section: who needs warm-up, what it costs, where it is stable, and why."""
+"""The page with its sections: who needs warm-up, what it costs, where training is stable, why."""
 
 import re
 from importlib import resources

@@ -12,8 +12,8 @@ from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import section
 from lightning_app.task_facts import LOSS
 
-POINTS = 60_000  # of all curves together
-FEWEST, MOST = 8, 200  # of one curve
+POINTS = 60_000  # points of all curves together
+FEWEST, MOST = 8, 200  # points of one curve
 CURVES = {"train/nll": "training loss", LOSS: "validation loss"}
 
 
@@ -86,7 +86,7 @@ def _run(contents: Contents, cell: CellResult, keys: list[str], most: int) -> di
 
 
 def _thinned(points: list[tuple[int, float]], most: int) -> list[tuple[int, float]]:
-    """At most about `most` points, the last always among them."""
+    """At most about `most` points, always with the last one."""
     stride = math.ceil(len(points) / most) or 1
     return points[::-1][::stride][::-1]
 

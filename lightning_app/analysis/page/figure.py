@@ -25,8 +25,8 @@ def figures(contents: Contents, question: Question) -> Markup:
     drawn, there = len(drawn_slices(contents.grid)), len(slices_of(contents.grid))
     if drawn < there:
         text = (
-            f"Drawn are the first {drawn} of {there} combinations of learning rate and other axes; "
-            "the tables and results.csv have all."
+            f"Only the first {drawn} of {there} combinations of learning rate and other axes are "
+            "drawn; the tables and results.csv have all."
         )
         shown.insert(0, element("p", text))
     return Markup("".join(shown))

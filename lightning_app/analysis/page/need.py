@@ -68,11 +68,11 @@ def _headline(contents: Contents) -> Markup:
     few = any(len(score.each) > 1 for score in shown)
     booted = any(score.bootstrap for score in shown)
     caption = (
-        "What each variant loses without warm-up. Δ: loss without warm-up minus loss with it, seed "
-        "by seed; interaction: how much more that is than for the baseline. In brackets: "
+        "The effect of no warm-up. Δ: loss without warm-up minus loss with it, seed by seed; "
+        "interaction: Δ of the variant minus Δ of the baseline. In brackets: "
         f"{LEVEL:.0%} intervals (t over seeds for Δ and the interaction, Fieller for the ratio, "
         f"Wilson for shares of runs). {'Below them: the values of the seeds. ' if few else ''}"
-        f"{'Bootstrap-t intervals besides: sensitivity.csv. ' if booted else ''}"
+        f"{'Bootstrap-t intervals are in sensitivity.csv. ' if booted else ''}"
         f"{in_short(grid)}"
     )
     heading = "A dash is an undefined score. Notes:"
@@ -81,7 +81,7 @@ def _headline(contents: Contents) -> Markup:
 
 
 def _power(scores: Sequence[Score]) -> Markup:
-    """What differences the grid could have found, for each group and rate."""
+    """The differences that the grid could have found, for each group and rate."""
     smallest = {}
     for where, variants in by_slice(scores).items():
         for own in variants.values():
@@ -126,9 +126,9 @@ def _by_warmup(contents: Contents) -> Markup:
         )
 
     caption = (
-        "Final loss by warm-up, mean over the finished seeds with its t interval, failures counted "
-        "as the unigram entropy; no interval where some seeds failed and others did not; and how "
-        "flat it is over warm-ups (R_w, S_w: 0 is flat; formulas in the appendix). "
+        "Final loss by warm-up: mean over the finished seeds with its t interval; failures count "
+        "as the unigram entropy, and there is no interval if some seeds failed and others did not. "
+        "R_w and S_w show how flat it is over warm-ups (0 is flat; formulas in the appendix). "
         f"{in_short(grid)}"
     )
     return scored(contents.next_table(), caption, columns, shown, row)

@@ -14,12 +14,12 @@ Row = Callable[[str, dict[str, Score]], Markup]
 
 
 def section(identity: str, title: str, *children: Child) -> Markup:
-    """A section that the table of contents leads to."""
+    """A section to which the table of contents links."""
     return element("section", element("h2", title), *children, id=identity)
 
 
 def bodies(scores: Sequence[Score], row: Row, width: int) -> list[Markup]:
-    """A table body for each slice, with a heading row where there are several."""
+    """A table body for each slice, with a heading row if there are several."""
     found = []
     for where, variants in by_slice(scores).items():
         rows = [row(variant, own) for variant, own in variants.items()]
@@ -33,7 +33,7 @@ def bodies(scores: Sequence[Score], row: Row, width: int) -> list[Markup]:
 def html_table(
     number: str, caption: str, columns: Sequence[Markup], rows: Iterable[Child]
 ) -> Markup:
-    """A table in a scrollable box, which the keyboard can reach."""
+    """A table in a scrollable box that can have the keyboard focus."""
     inner = element(
         "table",
         element("caption", element("div", element("b", number), f" {caption}")),
@@ -51,7 +51,7 @@ def scored(
     row: Row,
     heading: str = "Notes:",
 ) -> Markup:
-    """A table with a row for each variant of each slice, and under it the notes of its scores."""
+    """A table with a row for each variant of each slice, and the notes of its scores below."""
     rows = bodies(shown, row, len(columns))
     return Markup(html_table(number, caption, columns, rows) + notes(shown, heading))
 

@@ -44,7 +44,7 @@ def _facts(grid: GridResults) -> Markup:
     ]
     inner = element(
         "table",
-        element("caption", "The whole grid; every value that is no axis holds for all cells."),
+        element("caption", "The whole grid; values that are not axes are the same for all cells."),
         element("tbody", *rows),
         class_="facts",
     )
@@ -112,8 +112,8 @@ def _all_cells(contents: Contents) -> Markup:
             )
         )
     caption = (
-        "Every finished cell, as in results.csv (which has more columns). “curves” leads to "
-        "TensorBoard where it runs (see below). "
+        "Every finished cell, as in results.csv (which has more columns). “curves” links to "
+        "TensorBoard if it runs (see below). "
         f"{in_short(grid)}"
     )
     return html_table(contents.next_table(), caption, columns, [element("tbody", *rows)])
@@ -150,7 +150,7 @@ def _unfinished(contents: Contents) -> Markup:
         return Markup(heading + element("p", f"None: {every}."))
     says = {
         "failed": "crashed",
-        "unfinished": "running or cut short",
+        "unfinished": "running or interrupted",
         "waiting": "not started",
         OTHER_DATA: "trained on other data, left out",
         "damaged": "damaged result",
@@ -166,12 +166,12 @@ def _unfinished(contents: Contents) -> Markup:
         )
         for cell in absent
     ]
-    caption = "Planned cells without a result. No score counts them; each says how many it lacks."
+    caption = "Planned cells without a result. Scores are without them and note their number."
     again = element(
         "p",
         "The same ",
         element("code", "ablate run"),
-        " goes on with them; crashed cells need ",
+        " continues with them; crashed cells need ",
         element("code", "--retry-failed"),
         ".",
     )
@@ -190,7 +190,7 @@ def _tensorboard(grid: GridResults) -> Markup:
             " shows this page and TensorBoard together; ",
             *((code, ", ") for code in alone[:-1]),
             alone[-1],
-            " TensorBoard alone, where the links of the table lead to. HPARAMS lists all cells "
+            " TensorBoard alone, to which the table links. HPARAMS lists all cells "
             "with parameters, final metrics and status. CUSTOM SCALARS has a chart for each "
             "variant with its curves by warm-up, the health of all runs, and the inside of the "
             "blocks.",

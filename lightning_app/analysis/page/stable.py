@@ -15,9 +15,9 @@ def stable(contents: Contents) -> Markup:
     if len(rates) < 2:
         only = f", {rates[0]:g}" if rates else ""
         text = (
-            f"This grid has one learning rate{only}, so it cannot say up to which rate a variant "
-            "is stable. How many runs stalled at each warm-up: Table 1. A grid with several values "
-            "of model.optimizer.lr has a map and a frontier here."
+            f"This grid has one learning rate{only}, so it cannot show up to which rate a variant "
+            "is stable. Table 1 shows how many runs stalled at each warm-up. A grid with several "
+            "values of model.optimizer.lr has a map and a frontier here."
         )
         return section("stable", title, element("p", text))
     return section("stable", title, _largest(contents), figures(contents, "stable"))
@@ -39,7 +39,7 @@ def _largest(contents: Contents) -> Markup:
     rates = ", ".join(f"{lr:g}" for lr in grid.rates)
     caption = (
         "η_max: the largest learning rate of the grid at which no finished run stalled or was "
-        f"non-finite. Rates: {rates}; between two of them, and outside, nothing is known. "
+        f"non-finite. Rates: {rates}; nothing is known between them or outside. "
         f"{in_short(grid)}"
     )
     return scored(contents.next_table(), caption, columns, shown, row)

@@ -11,8 +11,8 @@ The columns of the table and the layout of the pages are in the file of the firs
 begun. In a file at the root of the grid they would count as one more run, and with more than 40
 TensorBoard shows none in most of its tabs until runs are ticked.
 
-Writing again changes nothing where nothing has changed, and replaces a file where something has.
-TensorBoard keeps the first parameters that it reads of a session, so the `status` column stays
+Writing again replaces only files whose content has changed. TensorBoard keeps the first parameters
+that it reads of a session, so the `status` column stays
 empty until the run has finished (its state is in the session status at all times), and a server
 that was open when a failed cell was run again shows the old status until it is restarted.
 """

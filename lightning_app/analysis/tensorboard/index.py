@@ -1,4 +1,4 @@
-"""Which event files the index consists of, and when they are written."""
+"""Write the event files of the index when they are out of date."""
 
 # pyright: reportAttributeAccessIssue=false
 # The generated protocol buffer modules of TensorBoard carry no type information.
@@ -29,19 +29,18 @@ from lightning_app.analysis.tensorboard.table import (
 )
 from lightning_app.analysis.tensorboard.text import run_text
 
-POINTS = 500  # of one copied curve, at most
+POINTS = 500  # points of one copied curve, at most
 TEXT = "run"
 WHOLE = ".grid"
-"""Marks the file that also holds what belongs to the whole grid."""
+"""Marks the file that also has the parts for the whole grid."""
 
 
 def write_index(grid_dir: Path, only_new: bool = False) -> None:
     """Bring the event files of the index up to date with the run folders.
 
-    The first cell that has begun also holds the table's columns and the pages. With `only_new`,
-    other finished cells whose file is newer than the plan, their result and that of the run that
-    they are compared with are not looked at: what a supervisor has the time for, every now and
-    then.
+    The file of the first cell that has begun also holds the table's columns and the pages. With
+    `only_new`, other finished cells are skipped if their file is newer than the plan, their result
+    and that of their reference run. This is fast enough for a supervisor.
     """
     grid = read_results(grid_dir)
     tags, compared = metric_tags(grid), reference_cells(grid)
@@ -69,7 +68,7 @@ def _is_indexed(grid: GridResults, cell: CellResult, compared: Mapping[str, Cell
     files = [
         path
         for path in cell.folder.glob(f"events.out.tfevents.{LAST}.*{SUFFIX}")
-        if not path.name.endswith(WHOLE + SUFFIX)  # another run has begun that comes before
+        if not path.name.endswith(WHOLE + SUFFIX)  # now an earlier cell has begun
     ]
     return any(path.stat().st_mtime > newest for path in files)
 

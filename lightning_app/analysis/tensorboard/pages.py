@@ -23,17 +23,17 @@ HEALTH = {
 }
 INSIDE = {
     "token_cosine": "mean cosine of the tokens of a sentence, last layer (1: all alike)",
-    "output_information": "information in the output, nats (0: the same for every input)",
+    "output_information": "information in the output, nats (0: equal for every input)",
     "w2_gradient": "gradient norm of the feed-forward's W2, last layer",
     "alpha": "alpha, gain of the identity, by layer",
     "beta": "beta, gain of the attention map, by layer",
     "gamma": "gamma, gain of the centre, by layer",
 }
-"""What a probed quantity is called; one that is not here is a learned gain, called by its name."""
+"""Titles of probed quantities; a quantity that is missing here is a learned gain."""
 
 
 def layout(grid: GridResults) -> Summary:
-    """The pages: a chart for each variant and loss; what all runs log; what some runs probe."""
+    """The pages: a chart for each variant and loss, the tags of all runs, and the probed ones."""
     pages = layout_pb2.Layout()
     warmup = pages.category.add(title="Warm-up")
     for tag in reversed(CURVES):

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from lightning_app.atomic_write import write_whole
 
 SUFFIX = ".index"
-FIRST, LAST = "0000000000", "9999999999"  # where a file name has its time
+FIRST, LAST = "0000000000", "9999999999"  # instead of the time in a file name
 
 
 def scalar(tag: str, value: float) -> Summary:
@@ -46,12 +46,13 @@ def tensor(tag: str, plugin: str, content: bytes, data: bytes = b"") -> Summary:
 def replace(
     folder: Path, wall_time: float, events: Iterable[tuple[int, Summary]], mark: str = ""
 ) -> None:
-    """Leave exactly one index file in the folder, the one with these events, by step.
+    """Write one index file with these events, ordered by step, and remove all others.
 
-    A file is named by what it holds, after a number that grows with each replacement, and before
-    `mark`. TensorBoard reads the files of a folder by name and does not come back to an earlier
-    one, and a smaller step makes it forget the greater ones. So the file comes before the
-    trainer's as long as that one may grow (no `wall_time`), and after it when the run has finished.
+    The name of the file has a number that grows with each replacement, the digest of its content
+    and `mark`. TensorBoard reads the files of a folder in the order of their names and never
+    returns to an earlier one, and a smaller step makes it forget the larger ones. So the file comes
+    before that of the trainer while that may grow (no `wall_time`), and after it when the run has
+    finished.
     """
     found = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
     content = _records(wall_time, events)

@@ -21,15 +21,15 @@ from lightning_app.task_facts import LOSS, task_facts
 DELTA = "delta"
 """Nats per token that a cell loses against its reference run (`reference_cells`)."""
 REPORTED = ("val/accuracy",)
-"""Scores that every run reports, whatever its config asks for."""
+"""Scores that every run reports, with any config."""
 LEFT_OUT = ("test/perplexity", "test/accuracy")
-"""Metrics that the table leaves out: a run has at most 40 tags."""
+"""Metrics that the table omits: a run has at most 40 tags."""
 _END = {"failed": "FAILURE", "damaged": "UNKNOWN"}  # by state
 FIELDS = {"BOOL": "bool_value", "FLOAT64": "number_value", "STRING": "string_value"}
 
 
 def metric_tags(grid: GridResults) -> list[str]:
-    """Metric columns: what the task always reports, then whatever else a finished run holds."""
+    """Metric columns: those that the task always reports, then all others of finished runs."""
     tested = grid.setting("model.objective.evaluate_test")
     scores = [score.metric for score in task_facts(grid.setting("model.objective.kind")).scores]
     expected = [LOSS, "val/perplexity", *(["test/nll"] if tested else [])]
@@ -41,10 +41,10 @@ def metric_tags(grid: GridResults) -> list[str]:
 
 
 def reference_cells(grid: GridResults) -> dict[str, CellResult]:
-    """For the id of each cell the run that it is compared with, where the grid has one.
+    """The reference cell of each cell by id, if the grid has one.
 
-    That is the cell of the same variant, rate, seed and other axes with the grid's reference
-    warm-up; for that cell itself it is the cell itself.
+    It has the same variant, rate, seed and other axes, and the grid's reference warm-up; a
+    reference cell is its own reference.
     """
 
     def twin(cell: CellResult) -> tuple[Any, ...]:
@@ -60,8 +60,8 @@ def reference_cells(grid: GridResults) -> dict[str, CellResult]:
 def loss_difference(cell: CellResult, reference: CellResult | None) -> float:
     """`l(cell) - l(reference)`, nats per token, 0 for the reference itself (`CellResult.loss`).
 
-    NaN where one of them has no finite loss, and where the reference itself stalled: what a
-    variant loses without warm-up is not defined where it learns nothing with it.
+    NaN if one of them has no finite loss, or if the reference stalled: the loss without warm-up
+    cannot be compared if the variant learns nothing with it.
     """
     if reference is None or reference.state != "ok":
         return math.nan
@@ -98,7 +98,7 @@ def experiment(grid: GridResults, tags: Sequence[str]) -> Summary:
 
 
 def started(grid: GridResults, cell: CellResult) -> Summary:
-    """The parameters of a cell, each in the type of its column; missing values are left out."""
+    """The parameters of a cell in the types of their columns, without missing values."""
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=_seconds(cell.record.get("started")))
     start.hparams["variant"].string_value = cell.variant
     for name, value in cell.axes.items():
@@ -114,7 +114,7 @@ def started(grid: GridResults, cell: CellResult) -> Summary:
 
 
 def ended(cell: CellResult) -> Summary:
-    """How a cell ended that no longer runs."""
+    """How a cell that no longer runs has ended."""
     end = plugin_data_pb2.SessionEndInfo(
         status=getattr(api_pb2, f"STATUS_{_END.get(cell.state, 'SUCCESS')}"),
         end_time_secs=finished_at(cell),
@@ -126,7 +126,7 @@ def ended(cell: CellResult) -> Summary:
 def final_metrics(
     cell: CellResult, tags: Sequence[str], reference: CellResult | None
 ) -> dict[str, float]:
-    """The metrics of a finished cell by column; NaN where not finite, none where not defined."""
+    """The metrics of a finished cell by column: NaN if not finite, omitted if not defined."""
     finals: dict[str, float] = {}
     for tag in tags:
         if tag in cell.metrics:

@@ -1,4 +1,4 @@
-"""What the Text tab says of a run: the grid's question, the config, the resolved block."""
+"""The text of a run in the Text tab: the grid's question, the config, the resolved block."""
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -12,7 +12,7 @@ FENCE = "```"
 
 
 def run_text(grid: GridResults, cell: CellResult) -> str:
-    """One Markdown text. A run that has not ended has left no block yet."""
+    """One Markdown text. A run that has not ended has no block yet."""
     parts = [f"# {cell.name}", grid.question or "No question is written in the grid file."]
     config = cell.folder / "config.yaml"
     if config.is_file():
@@ -49,7 +49,7 @@ def _stack(side: str, spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fields(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and short values of everything in a tree."""
+    """Dotted names and short values of all leaves of a tree."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _fields(value, f"{above}{key}.")
