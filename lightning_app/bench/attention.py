@@ -1,4 +1,4 @@
-"""Attention maps alone: queries, keys and values in, outputs and gradients out."""
+"""Time attention maps alone: from queries, keys and values to outputs and gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Maps:
 
 
 class AttentionInputs(NamedTuple):
-    """Leaves of one layer, ``(batch, token, head * dim)`` as projections leave them."""
+    """Leaf tensors of one layer, ``(batch, token, head * dim)`` like the outputs of projections."""
 
     query: Tensor
     key: Tensor
@@ -75,7 +75,7 @@ def attention_work(maps: Maps, forward: Forward) -> Work:
 
 
 def drop(leaf: Tensor) -> None:
-    """Free a gradient at once: in a model it would be used up by the projection below."""
+    """Free a gradient at once: in a model the projection below would consume it."""
     leaf.grad = None
 
 
@@ -110,7 +110,7 @@ def shaped(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor
 
 
 def shaped_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
-    """The same, the shaped map written out, as the authors do."""
+    """The same with the whole shaped map in memory, as in the authors' code."""
     outputs = []
     for layer in layers:
         query, key, value = heads(layer, maps)
@@ -134,7 +134,7 @@ def residual(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tens
 
 
 def residual_literally(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor]:
-    """The same as it is written down: every map is kept, by autograd."""
+    """The same formula literally: autograd keeps every map."""
     outputs, total = [], None
     for layer in layers:
         query, key, value = heads(layer, maps)
@@ -155,7 +155,7 @@ def residual_sums(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list
 
 
 def in_form(form: Form) -> Forward:
-    """Return residual attention in `form`, whatever the policy says; it can be pickled."""
+    """Return residual attention in `form`, independent of the policy; it can be pickled."""
     return partial(_forced, form)
 
 

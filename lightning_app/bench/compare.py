@@ -1,4 +1,4 @@
-"""Contenders beside a first one: time, memory and calls, as ratios to it."""
+"""Compare contenders with the first one: ratios of time and memory, and calls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +18,14 @@ from lightning_app.bench.resident import resident
 
 
 class Missing(Exception):
-    """What a contender needs is not there; the message says how to get it."""
+    """A package that a contender needs is missing; the message says how to install it."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A name, and what makes the work; `build` can be pickled where resident memory is asked for.
+    """A name, and a function that builds the work; it must be picklable for resident memory.
 
-    A build may raise `Missing`: the contender is then left out, and the table says why.
+    A build may raise `Missing`: the contender is then skipped, and the table gives the reason.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How much is measured; with `resident` also the memory of a process that does nothing else."""
+    """The extent of the measurement; `resident`: also the memory of a separate process."""
 
     rounds: int = 5
     warm: int = 1
@@ -44,9 +44,9 @@ class How:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one contender took; `time` and `memory` are ratios to the first contender's.
+    """The measurements of one contender; `time` and `memory` are ratios to the first contender.
 
-    `peak_bytes` is what it holds at once beyond its model: see `measure.peak_memory`.
+    `peak_bytes` is its peak memory beyond its model: see `measure.peak_memory`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contenders that did the same work; seconds by the clock of that name."""
+    """Contenders that did the same work; `clock` names the clock of the seconds."""
 
     title: str
     clock: str
@@ -70,7 +70,7 @@ class Comparison:
 
 
 def compare(title: str, contenders: Sequence[Contender], how: How) -> Comparison:
-    """Measure each contender in rounds that it shares with the first one, two models at a time."""
+    """Measure each contender in rounds together with the first one, two models at a time."""
     device = torch.device(how.device)
     clock = Clock(device)
     first, *others = contenders
@@ -98,7 +98,7 @@ def compare(title: str, contenders: Sequence[Contender], how: How) -> Comparison
 def _result(
     contender: Contender, work: Work, seconds: list[float], against: list[float], how: How
 ) -> Result:
-    """Return all but the ratio of memory."""
+    """Return all measurements except the ratio of memory."""
     alone = resident(contender.build, torch.get_num_threads()) if how.resident else None
     return Result(
         name=contender.name,

@@ -1,4 +1,4 @@
-"""`ablate bench --explain`: which form is taken, and why."""
+"""`ablate bench --explain`: the chosen form of attention, and why."""
 
 import torch
 from rich import box
@@ -19,7 +19,7 @@ def explained(devices: list[torch.device]) -> Table:
         shown.add_column(column)
     for device in devices:
         for dtype in DTYPES:
-            # Scores are kept in float32 at least, whatever queries and keys are.
+            # Scores have at least float32, for every type of queries and keys.
             itemsize = torch.promote_types(dtype, torch.float32).itemsize
             for length in LENGTHS:
                 shape = (max(1, TOKENS // length), HEADS, length, length)
@@ -31,8 +31,8 @@ def explained(devices: list[torch.device]) -> Table:
         "oneDNN, as MKL leaves AVX-512 of AMD unused" if prefers_onednn() else "PyTorch's own"
     )
     shown.caption = (
-        "Everything else: SDPA, which takes its fastest kernel; a shaped map adds the mean of the "
-        "values that a query sees; sums of Q and K go into SDPA as they are. Large products of "
+        "Everything else uses SDPA with its fastest kernel; a shaped map adds the mean of the "
+        "values that a query sees; sums of Q and K are inputs of SDPA. Large products of "
         f"float32 on this CPU: {products}."
     )
     return shown

@@ -1,4 +1,4 @@
-"""How time and memory grow with length, depth and width: an encoder's forward and backward pass."""
+"""Growth of time and memory with length, depth and width: an encoder's forward and backward."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,11 +27,11 @@ SERIES: dict[str, tuple[str, Form | None]] = {
     "realformer, plain": ("realformer", "plain"),
     "realformer, reversible": ("realformer", "reversible"),
 }
-"""What is drawn: a preset, and the form of its attention where it is not left to the policy."""
+"""The series: a preset, and the form of its attention; None lets the policy choose."""
 
 
 class Point(NamedTuple):
-    """All series at one place of one axis."""
+    """All series at one value of one axis."""
 
     axis: Axis
     value: int
@@ -43,7 +43,7 @@ def measure_growth(
 ) -> Iterator[Point]:
     """Measure every series along each axis, the other sizes as in `setting`.
 
-    The number of tokens stays, so that a longer row means fewer rows; ff grows with the width.
+    The number of tokens is constant, so longer rows mean fewer rows; ff grows with the width.
     """
     base = replace(masked(setting), step=False)
     for axis, places in values.items():
@@ -60,7 +60,7 @@ def measure_growth(
 
 
 def sized(setting: Setting) -> Setting:
-    """Return `setting` with the feed-forward and the heads that belong to its width."""
+    """Return `setting` with the feed-forward size and the heads for its width."""
     heads = max(2, setting.width // 64)
     return replace(setting, ff_dim=2 * setting.width, heads=heads)
 
@@ -100,7 +100,7 @@ def _line(axes: Any, points: Sequence[Point], name: str, height: str, look: Any)
     axes.plot(places, heights, marker="o", markersize=3.0, **look)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    # Values within one power of ten need numbers too.
+    # Axes that span less than one power of ten also need tick labels.
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(places, [str(place) for place in places])

@@ -1,4 +1,4 @@
-"""Our models on fixed batches, as pieces of work that can be timed."""
+"""Our models on fixed batches, as workloads to time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ Precision = Literal["32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is common to everything that is compared.
+    """The sizes that all contenders share.
 
-    `tokens` is the size of a batch, `length` that of its longest row; both count target tokens
-    where there is a target.
+    `tokens` is the size of a batch, `length` that of its longest row; both count target tokens if
+    there is a target.
     """
 
     task: str = DEFAULT_TASK
@@ -48,7 +48,7 @@ class Setting:
         return max(1, self.tokens // self.length)
 
     def architecture(self) -> ArchitectureConfig:
-        """Return the sizes of our model, without dropout: peers drop entries elsewhere."""
+        """Return the sizes of our model, without dropout, whose places differ between peers."""
         return ArchitectureConfig(
             kind=TASKS[self.task].architecture,  # pyright: ignore[reportArgumentType]
             encoder_depth=self.depth,
@@ -71,7 +71,7 @@ def masked(setting: Setting) -> Setting:
 
 
 class Learner(NamedTuple):
-    """A model, and its mean loss on a batch that it always gets."""
+    """A model, and its mean loss on a fixed batch."""
 
     model: nn.Module
     loss: Callable[[], Tensor]
@@ -89,14 +89,14 @@ def batch_of(setting: Setting) -> Any:
 
 
 def learner(setting: Setting, block: BlockConfig, batch: Any) -> Learner:
-    """Return our model with `block`, and the loss that it is trained with."""
+    """Return our model with `block`, and its training loss."""
     task = task_of(setting)
     model = task.build_model(setting.architecture(), block, setting.vocabulary).to(setting.device)
     return Learner(model, lambda: task.sums(model, batch).loss / batch.normalizer)
 
 
 def work(learner: Learner, setting: Setting) -> Work:
-    """Return one training step, with fused Adam, or one forward and backward pass alone."""
+    """Return one training step with fused Adam, or only one forward and backward pass."""
     parameters = list(learner.model.parameters())
     optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True) if setting.step else None
 
@@ -113,7 +113,7 @@ def work(learner: Learner, setting: Setting) -> Work:
 
 
 def preset_work(setting: Setting, preset: str, form: Form | None = None) -> Work:
-    """Return the work of our model with `preset`, its attention in `form` where one is given."""
+    """Return the work of our model with `preset`, with its attention in `form` if given."""
     torch.manual_seed(1)
     batch = batch_of(setting)
     free = work(learner(setting, BlockConfig(preset=preset), batch), setting)

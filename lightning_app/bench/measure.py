@@ -1,7 +1,7 @@
-"""Time, memory and calls of pieces of work, measured so that a busy machine misleads little.
+"""Measure time, memory and calls of workloads with little effect of other load on the machine.
 
-Work that is compared runs in rounds: each round runs every piece once, every other round in
-reverse, so that a drift of the machine meets all alike. What counts is the ratio within a round.
+Compared workloads run in rounds: each round runs every workload once, every second round in reverse
+order, so that drift of the machine affects all equally. Results are ratios within a round.
 """
 
 import gc
@@ -22,7 +22,7 @@ Run = Callable[[], object]
 
 
 class Work(NamedTuple):
-    """One piece of work, and the number of trained parameters of its model."""
+    """One workload, and the number of trained parameters of its model."""
 
     run: Run
     parameters: int = 0
@@ -46,8 +46,8 @@ class Spread(NamedTuple):
 class Clock:
     """Seconds of one call on `device`.
 
-    On a CPU with one thread these are seconds of the processor, which work of others hardly
-    changes; otherwise seconds on the wall, on a GPU until it has finished.
+    On a CPU with one thread this is processor time, which other load hardly changes; otherwise
+    wall-clock time, on a GPU until it has finished.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -88,7 +88,7 @@ MOVE_NOTHING = (torch.ops.aten._unsafe_view.default, torch.ops.aten.promote_type
 
 
 class CallCounter(TorchDispatchMode):
-    """Counts calls of operators, those of the backward pass too."""
+    """Count calls of operators, including those of the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class CallCounter(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Calls of ATen operators that compute something: views and the profiler's marks do not."""
+        """Calls of ATen operators that compute, without views and marks of the profiler."""
         return sum(
             number
             for func, number in self.calls.items()
@@ -111,17 +111,17 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_calls(run: Run) -> CallCounter:
-    """Return the calls of one `run`, which has been run before."""
+    """Return the calls of one `run`, which must have run before."""
     with CallCounter() as counter:
         run()
     return counter
 
 
 class LiveMemory(TorchDispatchMode):
-    """Follows the bytes of storages made while it is entered, until each is freed.
+    """Track the bytes of storages that are made in this context, until each is freed.
 
-    `peak` is the largest sum. What an operator uses inside itself and frees before it returns is
-    not seen; `resident` sees that.
+    `peak` is the largest sum. Temporary memory inside an operator is not included; `resident`
+    includes it.
     """
 
     def __init__(self) -> None:
@@ -159,9 +159,9 @@ def _key(tensor: Tensor) -> int:
 
 
 def peak_memory(run: Run, device: torch.device) -> int:
-    """Return the bytes that `run` holds at once beyond what was there before it.
+    """Return the peak memory of `run` in bytes, beyond the memory in use before it.
 
-    On a GPU as the allocator counts them, on a CPU as live tensors.
+    On a GPU this is counted by the allocator, on a CPU from live tensors.
     """
     run()
     gc.collect()

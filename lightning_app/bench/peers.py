@@ -1,7 +1,7 @@
-"""The same models as others build them, on the same numbers.
+"""The same models from other libraries, with the same weights.
 
-Each peer takes the values of our model where the mathematics is the same, so that a comparison can
-assert equal outputs first, and runs with its fastest setting.
+Each peer gets the weights of our model if the mathematics is the same, so that a comparison can
+first assert equal outputs. It runs with its fastest setting.
 """
 
 import importlib
@@ -34,12 +34,12 @@ from lightning_app.tasks.translation import TranslationBatch
 
 
 def needed(module: str, package: str) -> ModuleType:
-    """Import `module`, or say what brings it."""
+    """Import `module`, or raise `Missing` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise Missing(
-            f"{package} is not installed; pip install 'transformer-ablations[bench]' brings it"
+            f"{package} is not installed; run pip install 'transformer-ablations[bench]'"
         ) from error
 
 
@@ -68,17 +68,17 @@ def translation_loss(logits: Tensor, batch: TranslationBatch, label_smoothing: f
 
 @final
 class TorchTranslator(nn.Module):
-    """`torch.nn.Transformer` between embeddings as ours.
+    """`torch.nn.Transformer` with embeddings like ours.
 
-    Post-norm, and without the norms that it puts after each stack, it is our `post_ln`. The causal
-    mask goes with its hint, so that attention needs no mask; targets need no padding mask then.
+    With post-norm, and without its norms after each stack, it is our `post_ln`. With the hint
+    `is_causal` attention needs no mask, and then the targets need no padding mask.
     """
 
     def __init__(self, ours: EncoderDecoder, setting: Setting) -> None:
         super().__init__()
         self.embedding = ours.embedding
         with warnings.catch_warnings():
-            # An odd number of heads keeps it from nested tensors, which training never takes.
+            # An odd number of heads avoids nested tensors, which training never uses.
             warnings.filterwarnings("ignore", message="enable_nested_tensor")
             self.transformer = nn.Transformer(
                 setting.width,
@@ -133,9 +133,9 @@ class TorchTranslator(nn.Module):
 
 @final
 class XTranslator(nn.Module):
-    """x-transformers between embeddings as ours, flash attention on.
+    """x-transformers with embeddings like ours and flash attention.
 
-    Post-norm it is our `post_ln` while the biases that it lacks are zero, as they are at the start.
+    With post-norm it is our `post_ln` while the biases that it lacks are zero, as at the start.
     """
 
     def __init__(self, ours: EncoderDecoder, setting: Setting) -> None:
@@ -167,7 +167,7 @@ class XTranslator(nn.Module):
 
 
 def x_encoder(ours: BlockStack, setting: Setting) -> nn.Module:
-    """Return x-transformers' encoder with residual attention: our `realformer` alone."""
+    """Return x-transformers' encoder with residual attention, which is our `realformer`."""
     package = needed("x_transformers", "x-transformers")
     encoder = package.Encoder(
         dim=setting.width,
@@ -195,7 +195,7 @@ def _copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
 
 @torch.no_grad()
 def _copy_layers(theirs: Any, ours: nn.ModuleList) -> None:
-    """Fill the layers of x-transformers, which come one a sub-layer."""
+    """Set the weights of the layers of x-transformers, one layer for each sub-layer."""
     layers = iter(zip(theirs.layer_types, theirs.layers, strict=True))
     for block in ours:
         part: Any = block
@@ -228,9 +228,9 @@ def bert(
 ) -> Learner:
     """Return Hugging Face's BERT of the same sizes, with SDPA.
 
-    Its own loss computes the logits of every place; with `predicted_only` its body and its head
-    are put together so that they do not. It is our `post_ln` except for the norm of its embedding,
-    which is put on ours for comparing: see `with_embedding_norm`.
+    Its own loss computes the logits of every position; with `predicted_only` its body and its head
+    are combined so that they do not. It is our `post_ln` except for the norm of its embedding,
+    which our model gets for the comparison: see `with_embedding_norm`.
     """
     package = needed("transformers", "Hugging Face transformers")
     config = package.BertConfig(
@@ -265,7 +265,7 @@ def bert(
 
 @torch.no_grad()
 def _copy_bert(ours: MaskedLanguageModel, theirs: Any) -> None:
-    """Copy our values: the norm of BERT's embedding undoes our factor sqrt(width)."""
+    """Copy our weights: the norm of BERT's embedding cancels our factor sqrt(width)."""
     embeddings, width = theirs.bert.embeddings, ours.embedding.model_dim
     embeddings.word_embeddings.weight.copy_(ours.embedding.tokens.weight)
     assert ours.embedding.position_table is not None
@@ -291,14 +291,14 @@ def _copy_bert(ours: MaskedLanguageModel, theirs: Any) -> None:
 
 
 def with_embedding_norm(ours: MaskedLanguageModel) -> MaskedLanguageModel:
-    """Put BERT's norm of the embedding before our first block."""
+    """Insert BERT's norm of the embedding before our first block."""
     weight = ours.embedding.tokens.weight
     ours.encoder.input_norm = nn.LayerNorm(weight.shape[1]).to(weight.device, weight.dtype)
     return ours
 
 
 def translation_learner(model: nn.Module, batch: TranslationBatch, setting: Setting) -> Learner:
-    """Return a peer with the loss that everybody would take."""
+    """Return a peer with the usual loss."""
     model = model.to(setting.device)
 
     def loss() -> Tensor:
@@ -309,14 +309,14 @@ def translation_learner(model: nn.Module, batch: TranslationBatch, setting: Sett
 
 
 def same_loss(ours: Learner, theirs: Learner) -> None:
-    """Check that a peer computes what our model computes."""
+    """Check that a peer and our model compute the same loss."""
     with torch.no_grad():
         pair = torch.stack([ours.loss(), theirs.loss()]).tolist()
     assert abs(pair[0] - pair[1]) < 1e-3 * pair[0], f"losses {pair}: not the same model"
 
 
 def translation_peer(setting: Setting, peer: type[TorchTranslator] | type[XTranslator]) -> Work:
-    """Return the work of a peer that holds the values of our `post_ln`."""
+    """Return the work of a peer with the weights of our `post_ln`."""
     torch.manual_seed(1)
     batch = batch_of(setting)
     ours = learner(setting, BlockConfig(preset="post_ln"), batch)
@@ -327,7 +327,7 @@ def translation_peer(setting: Setting, peer: type[TorchTranslator] | type[XTrans
 
 
 def bert_peer(setting: Setting, *, predicted_only: bool) -> Work:
-    """Return the work of BERT; with `predicted_only` its head sees what ours sees."""
+    """Return the work of BERT; with `predicted_only` its head has the same inputs as ours."""
     torch.manual_seed(1)
     batch = batch_of(setting)
     ours = learner(setting, BlockConfig(preset="post_ln"), batch)
@@ -341,7 +341,7 @@ def bert_peer(setting: Setting, *, predicted_only: bool) -> Work:
 def residual_encoder(setting: Setting, *, ours: bool) -> Work:
     """Return the work of an encoder with residual attention: our `realformer`, or x-transformers'.
 
-    Nothing is padded.
+    There is no padding.
     """
     torch.manual_seed(1)
     block = BlockConfig(preset="realformer")

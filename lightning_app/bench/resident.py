@@ -1,4 +1,4 @@
-"""Peak resident memory of a piece of work, in a process that does nothing else."""
+"""Peak resident memory of a workload, measured in a separate process."""
 
 import resource
 from collections.abc import Callable
@@ -14,10 +14,10 @@ PAGE = resource.getpagesize()
 
 
 def resident(build: Callable[[], Work], threads: int) -> int:
-    """Return the bytes by which two calls of what `build` makes raise a fresh process's peak.
+    """Return by how many bytes two runs of the work of `build` raise the peak of a new process.
 
-    The peak is that of the whole work: what operators use inside themselves and what the allocator
-    keeps back are in it. `build` is pickled. On a CPU alone; Linux counts in kilobytes.
+    The peak includes temporary memory of operators and memory that the allocator keeps. `build` is
+    pickled. Only for a CPU; Linux counts in kilobytes.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, "lightning_app.bench.learners"])

@@ -1,4 +1,4 @@
-"""What `ablate bench` compares: presets, attention maps, peers."""
+"""The comparisons of `ablate bench`: presets, attention maps, peers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ WORK = {True: "training step", False: "forward and backward"}
 
 
 def said(setting: Setting) -> str:
-    """Return the sizes of `setting` in words."""
+    """Return the sizes of `setting` as text."""
     stacks = setting.architecture().stacks(BlockConfig())
     depth = "+".join([str(setting.depth)] * len(stacks))
     return (
@@ -53,7 +53,7 @@ def attention(maps: Maps, how: How) -> Iterator[Comparison]:
 
 
 def peers(setting: Setting, how: How) -> Iterator[Comparison]:
-    """Compare our models with the same ones as others build them, each on our numbers."""
+    """Compare our models with the same models of other libraries, each with our weights."""
     for step in (True, False):
         mine = replace(setting, step=step)
         contenders = [

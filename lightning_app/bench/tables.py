@@ -63,7 +63,7 @@ def _megabytes(size: int) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return what the figures depend on besides the code."""
+    """Return the machine and libraries, on which the numbers depend."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -82,7 +82,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's name where Linux tells it."""
+    """Return the processor's name on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -92,7 +92,7 @@ def _processor() -> str:
 
 
 def write_json(path: Path, settings: dict[str, Any], comparisons: Sequence[Comparison]) -> None:
-    """Write everything that was measured, seconds and bytes unrounded."""
+    """Write all measurements, with unrounded seconds and bytes."""
     content = {
         "machine": machine(settings["device"]),
         "settings": settings,
@@ -102,7 +102,7 @@ def write_json(path: Path, settings: dict[str, Any], comparisons: Sequence[Compa
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with the spreads, which JSON would take for lists, by name."""
+    """Return `value` with each `Spread` as a mapping, since JSON would make it a list."""
     if isinstance(value, Spread):
         return value._asdict()
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""What `ablate blocks` shows: the presets as a table, as drawings, as specifications."""
+"""The output of `ablate blocks`: the presets as a table, as drawings and as specifications."""

@@ -11,7 +11,7 @@ _ATTENTION = (
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
 )
 _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
-# Fields with words of their own; a new field is shown by its name.
+# Fields that have a text of their own; a new field is shown by its name.
 
 
 def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Inside, ...]:
@@ -32,7 +32,7 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
         add("W_Q = 0 at first" if zeros else f"query_init {first.query_init}")
     if any(spec.query_key_noise for spec in specs):
         add(f"q, k + {value(lambda spec: spec.query_key_noise)} noise", "in training alone")
-    # One line for all three, unless the part of V must be drawn between them.
+    # One line for all three, unless a part of V must be drawn between them.
     together = first.qk_norm == first.value_norm and first.value == "full"
     if first.qk_norm != "none":
         add(f"{norm_name(first.qk_norm)} of q, k{', v' if together else ''}", "over each head")

@@ -1,4 +1,4 @@
-"""From the specification of a stack to its drawing.
+"""Make the drawing of a stack from its specification.
 
 Everything is read from the specification; nothing here knows the name of a preset. Fields that have
 no place in a drawing are listed by name and value below it, so that nothing is left out silently.
@@ -37,7 +37,7 @@ _BLOCK = (
 _RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch")
 _GAIN = ("value", "learned", "vector", "profiled")
 _INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF"}
-# The fields that are drawn; others are shown by name.
+# The fields that have a place in the drawing; other fields are listed by name.
 
 
 def stack_drawing(spec: StackSpec, side: Side) -> Drawing:
@@ -133,7 +133,7 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
 
 
 def _unknown(blocks: Sequence[BlockSpec], layers: range, side: Side) -> list[str]:
-    """Return name and value of what the drawing has no place for."""
+    """Return name and value of fields without a place in the drawing."""
     shown = changed_fields(blocks, layers, known=_BLOCK)
     if blocks[0].layout not in ("sequential", "parallel"):
         shown.append(f"layout {blocks[0].layout}")
@@ -154,7 +154,7 @@ def _outside(run: LayerRun) -> tuple[Any, ...]:
 
 
 def _merged(runs: list[LayerRun]) -> LayerRun:
-    """Return runs with equal parts on the stream as one, which names the layers of other parts."""
+    """Merge runs with equal parts on the stream into one, which names the layers of other parts."""
     sums = []
     for same in zip(*(run.sums for run in runs), strict=True):
         branches = [

@@ -1,4 +1,4 @@
-"""A stack as a drawing: the parts on its stream, in order, as data that every renderer reads.
+"""The drawing of a stack as data: the parts on its stream, in order.
 
 `draw_stack` makes it from a specification; `text`, `svg` and `raster` render it.
 """
@@ -65,7 +65,7 @@ class Branch:
 class Sum:
     """One residual formula: branches with one input and one skip.
 
-    `skip` holds the gains on the skip; it is None where there is no skip. `bottom` adds the layer's
+    `skip` holds the gains on the skip; it is None without a skip. `bottom` adds the layer's
     input through the same gains. `shared` comes before the branches fork.
     """
 
@@ -122,5 +122,5 @@ class Drawing:
 
 
 def norm_name(kind: str) -> str:
-    """Return the name of a norm in a drawing; a kind without one is shown as it is spelt."""
+    """Return the name of a norm in a drawing, by default that of its kind."""
     return _NORMS.get(kind, kind)

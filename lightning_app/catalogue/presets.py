@@ -1,4 +1,4 @@
-"""The presets as `ablate blocks` speaks of them: resolved, counted, drawn."""
+"""Resolve, count and draw the presets for `ablate blocks`."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -18,7 +18,7 @@ Stacks = Mapping[Side, StackSpec]
 
 
 def resolve_preset(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
-    """Return the stacks of preset `name`; a decoder of depth 0 is left out.
+    """Return the stacks of preset `name`; a decoder of depth 0 is omitted.
 
     Raises:
         UserError: for an unknown preset or an invalid depth.
@@ -53,7 +53,7 @@ def drawings(stacks: Stacks) -> list[Drawing]:
 
 
 def stack_parameters(stacks: Stacks) -> int:
-    """Return the trained numbers of the stacks at the usual sizes, embeddings left out."""
+    """Return the number of parameters of the stacks at the usual sizes, without embeddings."""
     sizes = ArchitectureConfig().sizes()
     return sum(
         count_parameters(partial(BlockStack, spec, sizes, cross=side == "decoder"))
@@ -64,7 +64,7 @@ def stack_parameters(stacks: Stacks) -> int:
 def parameter_ratios(
     names: Iterable[str], encoder_depth: int, decoder_depth: int
 ) -> dict[str, float]:
-    """Return the parameters of presets over those of `BASELINE`."""
+    """Return the parameters of presets relative to those of `BASELINE`."""
     one = stack_parameters(resolve_preset(BASELINE, encoder_depth, decoder_depth))
     return {
         name: stack_parameters(resolve_preset(name, encoder_depth, decoder_depth)) / one
@@ -73,11 +73,11 @@ def parameter_ratios(
 
 
 def caption(encoder_depth: int, decoder_depth: int) -> str:
-    """Return what the ratios count."""
+    """Return a sentence that explains the ratios."""
     usual = ArchitectureConfig()
     depth = f"{encoder_depth}+{decoder_depth}" if decoder_depth else str(encoder_depth)
     return (
-        f"Parameters: trained numbers of the stacks over those of {BASELINE}, embeddings left out, "
+        f"Parameters: those of the stacks relative to {BASELINE}, without embeddings, "
         f"at depth {depth}, model_dim {usual.model_dim}, ff_dim {usual.ff_dim}, "
         f"{usual.num_heads} heads."
     )

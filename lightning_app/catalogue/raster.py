@@ -1,4 +1,4 @@
-"""Drawings as pixels, for programs that show no SVG (TensorBoard)."""
+"""Drawings as pixels, for programs that cannot show SVG (TensorBoard)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def font(size: float, *, bold: bool = False) -> ImageFont.FreeTypeFont:
 
 
 class Raster:
-    """A surface of pixels. Frames lie under lines, lines under boxes, as on an `svg.Sheet`."""
+    """A surface of pixels. Frames are below lines, lines below boxes, as on an `svg.Sheet`."""
 
     def __init__(self) -> None:
         self._frames: list[Callable[[ImageDraw.ImageDraw], None]] = []

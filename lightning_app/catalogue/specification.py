@@ -1,4 +1,4 @@
-"""The resolved specification of stacks in words: layers of one form together, defaults left out."""
+"""The resolved specification of stacks as text: equal layers are grouped, defaults omitted."""
 
 from collections.abc import Mapping
 
@@ -25,10 +25,10 @@ def specification_lines(stacks: Mapping[Side, StackSpec]) -> list[tuple[int, str
             shown = []
             for field in used_fields(blocks[0], side):
                 parts = [getattr(block, field.name) for block in blocks]
-                plain = isinstance(parts[0], ResidualSpec)  # has no default in a block
+                plain = isinstance(parts[0], ResidualSpec)  # a block has no default for it
                 default = ResidualSpec() if plain else field.default
                 if any(part != default for part in parts):
                     words = phrase(parts, default, layers, outer=True)
                     shown.append((2, f"{field.name}: {words}"))
-            lines += shown or [(2, "as by default")]
+            lines += shown or [(2, "defaults")]
     return lines

@@ -1,7 +1,7 @@
-"""Where the parts of drawings lie in a picture: one layout for SVG and for pixels.
+"""The layout of drawings, the same for SVG and for pixels.
 
-The stream runs upwards, as in the figures of the papers: branches lie on it, skips and a second
-stream run on its right, carried scores and the skip from the bottom on its left.
+The stream runs upwards, as in the figures of the papers. Branches are on it, skips and a second
+stream on its right, carried scores and the skip from the bottom on its left.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _CARRIED = {"scores": "Z", "qk_sum": "Σq, Σk"}
 
 
 def lay_out(sheet: Surface, name: str, drawings: Sequence[Drawing]) -> Point:
-    """Draw the drawings side by side, their name above, and return the size of the whole."""
+    """Draw the drawings side by side with their name above, and return the total size."""
     x, top = float(MARGIN), 0.0
     for drawing in drawings:
         column = Column(sheet, drawing, x)
@@ -72,7 +72,7 @@ def card_size(branch: Branch) -> tuple[float, float]:
 
 
 def carried_name(branch: Branch) -> str:
-    """Return what an attention hands to the layer above; an unknown kind by its own name."""
+    """Return the label of what an attention carries to the layer above."""
     return _CARRIED.get(branch.carry, branch.carry)
 
 
@@ -127,12 +127,12 @@ class Column:
         self.skip = self.centre + half + side
         self.total = self.centre + total
         self.drawn_to = 0.0
-        """The height from which the line of the stream is still to be drawn."""
+        """The height up to which the line of the stream is drawn."""
         self.leaving: dict[SubLayer, tuple[float, float, str]] = {}
-        """Where what an attention carries leaves it, and its name, in the frame being drawn."""
+        """The start and the name of each carried line in the present frame."""
 
     def _notes(self) -> list[str]:
-        """Return the notes below the stack; they name their layers where layers differ."""
+        """Return the notes below the stack; they name their layers if layers differ."""
         several = len(self.drawing.runs) > 1
         notes = list(self.drawing.notes)
         for run in self.drawing.runs:

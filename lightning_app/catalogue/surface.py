@@ -1,4 +1,4 @@
-"""The operations that a picture is drawn with, and the sizes and colours that all renderers share.
+"""The drawing operations, and the sizes and colours that all renderers share.
 
 Lengths are pixels; heights count from the bottom.
 """

@@ -1,7 +1,7 @@
 """Drawings as one SVG document.
 
-Its colours follow the reader's light or dark setting. No font is loaded: a box is wide enough for
-any common one. SVG counts heights from the top, so `Sheet` negates them.
+Its colours follow the reader's light or dark setting. No font is loaded: boxes are wide enough for
+all common fonts. SVG counts heights from the top, so `Sheet` negates them.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def picture(name: str, drawings: Sequence[Drawing]) -> str:
 
 @dataclass
 class Sheet:
-    """The elements drawn so far. Lines lie under boxes, and frames under everything."""
+    """The elements drawn so far. Lines are below boxes, and frames below everything."""
 
     frames: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Sheet:
         self.shapes.append(f'<path class="stream" d="{cross}"/>')
 
     def written(self, size: Point, title: str, description: str) -> str:
-        """Return the document: what was drawn, on a page of `size`."""
+        """Return the document: the elements on a page of `size`."""
         width, height = size
         heads = "".join(
             f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '

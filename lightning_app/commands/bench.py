@@ -51,16 +51,20 @@ class BenchOptions:
         for name in ("rounds", "threads", "length", "tokens", "depth", "width"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"bench: --{name} {value}: at least 1")
+                raise UserError(f"bench: --{name} {value}: expected at least 1")
         for preset in self.presets or ():
             if preset not in PRESETS:
                 raise UserError(f"bench: unknown preset '{preset}'{nearest(preset, PRESETS)}")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("bench: --device cuda: torch sees no GPU here; --device cpu")
+            raise UserError("bench: --device cuda: torch finds no GPU; use --device cpu")
         if self.width is not None and self.width > 64 and self.width % 64:
-            raise UserError(f"bench: --width {self.width}: a multiple of 64, the width of a head")
+            raise UserError(
+                f"bench: --width {self.width}: expected a multiple of 64, the head size"
+            )
         if self.width is not None and self.width % 2:
-            raise UserError(f"bench: --width {self.width}: an even number, for the positions")
+            raise UserError(
+                f"bench: --width {self.width}: expected an even number, for the positions"
+            )
         if self.resident and self.device == "cuda":
             raise UserError("bench: --resident: on a GPU the allocator's peak is shown instead")
 
@@ -69,7 +73,7 @@ class BenchOptions:
         return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     def setting(self) -> Setting:
-        """Return the sizes: what is asked for, else what takes minutes, or seconds with quick."""
+        """Return the sizes: by default those that take minutes, or seconds with `quick`."""
         if self.quick:
             usual = Setting(depth=1, width=32, length=16, tokens=64, vocabulary=100)
         elif self.where == "cuda":
@@ -87,7 +91,7 @@ class BenchOptions:
         return replace(sized(mine), device=self.where, precision=self.precision)
 
     def maps(self) -> Maps:
-        """Return the sizes of attention alone."""
+        """Return the sizes for attention maps without a model."""
         mine = self.setting()
         return Maps(
             length=mine.length,
@@ -105,7 +109,7 @@ class BenchOptions:
 
 
 def bench_command(options: BenchOptions) -> int:
-    """Measure what is asked for, or all but the growth, and print and write it."""
+    """Run the requested comparisons, by default all except the growth; print and write them."""
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
@@ -136,8 +140,8 @@ def _bench(options: BenchOptions) -> None:
     here = machine(setting.device)
     console.print(f"{here['processor']}, {here['device']}, {here['threads']} thread(s)")
     console.print(
-        "time and memory: ratios to the first row, under 1 is better; ms by the "
-        f"{'GPU' if setting.device == 'cuda' else 'processor'}; MB at once beyond the model"
+        "time and memory: ratios to the first row, under 1 is better; ms of the "
+        f"{'GPU' if setting.device == 'cuda' else 'processor'}; peak MB beyond the model"
     )
     if everything or options.presets is not None:
         names = options.presets or list(PRESETS)

@@ -37,11 +37,13 @@ def blocks_command(
     svg_dir: Path | None = None,
     as_json: bool = False,
 ) -> int:
-    """Print the table of presets or all of one, or write pictures."""
+    """Print the table of presets or the details of one preset, or write pictures."""
     if name is None and (svg is not None or as_json):
-        raise UserError(f"blocks: {'--json' if as_json else '--svg'} needs NAME, a preset")
+        raise UserError(
+            f"blocks: {'--json' if as_json else '--svg'} needs NAME, the name of a preset"
+        )
     if name is not None and svg_dir is not None:
-        raise UserError("blocks: --svg-dir writes all presets; for one, --svg FILE")
+        raise UserError("blocks: --svg-dir writes all presets; use --svg FILE for one preset")
     if svg_dir is not None:
         write_gallery(svg_dir, encoder_depth, decoder_depth)
     elif name is None:
@@ -60,7 +62,7 @@ def blocks_command(
 
 
 def preset_table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
-    """Return the presets; where there is little room, what is said of each in one column."""
+    """Return the table of presets; if it is not `wide`, their texts share one column."""
     said = ("equation", "what it fixes", "paper")
     columns = said if wide else (", ".join(said),)
     shown = Table("preset", *columns, box=box.SIMPLE, show_lines=True)
@@ -79,7 +81,7 @@ def preset_table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table
 def preset_lines(
     preset: Preset, encoder_depth: int, decoder_depth: int, width: int = WIDTH
 ) -> list[str]:
-    """Return all that is known of a preset in lines of `width`; drawings keep theirs, up to 80."""
+    """Return the details of a preset in lines of `width`; drawings may have up to 80 columns."""
     stacks = resolve_preset(preset.name, encoder_depth, decoder_depth)
     share = parameter_ratios([preset.name], encoder_depth, decoder_depth)[preset.name]
     said = inspect.getdoc(preset.build) or ""
@@ -95,7 +97,7 @@ def preset_lines(
     lines += ["", *wrapped_lines(f"{count} {caption(encoder_depth, decoder_depth)}", width=width)]
     lines += ["", *text_lines(drawings(stacks), width), ""]
     lines += [
-        *wrapped_lines("The resolved specification, where it is not as by default:", width=width),
+        *wrapped_lines("The resolved specification, without defaults:", width=width),
         "",
     ]
     for depth, line in specification_lines(stacks):
@@ -104,7 +106,7 @@ def preset_lines(
 
 
 def write_gallery(folder: Path, encoder_depth: int, decoder_depth: int) -> None:
-    """Write a picture of every preset, and a page that shows them all."""
+    """Write a picture of every preset, and a page with all pictures."""
     for name in PRESETS:
         stacks = resolve_preset(name, encoder_depth, decoder_depth)
         write_whole(folder / f"{name}.svg", picture(name, drawings(stacks)))
@@ -113,7 +115,7 @@ def write_gallery(folder: Path, encoder_depth: int, decoder_depth: int) -> None:
 
 
 def table_rows(encoder_depth: int, decoder_depth: int, folder: str = "") -> list[str]:
-    """Return the table of presets in Markdown; their pictures lie in `folder`."""
+    """Return the table of presets in Markdown; their pictures are in `folder`."""
     shares = parameter_ratios(PRESETS, encoder_depth, decoder_depth)
     rows = ["| preset | equation | paper | parameters |", "|---|---|---|---:|"]
     for name, preset in PRESETS.items():

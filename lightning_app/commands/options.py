@@ -1,13 +1,13 @@
-"""The options of the longer commands. Light: `ablate --help` imports nothing else for them."""
+"""The options of the longer commands. Fast to import, for `ablate --help`."""
 
 import argparse
 from pathlib import Path
 
-GRID = "a YAML file, or the name of an ablation that ships"
+GRID = "a YAML file, or the name of a shipped ablation"
 
 
 def add_grid(command: argparse.ArgumentParser) -> None:
-    """Add the grid, and where its folder lies."""
+    """Add the grid, and the place of its folder."""
     command.add_argument("grid", metavar="GRID", help=GRID)
     add_experiments(command)
 
@@ -18,7 +18,7 @@ def add_experiments(command: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("experiments"),
         metavar="DIR",
-        help="where the grid's folder lies (default: experiments)",
+        help="the folder that holds the grid's folder (default: experiments)",
     )
 
 
@@ -31,8 +31,8 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
-    """Add the grids of a report, where it goes, and its server."""
-    command.add_argument("grids", metavar="GRID", nargs="+", help=f"{GRID}; several: side by side")
+    """Add the grids of a report, its folder, and its server."""
+    command.add_argument("grids", metavar="GRID", nargs="+", help=f"{GRID}; several are compared")
     add_experiments(command)
     add = command.add_argument
     add(
@@ -41,7 +41,11 @@ def add_report(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="default: the grid's folder; of several, A-vs-B beside it",
     )
-    add("--serve", action="store_true", help="then serve it with TensorBoard, on this machine only")
+    add(
+        "--serve",
+        action="store_true",
+        help="then serve it together with TensorBoard, to this machine only",
+    )
     add("--port", type=int, metavar="N", help="of --serve (default: 6006; 0: any free one)")
     add_json(command)
 
@@ -72,28 +76,38 @@ def add_run(command: argparse.ArgumentParser) -> None:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="silence after which another supervisor's cells are put back (default: 120)",
+        help="seconds without heartbeat until a supervisor's cells are taken over (default: 120)",
     )
     add(
         "--hang-limit",
         default="00:30",
         metavar="HH:MM[:SS]",
-        help="end a cell that shows no progress for so long (default: 00:30)",
+        help="kill a cell without progress for this time (default: 00:30)",
     )
-    add("--max-time", metavar="HH:MM[:SS]", help="put back what runs after this time")
+    add(
+        "--max-time",
+        metavar="HH:MM[:SS]",
+        help="stop and queue the running cells again after this time",
+    )
     add("--retry-failed", action="store_true", help="also run cells that crashed before")
     add(
         "--no-wait",
         dest="wait",
         action="store_false",
-        help="stay for others' cells only until those that have been lost are known",
+        help="do not wait for cells of other supervisors, except to find lost ones",
     )
 
 
 def add_submit(command: argparse.ArgumentParser) -> None:
     """Add the options for SLURM, and those of `ablate run` for each supervisor."""
     add = command.add_argument
-    add("--array", type=int, default=1, metavar="N", help="supervisors, one a job (default: 1)")
+    add(
+        "--array",
+        type=int,
+        default=1,
+        metavar="N",
+        help="supervisors, one for each job (default: 1)",
+    )
     add("--concurrent", type=int, metavar="M", help="at most M of them at once")
     add("--partition", metavar="NAME", help="default: the cluster's")
     add("--time", metavar="LIMIT", help="of a job: minutes, HH:MM:SS or D-HH:MM:SS")
@@ -114,7 +128,7 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         "--no-requeue",
         dest="requeue",
         action="store_false",
-        help="a job that is cut short does not come back",
+        help="do not queue an interrupted job again",
     )
     add("--dry-run", action="store_true", help="print the script; write and submit nothing")
     add_run(command)
@@ -123,7 +137,7 @@ def add_submit(command: argparse.ArgumentParser) -> None:
 def add_storage_commands(command: argparse.ArgumentParser) -> None:
     """Add `storage serve`."""
     parts = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    text = "start a PostgreSQL for the queue; it ends with Ctrl-C and keeps its data"
+    text = "start a PostgreSQL server for the queue; Ctrl-C ends it and keeps its data"
     serve = parts.add_parser("serve", help=text, description=text, allow_abbrev=False)
     serve.add_argument("--dir", type=Path, required=True, metavar="D", help="its folder")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
@@ -131,33 +145,45 @@ def add_storage_commands(command: argparse.ArgumentParser) -> None:
 
 
 def add_bench(command: argparse.ArgumentParser) -> None:
-    """Add what `ablate bench` measures, on what, and where the numbers go."""
+    """Add the measurements of `ablate bench`, their sizes and device, and the output files."""
     add = command.add_argument
     add(
         "--presets",
         nargs="*",
         metavar="NAME",
-        help="compare these presets, or all, with pre_ln; a training step, then its passes alone",
+        help="compare these or all presets with pre_ln: a training step, then forward and backward",
     )
-    add("--attention", action="store_true", help="compare the forms of attention by themselves")
-    add("--peers", action="store_true", help="compare with the same models as others build them")
-    add("--growth", action="store_true", help="also against length, depth and width, as a figure")
-    add("--explain", action="store_true", help="only say which form of attention is taken, and why")
-    add("--quick", action="store_true", help="tiny sizes: seconds, to see that it works")
+    add("--attention", action="store_true", help="compare the forms of attention without a model")
+    add("--peers", action="store_true", help="compare with the same models of other libraries")
+    add(
+        "--growth",
+        action="store_true",
+        help="also measure growth with length, depth and width, as a figure",
+    )
+    add(
+        "--explain",
+        action="store_true",
+        help="only show which form of attention is chosen, and why",
+    )
+    add("--quick", action="store_true", help="tiny sizes: takes seconds, to check that it works")
     add("--rounds", type=int, metavar="N", help="interleaved rounds (default: 5)")
     add("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")
-    add("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     add("--precision", choices=["32", "bf16"], default="32", help="bf16: autocast (default: 32)")
     add("--length", type=int, metavar="N", help="tokens of a row (default: 128)")
     add("--tokens", type=int, metavar="N", help="tokens of a batch (default: 1024, GPU: 4096)")
     add("--depth", type=int, metavar="N", help="blocks of a stack (default: 6)")
-    add("--width", type=int, metavar="N", help="of the stream (default: 256, GPU: 512)")
-    add("--resident", action="store_true", help="also the peak memory of a process for each")
+    add("--width", type=int, metavar="N", help="size of the stream (default: 256, GPU: 512)")
+    add(
+        "--resident",
+        action="store_true",
+        help="also the peak memory of a separate process for each",
+    )
     add("--json", type=Path, metavar="FILE", help="write the numbers")
     add(
         "--figure",
         type=Path,
         default=Path("bench-growth.svg"),
         metavar="FILE",
-        help="where --growth draws (default: bench-growth.svg)",
+        help="file for the figure of --growth (default: bench-growth.svg)",
     )

@@ -13,7 +13,7 @@ from lightning_app.shipped import shipped_folder
 
 
 def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> int:
-    """Fetch or read, check, tokenise and cache a corpus; print what was done and where it lies."""
+    """Fetch or read, check, tokenise and cache a corpus; print a summary and its folder."""
     if (name is None) == (config is None):
         raise UserError("prepare: expected one of --data NAME and --config FILE")
     if name is not None:
@@ -39,9 +39,9 @@ def prepare_corpus(name: str | None, root: str | None, config: Path | None) -> i
 
 
 def shipped_data(name: str) -> DataConfig:
-    """Return the `data` section in which the shipped ablations use a corpus.
+    """Return the `data` section with which the shipped ablations use a corpus.
 
-    Our own file needs no parser of whole runs, so a corpus that is there is found within a second.
+    A shipped file needs no parser of whole runs, so a cached corpus is found within a second.
     """
     text = (shipped_folder() / "base" / CORPORA[name].base).read_text(encoding="utf-8")
     tree = yaml.safe_load(text)

@@ -1,4 +1,4 @@
-"""What `ablate probe` does: build as `ablate fit` does, look, and leave tables and figures."""
+"""`ablate probe`: build models like `ablate fit`, measure them, and write tables and figures."""
 
 import csv
 import hashlib
@@ -51,7 +51,7 @@ COLUMNS = {
     "W2 grad": "w2_expected_gradient",
     "one position": "w2_position_gradient",
 }
-"""What the table on the terminal shows of each layer."""
+"""The columns of the table on the terminal, for each layer."""
 LEGEND = (
     "norm: squared, by dimension, before the layer's last norm; cosine: of two tokens; rank: "
     "effective; entropy: nats; JSD: bits, to the layer below, heads matched; gradients: expected "
@@ -60,7 +60,7 @@ LEGEND = (
 
 
 class Subject(NamedTuple):
-    """A model as it is probed."""
+    """A model to probe, with its batches."""
 
     name: str
     module: TransformerModule
@@ -78,13 +78,13 @@ def probe_command(
     sharpness: bool = False,
     out: Path | None = None,
 ) -> int:
-    """Probe the model of each config; print a table each; write ``probes.csv`` and figures.
+    """Probe the model of each config: print a table, write ``probes.csv`` and figures.
 
     Raises:
         UserError: for a mistake in a config, an override or a checkpoint.
     """
     if batches < 1:
-        raise UserError(f"probe: --batches {batches}: at least 1")
+        raise UserError(f"probe: --batches {batches}: expected at least 1")
     for library in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(library).setLevel(logging.ERROR)
     trees = [read_config(config, overrides) for config in configs]
@@ -118,7 +118,7 @@ def probe_command(
 
 
 def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the complete config of a file with overrides on top, as `ablate fit` reads it."""
+    """Return the complete config of a file with overrides, read like `ablate fit`."""
     try:
         path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -133,11 +133,11 @@ def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what to call each variant: its preset if that tells them apart, else its file."""
+    """Return a name for each variant: its preset if that is unique, else its file."""
     presets = [str(tree["model"]["block"]["preset"]) for tree in trees]
     if len(set(presets)) == len(presets):
         return presets
-    # A run's config.yaml is known by the run's folder.
+    # The config.yaml of a run is named by the run's folder.
     names = [p.resolve().parent.name if p.name == "config.yaml" else p.stem for p in configs]
     seen: Counter[str] = Counter()
     for place, name in enumerate(names):
@@ -148,9 +148,9 @@ def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> l
 
 
 def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
-    """Return the folder name of a probe: of one config, its run's; of several, their names.
+    """Return the folder name of a probe: for one config that of its run, for several their names.
 
-    Whatever sets a variant apart, an axis of its block or an override, sets the folder apart.
+    Variants that differ in an axis of the block or an override get different folders.
     """
     if len(trees) == 1:
         return run_name(trees[0])
@@ -159,10 +159,10 @@ def probe_name(names: Sequence[str], trees: Sequence[dict[str, Any]]) -> str:
 
 
 def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
-    """Return what ``--checkpoint`` means, once it is known to hold this config's model.
+    """Return the checkpoint of ``--checkpoint`` after checking that it has this config's model.
 
-    ``last`` and ``best`` are those of the run: the folder of a run's own config.yaml, else where
-    `ablate fit` puts the run of this config.
+    ``last`` and ``best`` are those of the run: in the folder of a run's own config.yaml, else in
+    the folder that `ablate fit` makes for this config.
     """
     root = tree["trainer"]["default_root_dir"]
     folder = Path(root) if root else Path("experiments/fit/runs") / run_name(tree)
@@ -178,7 +178,7 @@ def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
 
 
 def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batches: int) -> Subject:
-    """Return the model as `ablate fit` starts it from this config, or as a checkpoint has it.
+    """Return the model with the initial weights of `ablate fit`, or those of a checkpoint.
 
     The batches are the first ones of the validation split.
     """
@@ -203,7 +203,7 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
     elif needs_profiling(model):
         model.train()
         first = next(iter(data.train_dataloader()))
-        torch.manual_seed(mix(int(tree["seed_everything"]), 0, 0, 0))  # as the first step draws
+        torch.manual_seed(mix(int(tree["seed_everything"]), 0, 0, 0))  # the seed of the first step
         profile(model, lambda: module(first))
     device = device_of(tree)
     module.to(device)
@@ -214,7 +214,7 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
 
 
 def device_of(tree: dict[str, Any]) -> torch.device:
-    """Return the first GPU where the Trainer would take one."""
+    """Return the first GPU if the Trainer would use one, else the CPU."""
     wanted = tree["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
     return torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")
 
@@ -222,11 +222,11 @@ def device_of(tree: dict[str, Any]) -> torch.device:
 def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[Tensor] | None:
     """Return Adam's ``v / (1 - beta2^t)`` of each parameter of `model`, in the model's order.
 
-    None where the optimizer keeps no second moment (sgd).
+    None if the optimizer keeps no second moment (sgd).
     """
     if not states or not states[0]["state"]:
         return None
-    # The optimizer counts its parameters group after group.
+    # The optimizer numbers its parameters group by group.
     groups = parameter_groups(model, 0.0)
     order = [parameter for group in groups for parameter in group["params"]]
     found: dict[Tensor, Tensor] = {}
@@ -252,13 +252,13 @@ def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
 
 
 def sharpness_row(found: Sharpness, step: int) -> Row:
-    """Return the row; NaN where the iteration did not converge."""
+    """Return the row; NaN if the iteration did not converge."""
     value = found.value if found.converged else float("nan")
     return Row(step, MODEL, None, "preconditioned_sharpness", None, value)
 
 
 def csv_of(probed: Sequence[Probed]) -> str:
-    """Return the rows of all variants as one table, the variant in front."""
+    """Return the rows of all variants as one table with the variant in the first column."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("variant", *HEADER))
@@ -268,7 +268,7 @@ def csv_of(probed: Sequence[Probed]) -> str:
 
 
 def show_probed(console: Console, probed: Probed, subject: Subject) -> None:
-    """Print what the layers of one model do, and what the model as a whole does."""
+    """Print the quantities of each layer of one model, and those of the whole model."""
     when = f"after step {subject.step}" if subject.step else "at initialisation"
     table = Table("stack", "layer", title=f"{probed.name} {when}", title_justify="left")
     for heading in COLUMNS:
@@ -290,7 +290,7 @@ def show_probed(console: Console, probed: Probed, subject: Subject) -> None:
     values = {h: probed.number(quantity) for h, quantity in whole.items() if quantity in measured}
     said = ", ".join(f"{heading} {value:.4g}" for heading, value in values.items())
     if "sharpness" in values and values["sharpness"] != values["sharpness"]:
-        said += " (its iteration did not settle)"
+        said += " (the iteration did not converge)"
     count = len(subject.batches)
     noun = "batch" if count == 1 else "batches"
     console.print(f"{said} (nats; {count} validation {noun})", markup=False, soft_wrap=True)

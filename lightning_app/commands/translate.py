@@ -17,13 +17,13 @@ from lightning_app.task_facts import task_facts
 from lightning_app.tasks.translation import MARKS, Translation
 
 CHUNK = 512  # lines read before the first is written
-TOKENS = 4096  # source tokens translated at once, padding counted
+TOKENS = 4096  # source tokens translated at once, including padding
 
 
 def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint: str) -> int:
-    """Print one translation a line for each line of `source`, or of standard input if None.
+    """Print a translation on a line for each line of `source`, or of standard input if None.
 
-    The text is taken in the form that the run's corpus has: tokenised and lower-cased for IWSLT14.
+    The input must have the form of the run's corpus: tokenised and lower-cased for IWSLT14.
     """
     path = run / "checkpoints" / f"{checkpoint}.ckpt"
     vocabulary = run / "tokenizer.model"
@@ -34,8 +34,8 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
                 "keeps that checkpoint (checkpoints: all, last or best)"
             )
     if beam is not None and beam < 1:
-        raise UserError(f"translate: --beam {beam}: at least 1, which is greedy search")
-    # Lightning is imported here, so that the mistakes above do not wait for it.
+        raise UserError(f"translate: --beam {beam}: expected at least 1, which is greedy search")
+    # Lightning is imported here, so that the checks above are fast.
     from lightning_app.datamodule import TextDataModule
     from lightning_app.module import TransformerModule
 
@@ -53,7 +53,9 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
         raise UserError(f"translate: {run} holds a model for {title}, not for translation")
     assert isinstance(model, EncoderDecoder)
     if beam is not None and beam > module.vocab_size:
-        raise UserError(f"translate: --beam {beam}: at most the vocabulary, {module.vocab_size}")
+        raise UserError(
+            f"translate: --beam {beam}: expected at most the vocabulary, {module.vocab_size}"
+        )
     model.eval()
     how = task.config.search(beam)
     tokenizer = Tokenizer(vocabulary)
@@ -90,7 +92,7 @@ def translate(
     """Return the translation of each line; an empty line stays empty."""
     sources = [[*tokenizer.encode(line), EOS] for line in lines]
     translations = [""] * len(sources)
-    # Equal lengths together; a source that is its end mark alone has nothing to translate.
+    # Sorted by length; a source with only its end mark has nothing to translate.
     order = sorted((i for i, s in enumerate(sources) if len(s) > 1), key=lambda i: len(sources[i]))
     while order:
         longest = len(sources[order[-1]])

@@ -1,1 +1,1 @@
-"""What papers prove or plot of a fresh model, measured on our own blocks."""
+"""Theory and figures of papers about models at initialisation, measured on our blocks."""

@@ -1,4 +1,4 @@
-"""How the tokens of a sentence fall onto one direction where attention has no skip."""
+"""Rank collapse: without a skip around attention, all tokens take the same direction."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from lightning_app.theory.statements import Statement, seeded
 
 @dataclass(frozen=True, kw_only=True)
 class Skipless:
-    """Attention sub-layers in a row, each behind a norm, nothing beside them."""
+    """A sequence of attention sub-layers without skips, each after a norm."""
 
     dim: int = 256
     tokens: int = 32
@@ -43,7 +43,7 @@ SAS = "sas, whole blocks"
 
 
 def skipless_attention(spec: AttentionSpec, setting: Skipless) -> Attention:
-    """Return attention with the initial values that it has inside a block."""
+    """Return attention with the same initial values as inside a block."""
     attention = Attention(spec, setting.dim, setting.heads, 0.0)
     initialize(attention)
     for part in (attention.query, attention.key, attention.value):
@@ -71,7 +71,7 @@ def skipless_cosines(spec: AttentionSpec, setting: Skipless) -> list[float]:
 
 @torch.no_grad()
 def block_cosines(preset: str, setting: Skipless) -> list[float]:
-    """Return the same for the blocks of an encoder of `preset`, feed-forwards and all."""
+    """Return the mean token cosines for the whole blocks of an encoder of `preset`."""
     spec = BlockConfig(preset=preset).resolve(Stack(depth=setting.depth))
     sizes = Sizes(model_dim=setting.dim, ff_dim=4 * setting.dim, num_heads=setting.heads)
     encoder = BlockStack(spec, sizes)
@@ -106,7 +106,7 @@ def collapse(setting: Skipless) -> dict[str, list[list[float]]]:
 
 
 def rank_collapse(cosines: Mapping[str, Sequence[Sequence[float]]]) -> Iterator[Statement]:
-    """Over 0.95 by layer 3 without a skip, under 0.05 through the depth where maps are shaped."""
+    """Over 0.95 after 3 layers without a skip, under 0.05 in all layers for shaped maps."""
     for name, draws in cosines.items():
         if name.startswith("plain"):
             yield Statement(

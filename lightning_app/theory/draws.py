@@ -22,7 +22,7 @@ from lightning_app.theory.statements import POST, PRE, seeded
 
 @dataclass(frozen=True, kw_only=True)
 class TheorySetting:
-    """One head, all matrices d x d, n Gaussian tokens of squared norm d; `draws` of everything."""
+    """One head, all matrices d x d, n Gaussian tokens of squared norm d, `draws` random draws."""
 
     dim: int = 512
     tokens: int = 16
@@ -60,7 +60,7 @@ class Draw:
     """``||x||^2 / d`` of each token. Pre-LN: of x_0 to x_L. Post-LN: of what the last norm of each
     layer reads, x^{post,5}_1 to x^{post,5}_L."""
     gradients: list[float]
-    """Norm of the gradient by W2, in each layer that was asked for; the last layer comes last."""
+    """Norm of the gradient by W2 in each requested layer; the last layer comes last."""
     through_norm: float
     """Length of the gradient below the last norm over its length above it."""
 
@@ -75,7 +75,7 @@ def random_draw(
     position = int(torch.randint(setting.tokens, ()))
     label = torch.randint(setting.classes, (1,))
 
-    # Norms read the stream itself, whatever form a block gives it between sub-layers.
+    # The inputs of the norms are the stream, in every form that a block may use.
     norms: list[nn.Module] = []
     weights: list[Tensor] = []
     for _, block in encoder.layers:
@@ -127,7 +127,7 @@ class Draws:
 
 
 def draw_all(setting: TheorySetting) -> Draws:
-    """Draw both placements at every depth."""
+    """Draw encoders with both norm placements at every depth."""
     last: dict[str, dict[int, list[Draw]]] = {}
     every: dict[str, list[Draw]] = {}
     for number, preset in enumerate((POST, PRE)):

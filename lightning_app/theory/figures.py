@@ -1,6 +1,6 @@
-"""The figures of `ablate probe --theory`: what was measured, with the lines that were predicted.
+"""The figures of `ablate probe --theory`: measurements and predictions.
 
-Points are means over draws with Student's 95 % interval; predictions are broken lines.
+Points are means over draws with Student's 95 % interval; predictions are dashed lines.
 """
 
 import math
@@ -43,13 +43,13 @@ COLLAPSE: dict[str, dict[str, Any]] = dict(
         strict=True,
     )
 )
-"""How attention without a skip is drawn: two of its curves are one, the thin on the broad."""
+"""The styles of attention without a skip: two curves are equal, so one is thin and one broad."""
 
 
 def write_theory_figures(
     folder: Path, draws: Draws, cosines: Mapping[str, Sequence[Sequence[float]]], prints: Prints
 ) -> list[Path]:
-    """Write every figure into `folder` and return where they lie."""
+    """Write every figure into `folder` and return their paths."""
     with styled():
         return [
             draw_theorem_1(folder, draws),
@@ -81,7 +81,7 @@ def draw_points(
 
 
 def above(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
-    """Put one legend above all panels."""
+    """Add one legend above all panels."""
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.4)
 
 
@@ -91,7 +91,7 @@ def exponent(fit: Fit) -> str:
 
 
 def depth_axis(axes: "Axes", depths: Sequence[int], label: str) -> None:
-    """Make both axes logarithmic and name the depths that were drawn."""
+    """Make both axes logarithmic, with ticks at the depths of the draws."""
     from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
     axes.set_xscale("log")
@@ -317,7 +317,7 @@ def figure_3_depth(folder: Path, prints: Prints) -> Path:
 
 
 def fingerprints(folder: Path, prints: Prints) -> Path:
-    """W2 expected gradients by layer of every variant, with what was recorded elsewhere."""
+    """W2 expected gradients by layer of every variant, with those of another implementation."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 

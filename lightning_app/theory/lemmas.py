@@ -49,10 +49,11 @@ def pre_ln_growth(depth: int, tokens: int) -> list[float]:
 
 
 def pre_ln_gradient(setting: TheorySetting, depth: int) -> float:
-    """W2's gradient in layer l is near ``sqrt(d / (2 q_l))``, whatever L is, and of the last layer.
+    """W2's gradient in layer l is near ``sqrt(d / (2 q_l))`` for every L, also in the last layer.
 
-    ``||ReLU||^2 = d/2`` on one side; on the other the final norm divides by ``sqrt(q_L)`` and each
-    block between multiplies by about ``sqrt(q_(l+1) / q_l)``. The loss's own gradient has length 1.
+    It is the product of ``||ReLU||^2 = d/2`` from the forward pass and the gradient from above:
+    the final norm divides by ``sqrt(q_L)`` and each block between multiplies by about
+    ``sqrt(q_(l+1) / q_l)``. The gradient of the loss has length 1.
     """
     return math.sqrt(setting.dim / (2 * pre_ln_growth(depth, setting.tokens)[-1]))
 
@@ -69,7 +70,7 @@ def lemma_1(setting: TheorySetting) -> Iterator[Statement]:
         nn.init.eye_(matrix.weight)
         nn.init.zeros_(matrix.bias)
     for number, s in enumerate((0.5, 2.0)):
-        # ReLU is homogeneous: of one draw, both would be one number.
+        # ReLU is homogeneous: with the same draw both numbers would be equal.
         with seeded(1, setting.dim, number):
             x = s * torch.randn(setting.draws, setting.tokens, setting.dim)
         found = feed_forward(x).square().mean(dim=(1, 2)) / s**2
@@ -220,7 +221,7 @@ def theorem_1(draws: Draws) -> Iterator[Statement]:
             accepted=within(values[preset], 0.1),
             promised=False,
         )
-    # Their condition: with eps = 0.1, they found at most this share of vectors above the bound.
+    # Their condition with eps = 0.1: they found at most this share of vectors above the bound.
     for preset in (POST, PRE):
         last = [q for one in draws.last[preset][depth] for q in one.squared[-1]]
         yield Statement(
@@ -255,12 +256,12 @@ def theorem_1_by_width(setting: TheorySetting) -> Iterator[Statement]:
 
 
 def downward_factor(gradients: Sequence[float]) -> float:
-    """Return by what the gradient is multiplied from a layer to the one below it, on average."""
+    """Return the mean factor of the gradient from a layer to the one below it."""
     return math.exp(-fitted_line(range(len(gradients)), [math.log(g) for g in gradients]).slope)
 
 
 def extension(draws: Draws) -> Iterator[Statement]:
-    """``(2/3)^((L - l) / 2)``, which they derive from the last norms of the layers above alone."""
+    """``(2/3)^((L - l) / 2)``, which they derive only from the last norms of the layers above."""
     measured, interval = of_draws([downward_factor(d.gradients) for d in draws.every[POST]])
     yield Statement(
         claim="Post-LN: W2 gradient from a layer to the one below, one position's loss",

@@ -1,6 +1,6 @@
 """Figure 3 of Xiong et al. 2020 (2002.04745) in our models, and the gradients of other variants.
 
-Theirs has a third curve, Post-LN after its warm-up: that one needs training and is not drawn here.
+Their figure has a third curve, Post-LN after its warm-up, which needs training and is not drawn.
 """
 
 import csv
@@ -37,7 +37,7 @@ STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True, kw_only=True)
 class ZipfCorpus:
-    """Random sentences and how many of them; word r of a Zipf(1) vocabulary has weight 1/r."""
+    """Random sentences; word r of a Zipf(1) vocabulary has weight 1/r."""
 
     vocabulary: int = 10_000
     length: int = 24
@@ -75,8 +75,8 @@ def fingerprint(
 ) -> Fingerprint:
     """Return the norms of the gradients by W1 and W2, averaged over batches before the norm.
 
-    Xiong et al. 3.4 call that the expected gradient. `last_only`: of the last decoder layer alone,
-    which spares most of the way back. Label smoothing is 0.1.
+    Xiong et al. 3.4 call this the expected gradient. `last_only`: only of the last decoder layer,
+    which needs little of the backward pass. Label smoothing is 0.1.
     """
     model = build_model(architecture, BlockConfig(preset=preset), corpus.vocabulary, 0)
     assert isinstance(model, EncoderDecoder)
@@ -112,7 +112,7 @@ DEPTHS = (6, 8, 10, 12, 14)
 
 @dataclass(frozen=True)
 class RecordedNorms:
-    """What a JAX implementation of the same initial values and kind of data gave (one seed).
+    """Numbers of a JAX implementation with the same initial values and kind of data (one seed).
 
     One variant at depth 6: its loss, and the norms of W2's gradients, NaN where unrecorded.
     """
@@ -143,10 +143,10 @@ RECORDS = {
     "admin": RecordedNorms(9.7, _ends(1.27, 0.67), _ends(1.06, 0.58)),
     "dual_stream": RecordedNorms(10.6, _ends(3.9, 2.7), _ends(0.80, 2.44)),
 }
-"""The record says "peri" and does not tell whether the embedding was normalised.
+"""The record says "peri" and not whether the embedding was normalised.
 
-DeepNorm's recorded encoder is what our model gives (0.14) when its value matrices are multiplied by
-1/sqrt(2): Xavier's gain beta on top of fairseq's 1/sqrt(2), where the paper has beta alone.
+Our model gives the recorded numbers of DeepNorm's encoder (0.14) if its value matrices are
+multiplied by 1/sqrt(2): Xavier's gain beta times fairseq's 1/sqrt(2); the paper has only beta.
 """
 NOTE = (
     "deepnorm's recorded encoder is ours with the value matrices at beta / sqrt(2), fairseq's gain "
@@ -159,7 +159,7 @@ FINAL_AT_12 = {POST: 1.87, PRE: 0.50}
 
 
 def recorded_final(preset: str) -> dict[int, float]:
-    """Return what was recorded of the final decoder layer's W2 gradient, by depth.
+    """Return the recorded W2 gradients of the final decoder layer, by depth.
 
     At depth 6 another of its runs gave 1.59 for Post-LN and 0.63 for Pre-LN.
     """
@@ -169,14 +169,14 @@ def recorded_final(preset: str) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Prints:
-    """Fingerprints of every seed: whole ones at depth 6, the final layer's at every depth."""
+    """Fingerprints of every seed: of all layers at depth 6, of the final layer at every depth."""
 
     whole: dict[str, list[Fingerprint]]
     final: dict[str, dict[int, list[float]]]
 
 
 def architecture(depth: int) -> ArchitectureConfig:
-    """Return the IWSLT14 sizes of Xiong et al. at `depth` layers a side, without dropout."""
+    """Return the IWSLT14 sizes of Xiong et al., `depth` layers in each stack, no dropout."""
     return ArchitectureConfig(encoder_depth=depth, decoder_depth=depth, dropout=0.0)
 
 
@@ -254,7 +254,7 @@ def by_layer(found: Sequence[Fingerprint], stack: str, matrix: str) -> list[list
 
 
 def prints_to_csv(prints: Prints) -> str:
-    """Return every fingerprint at depth 6 and what was recorded, one layer a line."""
+    """Return every fingerprint at depth 6 and the recorded numbers, one layer on each line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["preset", "stack", "layer", "matrix", "ours", "low", "high", "recorded"])

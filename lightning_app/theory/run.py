@@ -1,8 +1,8 @@
-"""Theory as a command: what papers prove or plot of a fresh model, measured on our own blocks.
+"""`ablate probe --theory`: measure statements of papers about fresh models on our blocks.
 
-Lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745) in their setting, the collapse of tokens
-where attention has no skip, and their figure 3 in our models, beside what another implementation of
-the same initial values gave. About 100 seconds on one core.
+These are lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745) in their setting, the collapse
+of tokens without a skip around attention, and their figure 3 with our models, beside the numbers of
+another implementation with the same initial values. It takes about 100 seconds on one core.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from lightning_app.theory.statements import statements_table, statements_to_csv
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Add in one order, whatever the number of cores; the caller's threads come back."""
+    """Use one thread, so that sums do not depend on the number of cores; restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -48,12 +48,12 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def run_theory(out: Path) -> int:
-    """Measure every statement, write tables and figures into `out`, and print what was found.
+    """Measure every statement, write tables and figures into `out`, and print the results.
 
-    Writes `theory.csv`, `fingerprints.csv` and `theory_*.svg`. Returns 1 where a promised statement
-    does not hold, else 0. Raises `UserError` where `out` cannot be written.
+    Writes `theory.csv`, `fingerprints.csv` and `theory_*.svg`. Returns 1 if a required statement
+    does not hold, else 0. Raises `UserError` if `out` cannot be written.
     """
-    with writing_in(out):  # before the work, not after it
+    with writing_in(out):  # checked before the measurements
         out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
     setting, corpus = TheorySetting(), ZipfCorpus()

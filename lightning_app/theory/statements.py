@@ -20,7 +20,7 @@ NAMES = {POST: "Post-LN", PRE: "Pre-LN"}
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One claim: what is predicted, what was measured, and what range would bear it out."""
+    """One claim: the prediction, the measurement, and the range that would confirm it."""
 
     claim: str
     source: str
@@ -28,9 +28,9 @@ class Statement:
     measured: float
     accepted: tuple[float, float]
     interval: tuple[float, float] = (math.nan, math.nan)
-    """95 % interval of what was measured; NaN where nothing was drawn at random."""
+    """95 % interval of the measurement; NaN if nothing in it is random."""
     promised: bool = True
-    """A claim that must hold here. The others are shown whether they hold or not."""
+    """Whether the claim must hold here. Others are only shown."""
 
     @property
     def holds(self) -> bool:
@@ -64,7 +64,7 @@ def power_law(points: Mapping[int, Sequence[float]]) -> Fit:
 
 
 def within(value: float, share: float) -> tuple[float, float]:
-    """The range of `value` give or take `share` of it."""
+    """The range `value * (1 - share)` to `value * (1 + share)`."""
     return value * (1 - share), value * (1 + share)
 
 
@@ -76,14 +76,14 @@ def of_draws(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Draw from a generator of its own, seeded by `numbers`; the caller's is left as it was."""
+    """Draw from a separate generator, seeded by `numbers`; the global one does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(number * 1009**place for place, number in enumerate(numbers)))
         yield
 
 
 def statements_to_csv(statements: Sequence[Statement]) -> str:
-    """Return the table of statements, one a line."""
+    """Return the table of statements, one on each line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     ends = ["low", "high", "accepted_low", "accepted_high"]
@@ -104,7 +104,7 @@ def statements_table(statements: Sequence[Statement]) -> Table:
         *("", "predicted", "measured", "accepted", "holds"),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        caption="(yes) and (no): shown, not promised",
+        caption="(yes) and (no): shown, not required",
         caption_justify="left",
     )
     for column in table.columns[1:4]:

@@ -74,8 +74,8 @@ def test_threads_are_given_back(capsys) -> None:
     [
         (["--presets", "post_nl"], "did you mean 'post_ln'"),
         (["--rounds", "0"], "--rounds 0: at least 1"),
-        (["--width", "100"], "--width 100: a multiple of 64"),
-        (["--width", "33"], "--width 33: an even number"),
+        (["--width", "100"], "--width 100: expected a multiple of 64"),
+        (["--width", "33"], "--width 33: expected an even number"),
         (["--device", "gpu"], "invalid choice: 'gpu'"),
         (["--preset", "sas"], "did you mean '--presets'"),
     ],
@@ -91,4 +91,4 @@ def test_a_mistake_is_one_line(capsys, words: list[str], expected: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 def test_a_gpu_that_is_not_there_is_a_mistake(capsys) -> None:
     assert main(["bench", "--device", "cuda"]) == 2
-    assert "torch sees no GPU" in capsys.readouterr().err
+    assert "torch finds no GPU" in capsys.readouterr().err

@@ -28,7 +28,7 @@ def test_the_table_has_every_preset(capsys, monkeypatch, columns: int) -> None:
         assert preset.name in words
         said = f"{preset.equation} {preset.difference}"
         assert [word for word in said.split() if word not in words] == []
-    assert "embeddings left out" in " ".join(words)
+    assert "without embeddings" in " ".join(words)
 
 
 def test_parameters_are_those_of_the_stacks() -> None:
