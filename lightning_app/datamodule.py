@@ -19,8 +19,8 @@ from lightning_app.tasks.base import task_class, to_device
 class TextDataModule(pl.LightningDataModule):
     """Make batches of token ids from the text of a corpus.
 
-    After `setup` it has `vocab_size`, `tokenizer`, `floor` (nats per predicted validation token: the
-    loss of a model that ignores its input), and `description`, which is part of every result.
+    After `setup` it has `vocab_size`, `tokenizer`, `floor` (the loss of a model that ignores its
+    input, in nats per predicted validation token), and `description`, which is part of every result.
 
     Args:
         fields: The fields of `DataConfig`.

@@ -222,10 +222,10 @@ class HeadGain(LearnedScalars):
 class Attention(nn.Module):
     """Multi-head attention of queries over keys and values from the same or another text.
 
-    ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map. Queries and keys pass, in this
-    order, noise (in training only), the norm over each head, and the transformation of the
-    them. The caller makes
-    all three first, so that cached decoding appends to keys and values.
+    ``concat_h(A'_h V_h) W_P`` with ``A' = A`` or the shaped map. Noise (in training
+    only), the norm over each head, and the transformation by positions are applied to queries and
+    keys in this order. The caller computes queries, keys and values before the call, so that cached
+    decoding can append to keys and values.
     """
 
     def __init__(self, spec: AttentionSpec, model_dim: int, num_heads: int, dropout: float) -> None:
