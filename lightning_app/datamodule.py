@@ -20,7 +20,7 @@ class TextDataModule(pl.LightningDataModule):
     """Make batches of token ids from the text of a corpus.
 
     After `setup` it has `vocab_size`, `tokenizer`, `floor` (the loss of a model that ignores its
-    input, in nats per predicted validation token), and `description`, which is part of every result.
+    input, in nats per predicted validation token), and `description`, a part of every result.
 
     Args:
         fields: The fields of `DataConfig`.

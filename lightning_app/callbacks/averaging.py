@@ -26,7 +26,7 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool
 
     Args:
         trainer: With all of its callbacks.
-        checkpoint: Where the run continues, None if it starts at step 0.
+        checkpoint: The checkpoint from which the run continues, None if it starts at step 0.
         averaged: Whether the weights of the checkpoint are averages. Only the callback that wrote
             them finds the raw weights in it.
 
@@ -36,21 +36,23 @@ def check_averaging(trainer: pl.Trainer, checkpoint: Path | None, averaged: bool
     found = averaging(trainer)
     names = " and ".join(type(callback).__name__ for callback in found)
     if len(found) > 1:
-        raise UserError(f"trainer.callbacks: {names}: one average of weights at most")
+        raise UserError(f"trainer.callbacks: {names}: expected at most one average of weights")
     if found and not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
         kind = type(trainer.strategy).__name__
-        raise UserError(f"trainer.callbacks: {names} needs whole models, which {kind} has not")
+        raise UserError(
+            f"trainer.callbacks: {names} needs whole models, which {kind} does not have"
+        )
     if checkpoint is None:
         return
     if averaged and not found:
         raise UserError(
             f"--ckpt_path {checkpoint}: holds averaged weights, and trainer.callbacks has no "
-            "WeightAveraging to go on with; give the callback of the run that wrote it"
+            "WeightAveraging to continue with; give the callback of the run that wrote it"
         )
     if found and not averaged:
         raise UserError(
             f"--ckpt_path {checkpoint}: holds no averaged weights for {names} of "
-            "trainer.callbacks to go on with; a run averages from its start or not at all"
+            "trainer.callbacks to continue with; a run averages from its start or not at all"
         )
 
 

@@ -46,7 +46,7 @@ class Outcome:
 
 
 class DivergenceMonitor(pl.Callback):
-    """Stop a run whose training loss is no longer finite; judge a finished one.
+    """Stop a run whose training loss is no longer finite; classify a finished one.
 
     With l the loss of its task and H the floor of l, the loss of the best model that ignores its
     input (`Task.floor`: unless the task says otherwise, the unigram entropy), a run is
@@ -60,9 +60,9 @@ class DivergenceMonitor(pl.Callback):
     Here ``train/nll`` is the mean over the last quarter of the last 200 steps, or of all steps of a
     shorter run. It still falls if it is 0.1 lower than in the quarter before. While it is more than
     0.5 above H, the plateau is not reached, and it is compared with the first quarter instead.
-    One bar serves all variants; the loss at initialisation does not, because it differs between
-    them. The loss is read every `log_every_n_steps` steps, so that a GPU does not wait at each
-    step; the recorded step is exact.
+    All variants have the same bar; the loss at initialisation would differ between them. The loss
+    is read every `log_every_n_steps` steps, so that a GPU does not wait at each step; the recorded
+    step is exact.
 
     Args:
         monitored: What the task of the run monitors.

@@ -1,4 +1,4 @@
-"""The figures of a probing, in the form of the papers: one curve a variant over the layers.
+"""The figures of `ablate probe`, in the form of the papers: one curve a variant over the layers.
 
 Nothing here touches matplotlib's global state, and the same rows give the same files.
 """
@@ -30,7 +30,7 @@ ENTROPY_CUTS = (1.5, 4.5)
 """Nats where RealFormer's figure of entropies changes colour (2012.11747, section 4.1.3)."""
 DISTANCE_CUTS = (0.25, 0.75)
 """The same of its figure of Jensen-Shannon distances, in bits."""
-SPREAD = 30.0  # of the values of a panel, from which its axis is logarithmic
+SPREAD = 30.0  # ratio of the largest to the smallest value of a panel with a logarithmic axis
 SHAPING = ("alpha", "beta", "gamma")
 
 
@@ -293,7 +293,7 @@ def panel_grid(rows: int, columns: int) -> tuple["Figure", list[list["Axes"]]]:
 
 
 def legend(figure: "Figure", handles: Sequence[Any]) -> None:
-    """Put one legend above all panels."""
+    """Add one legend above all panels."""
     columns = max(1, int(figure.get_figwidth() // 1.7))
     figure.legend(
         handles=handles,

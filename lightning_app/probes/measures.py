@@ -97,8 +97,8 @@ def head_distances(
 def matched_distance(distances: Float[Tensor, "head below"]) -> float:
     """Mean distance under the one-to-one matching of heads that makes it smallest.
 
-    Without residual scores nothing ties head i to head i of the layer below, so that the distance
-    of the same head is a random baseline; this one is not.
+    Without residual scores head i is not related to head i of the layer below, so that the distance
+    of the same head is a random baseline; this distance is not.
     """
     from scipy.optimize import linear_sum_assignment
 

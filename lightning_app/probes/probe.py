@@ -1,4 +1,4 @@
-"""One probing: measurements of a model on a few batches, as rows. The model is not changed."""
+"""Measure a model on a few batches, as rows of numbers. The model is not changed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -157,7 +157,7 @@ class Gradients:
 
 
 def evenly_spaced(count: int, wanted: int) -> list[int]:
-    """Return `wanted` of the places 0 .. count - 1, evenly spread, or all if there are fewer."""
+    """Return `wanted` evenly spaced positions of 0 .. count - 1, or all if there are fewer."""
     wanted = min(wanted, count)
     return [(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]
 

@@ -12,9 +12,9 @@ from lightning_app.blocks.kernels import attention_form
 from lightning_app.probes.probe import untouched
 from lightning_app.tasks.base import Task
 
-TOLERANCE = 1e-2  # of the residual, relative to the eigenvalue
+TOLERANCE = 1e-2  # for the norm of the residual, relative to the eigenvalue
 ITERATIONS = 200
-SEED = 1  # of the vector that the iteration starts from
+SEED = 1  # the seed of the start vector
 
 
 Vector = list[Tensor]
@@ -38,11 +38,11 @@ def preconditioned_sharpness(
     """Return the largest eigenvalue of ``P^(-1/2) H P^(-1/2)``, H the Hessian of the mean loss.
 
     It has the eigenvalues of ``P^(-1) H`` (Kalra & Barkeshli 2024, 2406.09405). With P held fixed,
-    Adam leaves a quadratic where ``eta lambda > (2 + 2 beta1) / (1 - beta1)``, 38 at beta1 = 0.9
-    (Cohen et al. 2022, 2207.14484). P is ``sqrt(v) + eps``: `second_moments` are v, corrected for
-    their start, one a parameter; without them v is the squared gradient of this batch, what Adam
-    has after its first step. Then the entries with the smallest gradients dominate, and the
-    value is large. Parameters that the loss does not depend on are left out.
+    Adam diverges on a quadratic if ``eta lambda > (2 + 2 beta1) / (1 - beta1)``, 38 at beta1 = 0.9
+    (Cohen et al. 2022, 2207.14484). P is ``sqrt(v) + eps``: `second_moments` holds v for each
+    parameter, with bias correction; without them v is the squared gradient of this batch, as after
+    the first step of Adam. Then the entries with the smallest gradients dominate, and the value is
+    large. Parameters on which the loss does not depend are left out.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     # The fused kernels of attention have no second derivative.

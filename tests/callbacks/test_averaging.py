@@ -179,8 +179,8 @@ def test_the_model_is_the_same_whether_a_callback_sees_it_first(tmp_path: Path, 
         (
             [averaging("WeightAveraging"), EMA],
             {},
-            "trainer.callbacks: WeightAveraging and EMAWeightAveraging: one average of weights "
-            "at most",
+            "trainer.callbacks: WeightAveraging and EMAWeightAveraging: expected at most one "
+            "average of weights",
         ),
     ],
 )
