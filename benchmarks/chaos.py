@@ -1,18 +1,18 @@
-"""A grid of real trainings, killed and stopped at random, ends like one that was left alone.
+"""Check that a grid with random kills and stops ends like an undisturbed grid.
 
     python benchmarks/chaos.py --seeds 1 2 3
     python benchmarks/chaos.py --short --storage journal
 
 Runs two grids of tiny trainings, one of single processes and one of two ranks each: first without
-any disturbance, then under a seeded process that injects faults from outside. Two supervisors of
-two workers share a PostgreSQL; with `--storage journal` there is one. They lie on hosts made of
-network, process and mount namespaces where this user may make some (root on Linux), else in process
-groups with home and temporary folders of their own.
+any disturbance, then with faults that a seeded process injects from outside. Two supervisors of two
+workers share a PostgreSQL; with `--storage journal` there is one. If this user may make namespaces
+(root on Linux), each host is a set of network, process and mount namespaces; otherwise it is a
+process group with its own home and temporary folders.
 
-Prints a line of JSON for each seed: the faults by kind, the attempts, those that were in vain, the
-seconds. The exit code is 1 where a cell has no result or two, where a result differs in one bit
-from the undisturbed one, where a process, a file in a temporary folder or a listener other than
-loopback is left. The folder is then kept, and its name printed.
+Prints a line of JSON for each seed: the faults by kind, the attempts, the attempts without result,
+the seconds. The exit code is 1 if a cell has no result or two, if a result differs in one bit from
+the undisturbed one, or if a process, a file in a temporary folder or a listener other than loopback
+remains. The folder is then kept, and its name printed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WORKERS = 2
 LOST_AFTER = 8  # seconds
 TICK = 0.05  # seconds
 STUCK = 300.0  # seconds without a new result
-MOST_STARTS = 50  # of one supervisor on one grid
+MOST_STARTS = 50  # starts of one supervisor on one grid
 
 _TRIALS = """
 import json, sys, optuna
@@ -59,7 +59,7 @@ print("trials", json.dumps(trials))
 
 @dataclass(frozen=True)
 class GridFile:
-    """A grid that is run: its file, its cells, the devices of each."""
+    """A grid to run: its file, its cells, the devices of each cell."""
 
     path: Path
     cells: int
@@ -76,8 +76,8 @@ def write_grid(root: Path, name: str, cells: int, devices: int) -> GridFile:
     trainer |= {"log_every_n_steps": 1, "accelerator": "cpu"}
     if devices > 1:
         trainer["strategy"] = "ddp"
-    # Another rate for each number of devices: a grid takes over the cells of another grid that are
-    # the same experiment, and the number of devices is no part of an experiment.
+    # Each number of devices has another rate: a grid takes over equal experiments of other grids,
+    # and the number of devices is not part of an experiment.
     rate = 3.0e-2 / devices
     architecture = {"kind": "encoder_decoder", "encoder_depth": 1, "decoder_depth": 1}
     architecture |= {"model_dim": 16, "ff_dim": 16, "num_heads": 2, "dropout": 0.3}
@@ -101,7 +101,7 @@ def write_grid(root: Path, name: str, cells: int, devices: int) -> GridFile:
 
 
 class Database:
-    """`ablate storage serve` on a host: started, ended and started again on the same port."""
+    """`ablate storage serve` on a host, which can be ended and started again on the same port."""
 
     def __init__(self, host: Host, folder: Path, port: int) -> None:
         self._host = host
@@ -149,7 +149,7 @@ class Database:
 
 @dataclass
 class Turn:
-    """A supervisor on a host, which is started again until it has done its grid."""
+    """A supervisor on a host, which is started again until its grid is finished."""
 
     host: Host
     log: Path
@@ -161,13 +161,13 @@ class Turn:
 
 
 class Stage:
-    """A grid in a folder, the supervisors that run it, and everything that was seen meanwhile."""
+    """A grid in a folder, the supervisors that run it, and the observed problems."""
 
     def __init__(
         self, root: Path, grid: GridFile, hosts: dict[str, Host], database: Database | None
     ) -> None:
         self.folder = root / "experiments" / grid.name
-        self.problems: dict[str, None] = {}  # in the order in which they were seen
+        self.problems: dict[str, None] = {}  # in the order of observation
         self.torn = 0
         self.sockets = 0  # of killed supervisors, left in temporary folders
         self._grid = grid
@@ -189,7 +189,7 @@ class Stage:
         self._plots = root.parent / "matplotlib"
 
     def run(self, faults: Faults | None, chance: random.Random) -> float:
-        """Run the grid to its end; return the seconds that it took."""
+        """Run the grid to its end; return the seconds."""
         began = changed = time.monotonic()
         sampled, finished = 0.0, -1
         while not all(turn.done for turn in self.turns.values()):
@@ -218,7 +218,7 @@ class Stage:
         return seconds
 
     def _tend(self, turn: Turn, chance: random.Random) -> None:
-        """Start a supervisor as a scheduler would, again where it was ended."""
+        """Start a supervisor like a scheduler, again if it was ended."""
         now = time.monotonic()
         if turn.job is None and not turn.done and now >= turn.next_start:
             if turn.starts and self._database is None:
@@ -238,18 +238,18 @@ class Stage:
             turn.done = True
 
     def _look_round(self) -> None:
-        """Note what is left of processes and files, and what went wrong without a word."""
+        """Record remaining processes and files, and errors in the logs."""
         for name, turn in self.turns.items():
             for process in wait_until_gone(turn.host, 10.0):
                 self.problems[f"{name}: a process is left: {process}"] = None
-            # Python's own socket folder, which nobody who was killed can take away.
+            # Python's socket folder, which a killed process cannot remove.
             sockets = list(turn.host.temporary.glob("pymp-*"))
             self.sockets += len(sockets)
             if len(sockets) > turn.codes[-signal.SIGKILL]:
                 self.problems[f"{name}: {len(sockets)} folders of sockets are left"] = None
             for path in set(turn.host.temporary.glob("*")).difference(sockets):
                 if path.name.startswith("torchinductor_"):
-                    continue  # the cache of torch, made upon its import to stay
+                    continue  # the cache of torch, which its import creates
                 self.problems[f"{name}: left in the temporary folder: {path}"] = None
             _, traceback, rest = turn.log.read_text().partition("Traceback")
             if traceback:
@@ -279,7 +279,7 @@ class Stage:
 
 
 class Round:
-    """The grids once more under the faults of one seed, and what came of it."""
+    """The grids run again with the faults of one seed, and the findings."""
 
     def __init__(self, root: Path, seed: int, args: argparse.Namespace, namespaces: bool) -> None:
         self._root = root
@@ -367,7 +367,7 @@ def chaos(root: Path, args: argparse.Namespace) -> bool:
 
 @contextmanager
 def database(host: Host, name: str, storage: str, namespaces: bool) -> Iterator[Database | None]:
-    """A PostgreSQL on a host, for as long as the grids need it; None for the journal."""
+    """A PostgreSQL on a host while the grids need it; None for the journal."""
     if storage == "journal":
         yield None
         return
@@ -383,7 +383,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a round for each")
     parser.add_argument("--storage", choices=("postgresql", "journal"), default="postgresql")
     parser.add_argument("--short", action="store_true", help="few cells, no fault that takes long")
-    parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="the working folder (default: a temporary folder)"
+    )
     parser.add_argument("--no-namespaces", action="store_true", help="process groups as hosts")
     args = parser.parse_args()
     args.cells = args.cells if args.cells is not None else 8 if args.short else 160

@@ -1,4 +1,4 @@
-"""What `chaos.py` demands of a grid that was disturbed, compared with one that was not."""
+"""The checks of `chaos.py`: compare a disturbed grid with an undisturbed one."""
 
 import csv
 import json
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 _RATE = "train/tokens_per_second"
-_TIMES = (_RATE, "train/data_wait_share", "train/seconds")  # all that two equal runs do not share
-_FINISHED = re.compile(r": (?:ok|diverged), ")  # a cell's last words in its log
+_TIMES = (_RATE, "train/data_wait_share", "train/seconds")  # differ even between equal runs
+_FINISHED = re.compile(r": (?:ok|diverged), ")  # the last line of a cell in its log
 _COMPARED = ("id", "name", "status", "diverged", "tokens", "steps", "parameters")
 
 
@@ -54,7 +54,7 @@ def grid_problems(whole: Path, broken: Path, trials: list[list[str]]) -> Iterato
 
 
 def _finish_problems(run: Path) -> Iterator[str]:
-    """No cell was brought to its end twice, and the result is of the attempt that did."""
+    """Check that only one attempt of each cell finished, and that it wrote the result."""
     logs = {path.name: path / "log.txt" for path in attempts_of(run)}
     finished = [
         name
@@ -62,7 +62,7 @@ def _finish_problems(run: Path) -> Iterator[str]:
         if log.is_file() and _FINISHED.search(log.read_text(errors="replace"))
     ]
     attempt = str(json.loads((run / "result.json").read_text())["attempt"])
-    # One that was killed between its result and its last words has none.
+    # An attempt that was killed between its result and its last line has no such line.
     if finished not in ([], [attempt]):
         yield f"{run}: finished by attempts {finished}, the result is of {attempt}"
 

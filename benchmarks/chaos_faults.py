@@ -1,4 +1,4 @@
-"""The faults of `chaos.py`: which come when, on whom they fall, and how they are done."""
+"""The faults of `chaos.py`: when they happen, to which process, and how."""
 
 import os
 import random
@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 from chaos_hosts import Host, Job
 
-MOST_DEATHS = 2  # a cell fails when it is killed a third time; that is no fault of the harness
+MOST_DEATHS = 2  # a cell fails when it is killed a third time, which is correct
 
 _LOG = re.compile(r"/runs/([^/]+)/attempts/(\d+)/log(?:-rank(\d+))?\.txt$")
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that trains: its cell, attempt and rank, by the log that it writes."""
+    """A training process: its cell, attempt and rank, from the name of its log."""
 
     process: psutil.Process
     cell: str
@@ -42,7 +42,7 @@ def workers_of(host: Host) -> list[Worker]:
 def draw(kinds: dict[str, int], cells: int, chance: random.Random) -> list[tuple[int, str]]:
     """Return when faults are due, counted in finished cells, in that order.
 
-    The last quarter is left, so that each still finds a victim.
+    There are none in the last quarter, so that each finds a target.
     """
     last = max(1, cells * 3 // 4)
     return sorted(
@@ -57,8 +57,8 @@ class Faults:
         due: Kinds of faults, and how many finished cells each waits for.
         place: The hosts with a supervisor, by name.
         job: Returns the supervisor that runs on a host, or None.
-        server: Stops the database in the given way; None where there is none.
-        chance: Where all decisions come from.
+        server: Stops the database in the given way; None without a database.
+        chance: The random generator of all decisions.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Faults:
 
     @property
     def left(self) -> Counter[str]:
-        """The faults that found no victim before the grid was finished."""
+        """The faults that found no target before the grid was finished."""
         return Counter(kind for _, kind in self._due)
 
     def tick(self, finished: int, over: bool) -> None:
-        """Do what is due now; a fault that finds no victim is tried again at the next call.
+        """Inject the faults that are due; one that finds no target is tried again at the next call.
 
-        What was stopped goes on, or is killed, also when all cells are finished (`over`).
+        Stopped processes are continued or killed, also when all cells are finished (`over`).
         """
         now = time.monotonic()
         for entry in [entry for entry in self._later if entry[0] <= now]:
@@ -99,7 +99,7 @@ class Faults:
                 return
 
     def settle(self) -> None:
-        """Do at once what waits for its time."""
+        """Do all delayed actions now."""
         for _, job, number in self._later:
             job.send(number)
         self._later.clear()
@@ -154,7 +154,7 @@ class Faults:
 
 
 def tear(journal: Path, chance: random.Random) -> bool:
-    """Leave a journal as a power cut may: half of its last line, or half a line more."""
+    """Damage a journal like a power cut: keep half of its last line, or append half a line."""
     if not journal.is_file():
         return False
     text = journal.read_bytes()

@@ -1,7 +1,7 @@
 """Hosts for `chaos.py`: network namespaces, or process groups where those are not allowed.
 
-A host in a namespace has its own network, process numbers and host name, as a machine has; its
-home and temporary folders are its own either way. The hosts share the file system.
+A host in a namespace has its own network, process numbers and host name, like a machine. In both
+cases it has its own home and temporary folders. The hosts share the file system.
 """
 
 import os
@@ -24,7 +24,7 @@ _NAMESPACES = ["--net", "--uts", "--pid", "--mount"]
 _SUBNET = "10.77.0"
 _BRIDGE = "hub"
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
-# The first process of a namespace waits for orphans, as init does; all others end with it.
+# The first process of a namespace waits for orphans, like init; all others end with it.
 _INIT = (
     "import signal, socket, sys; socket.sethostname(sys.argv[1]); "
     "signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('ready', flush=True)\n"
@@ -33,7 +33,7 @@ _INIT = (
 
 
 class Job:
-    """A command that runs on a host, addressed by the process itself and not by what entered it."""
+    """A command that runs on a host, represented by its own process, not by its launcher."""
 
     def __init__(self, launched: subprocess.Popen[bytes], inside: bool) -> None:
         self._launched = launched
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def pid(self) -> int | None:
-        """The command's process as this host sees it, or None before it has one."""
+        """The command's process, or None before it has started."""
         if self._found is None:
             with suppress(psutil.NoSuchProcess):
                 children = psutil.Process(self._launched.pid).children()
@@ -57,18 +57,18 @@ class Job:
         return self._launched.wait(seconds)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the command alone."""
+        """Send a signal only to the command."""
         pid = self.pid
         if pid is None or self.poll() is not None:
             return
         with suppress(ProcessLookupError):
             os.kill(pid, number)
             if self._inside and number in (signal.SIGCONT, signal.SIGKILL):
-                self._launched.send_signal(signal.SIGCONT)  # nsenter stops with what it entered
+                self._launched.send_signal(signal.SIGCONT)  # nsenter stops with its command
 
 
 class Host:
-    """A place where commands run, which knows what runs there."""
+    """A host that runs commands and lists its processes."""
 
     def __init__(self, name: str, root: Path, address: str, init: int | None) -> None:
         self.name = name
@@ -77,14 +77,14 @@ class Host:
         self.temporary = root / name / "tmp"
         for folder in (self.home, self.temporary):
             folder.mkdir(parents=True)
-        # The server becomes another user, who must be able to pass.
+        # The server runs as another user, who needs access to the folder.
         self.temporary.chmod(0o1777)
         self._init = init
         self._namespace = "" if init is None else os.readlink(f"/proc/{init}/ns/pid")
         self._mark = uuid.uuid4().hex
 
     def start(self, command: list[str], log: Path, **environment: str) -> Job:
-        """Start a command; what it prints is appended to `log`."""
+        """Start a command; its output is appended to `log`."""
         entry: list[str] = []
         if self._init is not None:
             entry = ["nsenter", "--target", str(self._init), *_NAMESPACES, "--"]
@@ -102,7 +102,7 @@ class Host:
         return Job(launched, inside=self._init is not None)
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of this host but the first of its namespaces."""
+        """Every living process of this host except the first of its namespaces."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):  # it ended meanwhile, or is a zombie
@@ -114,7 +114,7 @@ class Host:
         if self._init is not None:
             here = os.readlink(f"/proc/{process.pid}/ns/pid") == self._namespace
             return here and process.pid != self._init
-        # PostgreSQL runs in an environment of its own, in a folder of ours.
+        # PostgreSQL runs in a separate environment, in our folder.
         marked = process.environ().get("HOST_MARK") == self._mark
         return marked or Path(process.cwd()).is_relative_to(self.home)
 
@@ -139,7 +139,7 @@ class Host:
 
 @contextmanager
 def open_hosts(root: Path, names: list[str], namespaces: bool) -> Iterator[dict[str, Host]]:
-    """Make a host for each name, the first of which serves the database; end all in the end."""
+    """Make a host for each name, the first for the database; end all of them at the end."""
     with ExitStack() as stack:
         hosts: dict[str, Host] = {}
         inits: list[int] = []
@@ -168,7 +168,7 @@ def has_namespaces() -> bool:
 
 @contextmanager
 def _namespace(name: str) -> Iterator[int]:
-    """Yield the first process of new namespaces, which end with this process at the latest."""
+    """Yield the first process of new namespaces, which end with it."""
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", *_NAMESPACES, "--fork"]
     command += ["--mount-proc", "--kill-child=KILL", sys.executable, "-c", _INIT, name]
     launched = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -185,7 +185,7 @@ def _namespace(name: str) -> Iterator[int]:
 
 
 def _connect(inits: list[int]) -> None:
-    """Connect namespaces by a bridge that lies in the first."""
+    """Connect namespaces by a bridge in the first one."""
     first = inits[0]
     _inside(first, "link", "add", _BRIDGE, "type", "bridge")
     _inside(first, "addr", "add", f"{_SUBNET}.1/24", "dev", _BRIDGE)
@@ -209,7 +209,7 @@ def _listeners(init: int) -> set[str]:
         for line in Path(f"/proc/{init}/net/{table}").read_text().splitlines()[1:]:
             local, state = line.split()[1], line.split()[3]
             words, port = local.split(":")
-            # Words of 32 bits, each in the order of the machine.
+            # Words of 32 bits in the byte order of the machine.
             parts = [int(words[i : i + 8], 16) for i in range(0, len(words), 8)]
             raw = b"".join(part.to_bytes(4, sys.byteorder) for part in parts)
             address = socket.inet_ntop(family, raw)
@@ -223,7 +223,7 @@ def is_loopback(address: str) -> bool:
 
 
 def wait_until_gone(host: Host, seconds: float) -> list[str]:
-    """Wait until no process of a host is left; return the command lines of those that stay."""
+    """Wait for the end of all processes of a host; return the command lines of the others."""
     until = time.monotonic() + seconds
     while left := host.processes():
         if time.monotonic() >= until:

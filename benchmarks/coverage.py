@@ -1,22 +1,22 @@
-"""How often the intervals of a report hold the truth, and how often a report finds what is not.
+"""How often a report's intervals contain the true value, and how often it finds false effects.
 
     python benchmarks/coverage.py
     python benchmarks/coverage.py --grids 2000 --json coverage.json
 
 Simulated grids: variants x warm-up {0, reference} x seeds. The loss of a run is `level +
-shared(seed) + own(run)`, in nats: what the arms of a seed share (sd 0.1) is what pairing removes; a
-run's own noise has sd 0.06 without warm-up and 0.03 with it. Both are normal, heavy-tailed
-(Student's t with 4 degrees of freedom) or skewed (lognormal, log-sd 0.5: skewness 1.75), scaled to
-the same sd; `unequal` noise grows up to 4 times the baseline's. The functions are those of the
-report (`lightning_app/analysis/statistics.py`).
+shared(seed) + own(run)`, in nats: pairing removes the shared part (sd 0.1); a run's own noise has
+sd 0.06 without warm-up and 0.03 with it. Both are normal, heavy-tailed (Student's t with 4 degrees
+of freedom) or skewed (lognormal, log-sd 0.5: skewness 1.75), scaled to the same sd; `unequal` noise
+grows up to 4 times the baseline's. The functions are those of the report
+(`lightning_app/analysis/statistics.py`).
 
-Coverage: the share of intervals that hold the true value, over all variants of all grids; nominal
-95 %, holds where 93 to 97 %. Family-wise error: the share of grids with a p value under 5 % after
-Holm where no variant differs from the baseline; holds up to 5.5 %. Power: the share of tests that
-find a difference of the size that the report calls detectable with 80 %. `+-`: one Monte-Carlo
-standard error, from the spread between grids. `width`: the median, in nats. Rows that are "not
-shown" tell why a report does without: the other bootstraps, Welch's interval, intervals and p
-values over seeds of which some stall.
+Coverage: the share of intervals that contain the true value, over all variants of all grids;
+nominal 95 %, it holds from 93 to 97 %. Family-wise error: the share of grids with a p value under
+5 % after Holm although no variant differs from the baseline; it holds up to 5.5 %. Power: the share
+of tests that find a difference of the size that the report calls detectable with 80 %. `+-`: one
+Monte-Carlo standard error, from the spread between grids. `width`: the median, in nats. Rows that
+are "not shown" are methods that the report does not use: the other bootstraps, Welch's interval,
+intervals and p values over seeds of which some stall.
 """
 
 import argparse
@@ -49,11 +49,11 @@ from lightning_app.analysis.statistics import (
 KINDS = ("normal", "heavy-tailed", "skewed")
 SEEDS = (3, 5, 10)
 FAMILIES = (1, 3, 6, 23)  # variants compared with the baseline
-ARMS = 5  # variants where coverage is measured
+ARMS = 5  # variants for which coverage is measured
 ENTROPY, LEVELS = 4.5, (2.5, 2.2)  # nats: H_uni; the loss without warm-up and with it
 SHARED, OWN = 0.1, (0.06, 0.03)
-STALLED = (0.1, 0.3, 0.5)  # chance of a stall without warm-up, where some stall
-LOW, HIGH, ERROR = 0.93, 0.97, 0.055  # what must hold
+STALLED = (0.1, 0.3, 0.5)  # chances of a stall without warm-up
+LOW, HIGH, ERROR = 0.93, 0.97, 0.055  # the limits of coverage and of the error
 
 Bounds = tuple[Floats, Floats]
 
@@ -98,7 +98,7 @@ def losses(
 
 
 def with_stalls(runs: Floats, share: float, rng: np.random.Generator) -> Floats:
-    """The same runs, of which those without warm-up stall with this chance and count as `H_uni`."""
+    """The same runs; those without warm-up stall with this chance and then count as `H_uni`."""
     stalled = rng.random(runs[:, :, 0].shape) < share
     found = runs.copy()
     found[:, :, 0] = np.where(stalled, ENTROPY, found[:, :, 0])
@@ -113,7 +113,7 @@ def lost(runs: Floats) -> Floats:
 def covered(
     what: str, kind: str, seeds: int, bounds: Bounds, truth: float | Floats, shown: bool = True
 ) -> Row:
-    """The row of intervals [grid, variant]; those that are NaN do not exist and do not count."""
+    """The row of intervals [grid, variant]; NaN is no interval and does not count."""
     low, high = bounds
     there = ~np.isnan(low)
     hits, count = ((low <= truth) & (truth <= high) & there).sum(axis=1), there.sum(axis=1)
@@ -127,7 +127,7 @@ def covered(
 def intervals(
     kind: str, seeds: int, grids: int, rng: np.random.Generator, rest: bool = True
 ) -> Iterator[Row]:
-    """Coverage of every interval over seeds; with the `rest`, of those that are not shown too."""
+    """Coverage of every interval over seeds; with the `rest` also of those not in the report."""
     runs = losses(kind, grids, ARMS, seeds, rng)
     differences = lost(runs)
     truth = LEVELS[0] - LEVELS[1]
@@ -152,7 +152,7 @@ def intervals(
 
 
 def mixtures(seeds: int, share: float, grids: int, rng: np.random.Generator) -> Iterator[Row]:
-    """What becomes of the t interval of Delta where this share of runs stalls without warm-up."""
+    """Coverage of the t interval of Delta if this share of runs stalls without warm-up."""
     runs = with_stalls(losses("normal", grids, ARMS, seeds, rng), share, rng)
     low, high, _ = t_intervals(lost(runs))
     alive, dead = LEVELS[0] - LEVELS[1], ENTROPY - LEVELS[1]
@@ -199,7 +199,7 @@ def false_findings(
     stalled: float = 0.0,
     ruled: bool = True,
 ) -> Row:
-    """Family-wise error where no variant differs, as shown; without the rule on stalls if asked."""
+    """Family-wise error if no variant differs, with or without the rule on stalls."""
     runs = with_stalls(losses(kind, grids, family + 1, seeds, rng, scale), stalled, rng)
     differences = lost(runs)
     p = t_intervals(differences[:, 1:] - differences[:, :1])[2]
@@ -207,7 +207,7 @@ def false_findings(
         own = runs[:, :, 0] == ENTROPY
         both = np.concatenate([own[:, 1:], np.broadcast_to(own[:, :1], own[:, 1:].shape)], axis=-1)
         p = np.where(ended_alike(both), p, 1.0)
-    found = np.asarray((holm_values(p) < 1 - LEVEL).any(axis=1))  # NaN is under nothing
+    found = np.asarray((holm_values(p) < 1 - LEVEL).any(axis=1))  # NaN compares as false
     what = f"family-wise error, {family}" + (f", {stalled:.0%} stall" if stalled else "")
     what += ", unequal noise" * (scale > 1) + ", any p" * (not ruled)
     return share_of(what, kind, seeds, found, 1 - LEVEL, float(found.mean()) <= ERROR, ruled)
@@ -238,7 +238,7 @@ def share_of(
 
 
 def in_parts(interval: Callable[[Floats], Bounds], values: Floats) -> Bounds:
-    """The same in parts of 200 grids: a bootstrap holds all of its resamples at once."""
+    """Intervals in parts of 200 grids, since a bootstrap keeps all of its resamples in memory."""
     parts = [interval(values[start : start + 200]) for start in range(0, len(values), 200)]
     return np.concatenate([low for low, _ in parts]), np.concatenate([high for _, high in parts])
 
@@ -277,7 +277,7 @@ OTHERS = {"symmetric bootstrap-t": symmetric, "percentile": percentile, "BCa": a
 
 
 def unpaired(runs: Floats) -> Bounds:
-    """Welch's interval, which does not know that the arms share their seeds."""
+    """Welch's interval, which ignores that the arms share their seeds."""
     count = runs.shape[-1]
     parts = runs.var(axis=-1, ddof=1) / count
     total = parts.sum(axis=-1)
@@ -318,7 +318,7 @@ def simulate(grids: int, seed: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table, and write it to the given file."""
     parser = argparse.ArgumentParser(description="Coverage of the intervals of a report.")
     parser.add_argument(
         "--grids", type=int, default=20_000, help="grids of a kind (default: 20000)"

@@ -1,17 +1,17 @@
-"""What the cache of decoding saves: beam search over sentences of the IWSLT14 test split.
+"""The speed-up by cached decoding: beam search over sentences of the IWSLT14 test split.
 
     python benchmarks/decoding.py
     python benchmarks/decoding.py --depth 6 --width 512 --sentences 50 --json decoding.json
     mkdir old && git archive COMMIT lightning_app | tar -x -C old
     python benchmarks/decoding.py --tree old
 
-The same search is run with the model's own caches and with a model that keeps no keys and values:
-it has the encoder's output, and runs every prefix again at each step.
-`--tree` adds the search of another version of the package. The model is not trained, so
-hypotheses end at the length of their source, which in this corpus is the mean length of a target.
+The same search is run with the model's caches and with a model that keeps no keys and values: it
+has the encoder's output, and computes every prefix again at each step. `--tree` adds the search of
+another version of the package. The model is not trained, so hypotheses end at the length of
+their source, which in this corpus is the mean length of a target.
 
-Rounds are interleaved, seconds are those of the cores, and a ratio is the median of those of the
-rounds. It counts too how many hypotheses are the same to the token.
+Rounds are interleaved, seconds are processor time, and a ratio is the median of the ratios of the
+rounds. The number of equal hypotheses is also counted.
 """
 
 import argparse
@@ -41,7 +41,7 @@ GOAL = 5.0
 
 
 class Prefixes(NamedTuple):
-    """The state of a search that keeps nothing of its prefixes but their tokens."""
+    """The state of a search that keeps only the tokens of its prefixes."""
 
     tokens: Tensor  # (sentence, beam, token)
     source_allowed: Tensor  # (sentence, 1, 1, source)
@@ -56,7 +56,7 @@ class Prefixes(NamedTuple):
 
 
 class Uncached:
-    """An encoder-decoder as a search sees it, which runs the whole prefix at each step."""
+    """The interface of an encoder-decoder to a search, which runs the whole prefix at each step."""
 
     def __init__(self, model: heads.EncoderDecoder) -> None:
         self.model = model
@@ -79,7 +79,7 @@ class Uncached:
 
 
 def modules_of(tree: Path) -> tuple[ModuleType, ModuleType, ModuleType]:
-    """Return `axes`, `heads` and `search` of the package in `tree`, beside those of this one."""
+    """Return `axes`, `heads` and `search` of the package in `tree`, next to those of this one."""
     ours = {name: m for name, m in sys.modules.items() if name.split(".")[0] == "lightning_app"}
     for name in ours:
         del sys.modules[name]
@@ -109,7 +109,7 @@ def sample(sentences: int, tokens: int, vocab_size: int) -> tuple[list[Tensor], 
 
 def main() -> None:
     """Print and write the seconds of each form and the ratios to ours."""
-    parser = argparse.ArgumentParser(description="What the cache of decoding saves.")
+    parser = argparse.ArgumentParser(description="The speed-up by cached decoding.")
     parser.add_argument("--depth", type=int, default=3, help="blocks a stack (default: 3)")
     parser.add_argument("--width", type=int, default=256, help="of the stream (default: 256)")
     parser.add_argument("--preset", default="pre_ln", help="wiring of the blocks (pre_ln)")

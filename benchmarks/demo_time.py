@@ -1,14 +1,14 @@
-"""The time of the demo's cells, or of the whole demo, in two trees of this repository, by turns.
+"""Compare the time of the demo's cells, or of the whole demo, in two trees of this repository.
 
     git archive COMMIT | tar -x -C /tmp/before
     python benchmarks/demo_time.py /tmp/before . --cells 0 10 20 30 --rounds 3
     python benchmarks/demo_time.py /tmp/before . --whole
 
-A cell runs as a worker has it: in a child of a process that has imported the program. Seconds of
-CPU time (user and system) and of wall clock, of A and of B, and their ratios B / A: the medians of
-the rounds; with --whole those of `ablate run demo` with all its processes. What cells leave in
-`result.json` is compared, and the largest difference printed. CPU time bears other load on the
-machine best.
+The trees alternate. A cell runs like in a worker: in a child of a process that has imported the
+program. Prints CPU seconds (user and system) and wall-clock seconds of A and of B, and their ratios
+B / A: the medians of the rounds; with --whole those of `ablate run demo` with all its processes.
+The metrics in `result.json` are compared, and the largest difference is printed. CPU time depends
+least on other load of the machine.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# What the supervisor sets for its cells.
+# The environment that the supervisor sets for its cells.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -94,7 +94,7 @@ print(json.dumps({"cpu": usage.ru_utime + usage.ru_stime, "wall": wall}))
 
 
 def measure(tree: Path, program: str, *arguments: str) -> dict[str, float]:
-    """Run `program` with the package of `tree`; return what it prints last."""
+    """Run `program` with the package of `tree`; return the last line that it prints."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, *arguments],
         env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(tree.resolve())},
@@ -107,15 +107,15 @@ def measure(tree: Path, program: str, *arguments: str) -> dict[str, float]:
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what every cell under `folder` has left, by its name."""
+    """Return the result of every cell under `folder`, by its name."""
     return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("result.json")}
 
 
 def difference(a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]]) -> float:
-    """Return the largest relative difference of a metric that is no speed.
+    """Return the largest relative difference of a metric other than speeds.
 
     Raises:
-        SystemExit: where cells, their statuses or the tokens seen differ.
+        SystemExit: if cells, their statuses or the numbers of tokens differ.
     """
     if a.keys() != b.keys() or not a:
         sys.exit("the trees ran other cells")

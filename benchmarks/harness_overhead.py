@@ -1,12 +1,12 @@
-"""What Lightning, callbacks, logging and the loader add to a bare training loop, a step.
+"""The time that Lightning, callbacks, logging and the loader add to a step of a bare loop.
 
     python benchmarks/harness_overhead.py
     python benchmarks/harness_overhead.py --steps 2000 --rounds 5 --log-every 10
 
-The same model, batches, seeds, optimizer and schedule, by turns in a run as `ablate run` makes it
+The same model, batches, seeds, optimizer and schedule run alternately like in `ablate run`
 (loggers, callbacks, resumable loader; no validation) and in a bare loop; both must end at the same
-loss. Milliseconds of CPU time a step of this process, medians of the rounds. What is added hardly
-depends on the model; a small one lets it stand out.
+loss. Prints milliseconds of CPU time for each step of this process, medians of the rounds. The
+added time hardly depends on the model; with a small model it is a larger share.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from lightning_app.logging_steps import loss_of
 from lightning_app.optim import build_optimizer, build_schedule
 from lightning_app.parser import data_module, transformer_module
 
-WARM = 50  # steps that are left out
+WARM = 50  # first steps, which are not measured
 BASE = Path(__file__).parent.parent / "ablations/base/synthetic.yaml"
 
 
 class Clock(pl.Callback):
-    """Keeps the CPU seconds at the end of the warm steps and of the last, and the last loss."""
+    """Records CPU seconds after the warm steps and after the last step, and the last loss."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

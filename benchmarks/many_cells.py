@@ -1,13 +1,13 @@
-"""What a grid of 5,000 cells costs the commands that look at it, and the supervisor that runs it.
+"""The time and memory of commands and of a supervisor on a grid of 5,000 cells.
 
     python benchmarks/many_cells.py
     python benchmarks/many_cells.py --seeds 1 --storage postgresql://ablate@127.0.0.1:5433/ablate
 
-Trains one cell for real, leaves the files of one like it for every other cell with numbers of their
-own (checkpoints are sparse files of the real size), and times the real commands as whole processes:
-on a grid that is half done and on one that is finished. Then a supervisor starts on the same grid
-with nothing done and is killed after its first cells. Peaks of memory are the kernel's (VmHWM).
-A busy machine stretches the seconds on the wall, much less those on the cores.
+Trains one cell, writes similar files with other numbers for every other cell (checkpoints are
+sparse files of the real size), and times the real commands as whole processes: on a grid that is
+half done and on one that is finished. Then a supervisor starts on the same grid with nothing done
+and is killed after its first cells. Peaks of memory are from the kernel (VmHWM). Other load on the
+machine affects wall-clock seconds much more than CPU seconds.
 Linux only. Prints a table, and everything as JSON with --json FILE.
 """
 
@@ -51,7 +51,7 @@ _POLL = 0.02  # seconds
 
 @dataclass(frozen=True)
 class Taken:
-    """One command: what it was, its seconds on the wall and on the cores, its most memory."""
+    """One command with its wall-clock seconds, CPU seconds and peak memory."""
 
     what: str
     seconds: float
@@ -75,7 +75,7 @@ def write_grid(folder: Path, name: str, axes: Mapping[str, list[Any]]) -> Path:
 
 
 class Commands:
-    """Runs `ablate` on one grid and keeps what every call has taken."""
+    """Runs `ablate` on one grid and records time and memory of each call."""
 
     def __init__(self, grid: Path, experiments: Path) -> None:
         self.grid = grid
@@ -142,13 +142,13 @@ class Commands:
 
 
 def _cpu() -> float:
-    """Seconds of cores that ended commands have taken, with what they waited for themselves."""
+    """CPU seconds of finished commands, including their own children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _peak(pid: int) -> float:
-    """The most resident memory that a process has had, in MB; 0 where it has just ended."""
+    """The peak resident memory of a process in MB; 0 if it has just ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -157,7 +157,7 @@ def _peak(pid: int) -> float:
 
 
 class Template:
-    """A run that was really trained, from which others like it are made."""
+    """A run that was trained, from which similar ones are made."""
 
     def __init__(self, run: Path) -> None:
         self.files = {
@@ -174,7 +174,7 @@ class Template:
             self.rows = list(csv.DictReader(file))
 
     def leave(self, run: Path, cell: Cell) -> None:
-        """Leave what a finished run of `cell` leaves."""
+        """Write the files of a finished run of `cell`."""
         chance = random.Random(cell.id)
         learned = 2.4 - 0.4 * (cell.axes[WARMUP] == 0) + chance.gauss(0, 0.05)
         diverged = chance.random() < 0.04
@@ -230,7 +230,7 @@ _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def half(template: Template, folder: Path, plan: Plan) -> list[IO[bytes]]:
-    """Leave a grid of which half is done; return the locks of the cells that seem to run."""
+    """Make a grid that is half done; return the locks of the cells that seem to run."""
     middle, locks = len(plan.cells) // 2, []
     for number, cell in enumerate(plan.cells[: middle + RUNNING + CUT_SHORT]):
         run = folder / "runs" / cell.name
@@ -308,7 +308,7 @@ def measure(root: Path, seeds: int, storages: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What a grid of 5,000 cells costs.")
+    parser = argparse.ArgumentParser(description="Time and memory with a grid of 5,000 cells.")
     parser.add_argument("--seeds", type=int, default=10, help="504 cells each (default: 10)")
     parser.add_argument("--storage", action="append", default=[], metavar="URL", help="besides")
     parser.add_argument("--folder", type=Path, help="made, and kept (default: a temporary one)")

@@ -1,13 +1,13 @@
-"""Which mistakes the tests find: one changed expression at a time, and the tests that must fail.
+"""Mutation test: change one expression at a time, and check that the given tests fail.
 
     python benchmarks/mutants.py                     every mutant, a table at the end
     python benchmarks/mutants.py rotary carry        those whose name has one of these words
-    python benchmarks/mutants.py --check             only whether each text is still found once
+    python benchmarks/mutants.py --check             only whether each text still occurs once
 
-Each mutant is a text that stands once in the package, what is put in its place, and the tests that
-must notice. It is looked for in the whole package, so that code may move; where the code may also
-be written in another way, a mutant has several texts, of which the first that is found once counts.
-Every mutant runs in a copy of the repository. Exit code 1 where one survives or no longer applies.
+Each mutant is a text that occurs once in the package, its replacement, and the tests that must
+fail. The whole package is searched, so that code may move; if the code has several possible forms,
+a mutant has several texts, of which the first that occurs once is used. Every mutant runs in a copy
+of the repository. The exit code is 1 if one survives or no longer applies.
 """
 
 import argparse
@@ -35,9 +35,9 @@ CONTEXT.set_forkserver_preload([*LIBRARIES, "pytest", "sacrebleu"])
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake: `changes` are alternatives of (text, what takes its place).
+    """A mistake: `changes` are alternatives of (text, replacement).
 
-    `tests` are paths from the root; those that are not there are left out, at least one must be.
+    `tests` are paths from the root; missing ones are skipped, but at least one must exist.
     """
 
     name: str
@@ -659,7 +659,7 @@ def selection(root: Path, each: Mutant) -> list[str]:
 
 
 def run(each: Mutant, root: Path) -> tuple[str, str]:
-    """Try a mutant in `root`, a copy of the repository; return how it went and a detail."""
+    """Try a mutant in `root`, a copy of the repository; return the outcome and a detail."""
     where = place(root, each)
     tests = selection(root, each)
     if where is None or not tests:
@@ -681,14 +681,14 @@ def run(each: Mutant, root: Path) -> tuple[str, str]:
     if not failed:
         return "cannot be run", lines[-1] if lines else f"exit code {code}"
     test = failed[0].split(" - ")[0].partition(" ")[2]
-    # A test that fails on the unchanged package as well has caught nothing.
+    # A test that also fails on the unchanged package has not caught the mutant.
     if _in_a_fork(root, [test], output) != 0:
         return "fails anyway", test
     return "caught", test
 
 
 def _in_a_fork(root: Path, tests: list[str], output: Path) -> int | None:
-    """Run pytest in a child of a process that has the libraries; None where it takes too long."""
+    """Run pytest in a child of a process that has the libraries; None if it takes too long."""
     process = CONTEXT.Process(target=_pytest, args=(root, tests, output))
     process.start()
     process.join(LONGEST)
@@ -717,7 +717,7 @@ def _pytest(root: Path, tests: list[str], output: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Which mistakes the tests find.")
+    parser = argparse.ArgumentParser(description="Mutation test of the package.")
     parser.add_argument("words", nargs="*", help="parts of names; all mutants without any")
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository to test")
     parser.add_argument("--workers", type=int, default=2)
@@ -756,7 +756,7 @@ def main() -> int:
 
 
 def copy(root: Path, target: Path) -> Path:
-    """Copy what the tests read, without caches."""
+    """Copy the files that the tests read, without caches."""
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
     target.mkdir()
     for name in PARTS:

@@ -1,12 +1,12 @@
-"""What the output layer and its loss cost in chunks, against all logits at once.
+"""Time and memory of the output layer and its loss in chunks, compared with all logits at once.
 
     python benchmarks/output_loss.py
     python benchmarks/output_loss.py --rounds 9 --threads 1 --json output_loss.json
 
-One row a shape; each pair of forms runs in interleaved rounds. Speed is the time of the plain form
-over that of the chunked one, forward and backward: the median over rounds and its quartiles.
-Memory is the peak of live tensors beyond the inputs, in MB. `evaluation` is the forward pass alone,
-without gradients.
+One row for each shape; each pair of forms runs in interleaved rounds. Speed is the time of the
+plain form divided by that of the chunked one, forward and backward: the median over rounds and its
+quartiles. Memory is the peak of live tensors beyond the inputs, in MB. `evaluation` is only the
+forward pass, without gradients.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
 
 
 def inputs(shape: Shape) -> Inputs:
-    """Return tokens of which 4 % do not count, as padding does not."""
+    """Return tokens of which 4 % are padding and do not count."""
     tokens, width, vocabulary, bias = shape
     torch.manual_seed(1)
     return Inputs(
@@ -72,7 +72,7 @@ def plain(given: Inputs) -> Tensor:
 
 
 def chunked(given: Inputs) -> Tensor:
-    """Return the same loss from chunks."""
+    """Return the same loss, computed in chunks."""
     states, table, bias, labels, counted = given
     return output_sums(states, table, labels, counted, SMOOTHING, bias=bias).loss
 
@@ -107,7 +107,7 @@ def measure(name: str, shape: Shape, count: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table, and write it to the given file."""
     parser = argparse.ArgumentParser(description="The output layer and its loss in chunks.")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of a shape (default: 9)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: 1)")

@@ -1,11 +1,11 @@
-"""What `SignalProbe` costs a training step when it does not fire, and when it does.
+"""The time that `SignalProbe` adds to a training step without and with a probing.
 
     python benchmarks/probe_overhead.py
     python benchmarks/probe_overhead.py --config ablations/base/iwslt14.yaml --steps 200
 
-One run, whose trainer has the callback at every other step and lacks it at the rest, so that a
-drift of the machine meets both alike. The ratio is that of the two medians; its range is that of
-the same ratio in each tenth of the run.
+One run, whose trainer has the callback at every second step only, so that drift of the machine
+affects both equally. The ratio is that of the two medians; its range is that of the same ratio in
+each tenth of the run.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from lightning_app.callbacks.probes import SignalProbe
 from lightning_app.config import resolve
 from lightning_app.parser import RunCLI
 
-WARM = 10  # steps that are left out
+WARM = 10  # first steps, which are not measured
 NEVER = 10**9
 PARTS = 10
 
 
 class Switch(pl.Callback):
-    """Gives the trainer `probe` for every other step; keeps the seconds of either kind of step."""
+    """Give the trainer `probe` for every second step; record the seconds of both kinds of steps."""
 
     def __init__(self, probe: SignalProbe) -> None:
         self.probe = probe
@@ -45,7 +45,7 @@ class Switch(pl.Callback):
         if self._end is not None and trainer.global_step > WARM:
             self.seconds[self._with].append(now - self._end)
         self._with = not self._with
-        # A new list: the trainer is walking through the old one.
+        # A new list, since the trainer iterates over the old one.
         others = [c for c in trainer.callbacks if c not in (self, self.probe)]  # pyright: ignore[reportAttributeAccessIssue]
         probe = [self.probe] if self._with else []
         trainer.callbacks = [*others, *probe, self]  # pyright: ignore[reportAttributeAccessIssue]
@@ -68,20 +68,20 @@ def step_seconds(config: dict[str, Any], steps: int, probe: SignalProbe) -> dict
         run = RunCLI({**config, "trainer": trainer}, run=False)
         for library in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(library).setLevel(logging.ERROR)
-        # The clock comes last: what the probe does in a step is in that step.
+        # The clock comes last, so that a step includes its probing.
         run.trainer.callbacks += [probe, switch]  # pyright: ignore[reportAttributeAccessIssue]
         run.trainer.fit(run.model, datamodule=run.datamodule)
     return switch.seconds
 
 
 def ratio(seconds: dict[bool, list[float]], part: slice = slice(None)) -> float:
-    """Return the median step with the callback over that without it."""
+    """Return the ratio of the median steps with and without the callback."""
     return statistics.median(seconds[True][part]) / statistics.median(seconds[False][part])
 
 
 def main() -> None:
-    """Print the step with and without the callback, their ratio, and the cost of one firing."""
-    parser = argparse.ArgumentParser(description="What SignalProbe costs a training step.")
+    """Print the step with and without the callback, their ratio, and the time of one probing."""
+    parser = argparse.ArgumentParser(description="The time that SignalProbe adds to a step.")
     parser.add_argument("--config", type=Path, default=Path("ablations/base/synthetic.yaml"))
     parser.add_argument("--steps", type=int, default=600, help="steps of the run (default: 600)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: 1)")
@@ -94,14 +94,14 @@ def main() -> None:
     size = len(idle[True]) // PARTS
     parts = [ratio(idle, slice(i * size, (i + 1) * size)) for i in range(PARTS)]
     plain = statistics.median(idle[False])
-    # Fires at every step that has it.
+    # It probes at every step that has it.
     firing = step_seconds(config, WARM + 20, SignalProbe(steps=list(range(1, WARM + 21))))
     extra = statistics.median(firing[True]) - statistics.median(firing[False])
     print(f"{args.config}, {args.steps} steps, {args.threads} thread(s)")
     print(f"step without probes: {1e3 * plain:.2f} ms")
-    print(f"step with probes that do not fire: {1e3 * statistics.median(idle[True]):.2f} ms")
+    print(f"step with the callback, no probing: {1e3 * statistics.median(idle[True]):.2f} ms")
     print(f"ratio: {ratio(idle):.3f}, in tenths of the run {min(parts):.3f} to {max(parts):.3f}")
-    print("at most 1.05 is promised")
+    print("goal: at most 1.05")
     print(f"one probing: {1e3 * extra:.0f} ms, {extra / plain:.1f} steps")
 
 

@@ -1,11 +1,11 @@
-"""How long does a browser take to open a report?
+"""Measure how long a browser takes to open a report.
 
     python benchmarks/many_cells.py --seeds 4 --folder DIR     # 2,016 cells
     python benchmarks/report_opening.py DIR/experiments/NAME/report.html
 
-Opens the page in headless Chromium, a new browser each time, until its load event, until the next
-frame has been painted, and, from there, until "Explore the runs" has been scrolled to and drawn.
-Seconds on the wall; needs `pip install -e '.[test]'` and a Chromium on the PATH.
+Opens the page in headless Chromium, a new browser each time. Measures the time until its load
+event, until the next frame is painted, and from there until "Explore the runs" is scrolled to and
+drawn, in wall-clock seconds. Needs `pip install -e '.[test]'` and a Chromium on the PATH.
 """
 
 import argparse
@@ -22,7 +22,7 @@ PAINTED = (
 
 
 def main() -> None:
-    """Print the weight of the page, and the median and range of the seconds it takes."""
+    """Print the size of the page, and the median and range of the seconds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("report", type=Path)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,13 +1,13 @@
-"""The goals for speed and memory that a CPU can measure: what is reached, met or missed.
+"""Measure the goals for speed and memory that need only a CPU, and show whether they are met.
 
     python benchmarks/speed_goals.py
     python benchmarks/speed_goals.py --rows calls masked_lm --repeat 3 --json goals.json
 
-A comparison runs in interleaved rounds on one thread, in seconds of the processor; its figure is
-the median of the ratios within the rounds. Each row has a process of its own: what an allocator was
-asked for before changes what large blocks cost. Peers hold the values of our model, take the same
-batch and optimizer, and have flash attention or SDPA on; `pip install -e '.[bench]'` brings them.
-`--repeat` prints every repetition. IWSLT14 is looked for where `ablate prepare` looks.
+A comparison runs in interleaved rounds on one thread, in processor time; its figure is the median
+of the ratios within the rounds. Each row has a separate process, since earlier allocations change
+the time of large blocks. Peers have the weights of our model, the same batch and optimizer, and
+flash attention or SDPA; `pip install -e '.[bench]'` installs them. `--repeat` prints every
+repetition. IWSLT14 is searched for in the same places as by `ablate prepare`.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def measure(name: str) -> list[dict[str, Any]]:
 
 
 def measure_apart(name: str) -> list[dict[str, Any]]:
-    """Measure one row in a process of its own."""
+    """Measure one row in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.json"
         command = [sys.executable, __file__, "--only", name, "--json", str(path)]

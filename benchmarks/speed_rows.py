@@ -40,12 +40,12 @@ from lightning_app.data.token_batching import global_batches
 
 HERE = Path(__file__).parent
 ROUNDS = 7
-PAIRS = 160_000  # of an epoch, to which times are scaled
+PAIRS = 160_000  # pairs of an epoch, to which times are scaled
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One goal and what was reached; `least` says whether the goal is a floor or a ceiling."""
+    """One goal and the measured value; `least`: whether the goal is a lower limit."""
 
     name: str
     goal: float
@@ -74,7 +74,7 @@ def at_most(name: str, goal: float, reached: Spread) -> Figure:
 
 
 def against(ours: Callable[[], Work], theirs: Callable[[], Work]) -> tuple[Result, Result]:
-    """Return what the others took, ratios to ours, after ours."""
+    """Return our result, then those of the others with ratios to ours."""
     contenders = [Contender("ours", ours), Contender("theirs", theirs)]
     first, second = compare("", contenders, How(rounds=ROUNDS)).results
     if second.missing is not None:
@@ -83,7 +83,7 @@ def against(ours: Callable[[], Work], theirs: Callable[[], Work]) -> tuple[Resul
 
 
 def ratio_of(ours: Callable[[], Work], theirs: Callable[[], Work]) -> Spread:
-    """Return the others' time over ours."""
+    """Return the ratio of the others' time to ours."""
     time_ratio = against(ours, theirs)[1].time
     assert time_ratio is not None
     return time_ratio
@@ -95,7 +95,7 @@ def memory_of(result: Result) -> float:
 
 
 def shaped_literal() -> Iterator[Figure]:
-    """Shaped attention against the map written out, causal, 4096 tokens, 4 heads of 64."""
+    """Shaped attention against the explicit map, causal, 4096 tokens, 4 heads of 64."""
     for length, goal in ((512, 2.9), (1024, 4.5), (2048, 6.7)):
         maps = Maps(length=length)
         ours = partial(attention.attention_work, maps, attention.shaped)
@@ -140,7 +140,7 @@ def residual_depth() -> Iterator[Figure]:
         maps = Maps(length=2048, tokens=2048, depth=depth, causal=False)
         chain = attention.contender("", maps, attention.residual)
         peaks.append(memory_of(compare("", [chain], How(rounds=1)).results[0]))
-        # The outputs, in float32; queries, keys and values were there before the passes.
+        # The outputs, in float32; queries, keys and values existed before the passes.
         own.append(4 * depth * maps.tokens * maps.heads * maps.head_dim)
     grown = peaks[1] - peaks[0] - (own[1] - own[0])
     yield at_most("growth over the peak of 12", 0.05, exactly(grown / peaks[0]))
