@@ -81,15 +81,13 @@ def check(tree: dict[str, Any]) -> None:
     if model.schedule.kind == "linear" and trainer["max_steps"] < 1:
         raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
     model.schedule.check(trainer["max_steps"])
-    architecture, data = tree["model"]["architecture"], tree["data"]
-    if architecture["positions"] == "learned":
-        length = data[task.length]
-        needed = length + task.marks
-        if architecture["max_positions"] < needed:
-            raise UserError(
-                f"model.architecture.max_positions: {architecture['max_positions']} learned "
-                f"positions are too few for data.{task.length} {length}; at least {needed}"
-            )
+    architecture, length = model.architecture, tree["data"][task.length]
+    if architecture.order().longest < (needed := length + task.marks):
+        raise UserError(
+            f"model.architecture.max_positions: {architecture.max_positions} "
+            f"{architecture.positions} positions are too few for data.{task.length} {length}; "
+            f"at least {needed}"
+        )
     corpus = DataConfig(**data_arguments)
     if tree["model"]["objective"]["evaluate_test"]:
         require_test(corpus)

@@ -63,7 +63,7 @@ class Embedding(nn.Module):
     @property
     def longest(self) -> float:
         """The largest length of a text in tokens; finite for a learned table."""
-        return math.inf if self.position_table is None else self.position_table.longest
+        return self.spec.positions.longest
 
     def logits(self, states: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape vocabulary"]:
         """Return ``states E^T``, the scores over the vocabulary."""

@@ -35,9 +35,6 @@ class Places(NamedTuple):
 class Table(nn.Module, ABC):
     """Positions that are added to the embedding of each token."""
 
-    longest: float = math.inf
-    """The largest number of tokens of a text."""
-
     @abstractmethod
     def forward(
         self, start: int, end: int, device: torch.device
@@ -66,6 +63,11 @@ class Positions:
         Raises:
             ValueError: naming the field and what would be right.
         """
+
+    @property
+    def longest(self) -> float:
+        """The largest number of tokens of a text."""
+        return math.inf
 
     def table(self) -> Table | None:
         """Return the table that is added to the embedding, or None."""

@@ -16,14 +16,13 @@ class LearnedTable(Table):
 
     def __init__(self, max_positions: int, model_dim: int) -> None:
         super().__init__()
-        self.longest = float(max_positions)
         self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
         nn.init.normal_(self.weight)
 
     def forward(
         self, start: int, end: int, device: torch.device
     ) -> Float[Tensor, "position model"]:
-        if end > self.longest:
+        if end > len(self.weight):
             raise UserError(
                 f"model.architecture.max_positions is {len(self.weight)}, and a text has {end} "
                 "tokens; learned positions end there"
@@ -35,6 +34,10 @@ class LearnedTable(Table):
 @POSITIONS.register("learned")
 class Learned(Positions):
     """Devlin et al. 2019, BERT (1810.04805)."""
+
+    @property
+    def longest(self) -> float:
+        return float(self.max_positions)
 
     def table(self) -> LearnedTable:
         return LearnedTable(self.max_positions, self.model_dim)
