@@ -215,7 +215,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = add("blocks", blocks, "table of the presets; with NAME its drawing and specification")
     command.add_argument("name", metavar="NAME", nargs="?", help="a preset")
-    command.add_argument("--encoder-depth", type=int, default=6, help="default: 6")
+    command.add_argument("--encoder-depth", type=int, default=6, help="0: decoder alone")
     command.add_argument("--decoder-depth", type=int, default=6, help="0: encoder alone")
     command.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing of NAME")
     command.add_argument(

@@ -126,7 +126,7 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
             crossed,
             around(feed, lambda block: block.around_ff, block.bottom_to_top),
         ]
-    if side == "encoder":
+    if side != "decoder":
         sums.remove(crossed)
     notes = [*_starts(each(lambda block: block.init), layers), *_unknown(blocks, layers, side)]
     return LayerRun(first=layers[0], last=layers[-1], sums=tuple(sums), notes=tuple(notes))

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.residual import Gain
 
-Side = Literal["encoder", "decoder"]
+Side = Literal["encoder", "decoder", "decoder alone"]
+"""A stack in a model; the decoder alone has no cross-attention."""
 
 
 def runs_of(blocks: Sequence[BlockSpec], side: Side) -> list[tuple[range, list[BlockSpec]]]:
@@ -23,7 +24,7 @@ def runs_of(blocks: Sequence[BlockSpec], side: Side) -> list[tuple[range, list[B
 
 
 def used_fields(block: BlockSpec, side: Side) -> list[Field[Any]]:
-    """Return the fields that a stack of `side` uses: an encoder has no cross-attention."""
+    """Return the fields that a stack of `side` uses: only some have cross-attention."""
     return [field for field in fields(block) if side == "decoder" or "cross" not in field.name]
 
 

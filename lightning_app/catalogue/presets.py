@@ -18,26 +18,27 @@ Stacks = Mapping[Side, StackSpec]
 
 
 def resolve_preset(name: str, encoder_depth: int, decoder_depth: int) -> Stacks:
-    """Return the stacks of preset `name`; a decoder of depth 0 is omitted.
+    """Return the stacks of preset `name`; a stack of depth 0 is omitted.
 
     Raises:
         UserError: for an unknown preset or an invalid depth.
     """
     if name not in PRESETS:
         raise UserError(f"blocks: no preset '{name}'{nearest(name, PRESETS)}")
-    if encoder_depth < 1 or decoder_depth < 0:
+    if min(encoder_depth, decoder_depth) < 0 or encoder_depth == decoder_depth == 0:
         raise UserError(
             f"blocks: --encoder-depth {encoder_depth} --decoder-depth {decoder_depth}: at least 1 "
-            "block in the encoder, and 0 in the decoder for an encoder alone"
+            "block, and 0 in the other stack for an encoder or a decoder alone"
         )
-    depths: dict[Side, int] = {"encoder": encoder_depth, "decoder": decoder_depth}
+    decoder: Side = "decoder" if encoder_depth else "decoder alone"
+    depths: dict[Side, int] = {"encoder": encoder_depth, decoder: decoder_depth}
     try:
         return {
             side: PRESETS[name](
                 Stack(
                     depth=depth,
                     peer_depth=sum(depths.values()) - depth,
-                    causal=side == "decoder",
+                    causal=side != "encoder",
                     cross=side == "decoder",
                 )
             )
@@ -75,7 +76,7 @@ def parameter_ratios(
 def caption(encoder_depth: int, decoder_depth: int) -> str:
     """Return a sentence that explains the ratios."""
     usual = ArchitectureConfig()
-    depth = f"{encoder_depth}+{decoder_depth}" if decoder_depth else str(encoder_depth)
+    depth = "+".join(str(each) for each in (encoder_depth, decoder_depth) if each)
     return (
         f"Parameters: those of the stacks relative to {BASELINE}, without embeddings, "
         f"at depth {depth}, model_dim {usual.model_dim}, ff_dim {usual.ff_dim}, "

@@ -55,7 +55,9 @@ def blocks_command(
         if svg is not None:
             write_whole(svg, picture(name, drawings(stacks)))
         if as_json:
-            print(json.dumps({side: asdict(spec) for side, spec in stacks.items()}, indent=1))
+            # By the names of the stacks in a model, as in `block.json` of a run.
+            named = {side.partition(" ")[0]: asdict(spec) for side, spec in stacks.items()}
+            print(json.dumps(named, indent=1))
         elif svg is None:
             print("\n".join(preset_lines(PRESETS[name], encoder_depth, decoder_depth, width)))
     return 0

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.catalogue.presets import parameter_ratios, resolve_preset, stack_parameters
 from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
 from lightning_app.cli import main
 from lightning_app.commands.blocks import table_rows
+from lightning_app.models.heads import ArchitectureConfig
 from tests.catalogue.variants import drawn, stacks
 
 
@@ -92,6 +94,37 @@ def test_an_encoder_alone(capsys) -> None:
     assert "at depth 4," in shown
 
 
+ALONE = ["--encoder-depth", "0", "--decoder-depth", "4"]
+
+
+def test_a_decoder_alone_has_its_own_constants_and_no_cross_attention(capsys) -> None:
+    assert main(["blocks", "deepnorm", *ALONE]) == 0
+    shown = capsys.readouterr().out
+    assert "decoder alone:" in shown
+    assert "encoder:" not in shown
+    assert "cross" not in shown.split("specification")[1]
+    assert "at depth 4," in shown
+    assert main(["blocks", "deepnorm", *ALONE, "--json"]) == 0
+    (block, *_) = json.loads(capsys.readouterr().out)["decoder"]["blocks"]
+    # Wang et al. 2022, table of section 3: alpha = (2N)^(1/4), beta = (8N)^(-1/4).
+    assert block["around_self"]["skip"]["value"] == pytest.approx(8**0.25)
+    assert block["init"]["value"] == pytest.approx(32**-0.25)
+    for number in (f"{8**0.25:.4g}", f"{32**-0.25:.4g}"):
+        assert number in shown
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_shown_as_a_decoder_alone(name: str, capsys) -> None:
+    assert main(["blocks", name, *ALONE, "--json"]) == 0
+    resolved = json.loads(capsys.readouterr().out)
+    trained = ArchitectureConfig(kind="decoder", decoder_depth=4).stacks(BlockConfig(preset=name))
+    expected = {side: asdict(spec) for side, spec in trained.items()}
+    assert resolved == json.loads(json.dumps(expected))
+    drawing = picture(name, drawn(resolve_preset(name, 0, 4)))
+    assert "decoder alone" in drawing
+    assert "to the encoder" not in drawing
+
+
 def test_layers_of_one_form_stand_together_in_the_specification() -> None:
     lines = [line for _, line in specification_lines(stacks("sas"))]
     assert [line for line in lines if line.startswith("layer")] == ["layer 1", "layers 2-6"] * 2
@@ -126,7 +159,8 @@ def test_files(capsys, tmp_path: Path) -> None:
         (["--json"], "NAME"),
         (["--svg", "x.svg"], "NAME"),
         (["sas", "--svg-dir", "x"], "--svg FILE"),
-        (["sas", "--encoder-depth", "0"], "--encoder-depth 0"),
+        (["sas", "--encoder-depth", "0", "--decoder-depth", "0"], "--encoder-depth 0"),
+        (["sas", "--encoder-depth", "-1"], "--encoder-depth -1"),
         (["sas", "--decoder-depth", "-1"], "--decoder-depth -1"),
         (["sass"], "did you mean 'sas'"),
         (["sas", "--svgg", "x"], "did you mean '--svg'"),
