@@ -92,7 +92,7 @@ def test_a_peer_that_is_missing_is_a_line() -> None:
         needed("no_such_package_here", "Nobody's package")
         raise AssertionError
 
-    with pytest.raises(Missing, match=r"Nobody's package is not installed; pip install"):
+    with pytest.raises(Missing, match=r"Nobody's package is not installed; run pip install"):
         build()
     contenders = [Contender("ours", lambda: Work(lambda: torch.ones(3))), Contender("it", build)]
     ours, absent = compare("", contenders, How(rounds=1)).results

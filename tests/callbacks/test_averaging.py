@@ -212,7 +212,11 @@ def test_a_checkpoint_of_averages_needs_its_callback(tmp_path: Path, cache: str)
     fit(tmp_path / "with", cache, EMA, steps=2)
     fit(tmp_path / "without", cache, steps=2)
     for source, callbacks, words in (
-        ("with", [], "holds averaged weights, and trainer.callbacks has no WeightAveraging to go"),
+        (
+            "with",
+            [],
+            "holds averaged weights, and trainer.callbacks has no WeightAveraging to continue",
+        ),
         ("without", [EMA], "holds no averaged weights for EMAWeightAveraging of trainer.callbacks"),
     ):
         path = tmp_path / source / "checkpoints" / "last.ckpt"

@@ -73,7 +73,7 @@ def test_threads_are_given_back(capsys) -> None:
     ("words", "expected"),
     [
         (["--presets", "post_nl"], "did you mean 'post_ln'"),
-        (["--rounds", "0"], "--rounds 0: at least 1"),
+        (["--rounds", "0"], "--rounds 0: expected at least 1"),
         (["--width", "100"], "--width 100: expected a multiple of 64"),
         (["--width", "33"], "--width 33: expected an even number"),
         (["--device", "gpu"], "invalid choice: 'gpu'"),
