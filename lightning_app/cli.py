@@ -20,7 +20,7 @@ from lightning_app.commands.options import (
     add_storage_commands,
     add_submit,
 )
-from lightning_app.errors import UserError, nearest
+from lightning_app.errors import UserError, named, nearest
 from lightning_app.names import SECTIONS
 
 LIGHTNING = {
@@ -66,11 +66,8 @@ def lightning(args: argparse.Namespace) -> int:
     precheck(files, args.rest, args.command)
     from lightning_app.ablation.run import Run
 
-    try:
+    with named(", ".join(files) or "command line"):
         Run([args.command, *args.rest])
-    except UserError as error:
-        source = ", ".join(files) or "command line"
-        raise UserError(f"{source}: {error}") from error
     return 0
 
 

@@ -6,7 +6,7 @@ from lightning_app.bounds import check_accumulation, check_bounds
 from lightning_app.completion import complete_plain
 from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import require_test
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.names import check_names, check_preset
 from lightning_app.sections import arguments, hints_of, model_config
 from lightning_app.task_facts import TASKS
@@ -39,7 +39,7 @@ def parse(tree: dict[str, Any], source: str) -> dict[str, Any]:
 def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
-    try:
+    with named(source):
         check_names(tree)
         complete = None if by_parser else complete_plain(tree)
         if complete is None:
@@ -47,9 +47,7 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
 
             complete = parse_config(tree)
         check(complete)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
-    return complete
+        return complete
 
 
 def check(tree: dict[str, Any]) -> None:

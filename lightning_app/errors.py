@@ -1,7 +1,9 @@
 """The one exception for a user's mistake, and the hint that goes with it."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -14,6 +16,15 @@ class UserError(Exception):
         line = " ".join(message.split())
         # Messages may show text from files, which must not control the terminal.
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in line))
+
+
+@contextmanager
+def named(source: str | Path) -> Iterator[None]:
+    """Put the name of a file, or of another source, in front of the mistakes found inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

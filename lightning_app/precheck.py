@@ -1,14 +1,13 @@
 """Find mistakes in the files and names of a call before Lightning is imported."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.names import check_names, check_preset
 from lightning_app.trainer_arguments import trainer_arguments
 
@@ -33,9 +32,9 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
     if known is None:
         return
     for file, tree in trees.items():
-        with _prefixed(file):
+        with named(file):
             check_names(tree, known)
-    with _prefixed(", ".join(trees) or "command line"):
+    with named(", ".join(trees) or "command line"):
         check_names(dict.fromkeys(options), (*known, *_OPTIONS))
         _check_preset(trees.values(), options)
         if "ckpt_path" in known:
@@ -63,14 +62,6 @@ def read_tree(file: str | Path) -> dict[str, Any]:
     if not isinstance(tree, dict | None):
         raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
     return tree or {}
-
-
-@contextmanager
-def _prefixed(source: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -1,65 +1,121 @@
 """The fields of a grid file that need checks of their own. Each check raises `UserError`."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lightning_app.ablation.grid_yaml import mapping
-from lightning_app.errors import UserError, nearest
-from lightning_app.grid_axes import PRESET, WARMUP, lookup, same
+from lightning_app.bounds import check_numbers, check_seed
+from lightning_app.errors import UserError, named, nearest
+from lightning_app.grid_axes import PRESET, SEED, WARMUP, key_of, lookup, same
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
 
 
+def check_axis_values(axes: Any) -> dict[str, list[Any]]:
+    axes = mapping(axes, "axes")
+    if not axes:
+        raise UserError("axes: at least one axis is needed")
+    for axis, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"axes: {axis}: expected a list of values, found {values!r}")
+        for value in values:
+            _check_value(axis, value)
+        counts = Counter(map(key_of, values))
+        twice = next((value for value in values if counts[key_of(value)] > 1), _check_value)
+        if twice is not _check_value:
+            raise UserError(f"axes: {axis}: value {twice!r} is given twice")
+        inner = next((other for other in axes if other.startswith(f"{axis}.")), None)
+        if inner:
+            raise UserError(f"axes: {inner} lies inside of another axis, {axis}")
+    return axes
+
+
+def _check_value(axis: str, value: Any) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _check_value(axis, item)
+    elif isinstance(value, dict):
+        for item in mapping(value, f"axes: {axis}").values():
+            _check_value(axis, item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"axes: {axis}: {value} is not a finite number")
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise UserError(f"axes: {axis}: unexpected {type(value).__name__} {value!r}")
+
+
+def check_config_numbers(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> None:
+    """Seeds are whole numbers as they are written, and no number is NaN or infinite."""
+    check_numbers(base)
+    if SEED in base:
+        check_seed(base[SEED])
+    with named("axes"):
+        for seed in axes.get(SEED, ()):
+            check_seed(seed)
+
+
+def check_exclude(exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str, Any], ...]:
+    if exclude is None:
+        return ()
+    if not isinstance(exclude, list):
+        raise UserError(f"exclude: expected a list of mappings, found {exclude!r}")
+    known = {axis: set(map(key_of, values)) for axis, values in axes.items()}
+    for entry in exclude:
+        if not mapping(entry, "exclude"):
+            raise UserError("exclude: an empty entry would exclude every cell")
+        for axis, value in entry.items():
+            if axis not in axes:
+                raise UserError(f"exclude: no axis '{axis}'{nearest(axis, axes)}")
+            if key_of(value) not in known[axis]:
+                hint = nearest(str(value), [str(each) for each in axes[axis]])
+                raise UserError(f"exclude: {axis}: no value {value!r} on the axis{hint}")
+    return tuple(exclude)
+
+
 def check_metric(
-    path: Path, metric: Any, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
+    metric: Any, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
 ) -> tuple[str, str]:
     """The metric and its direction; without them, what the task of the grid monitors."""
-    if metric is None:
-        metric = {}
-    metric = _fields(path, "metric", metric, ("name", "mode"))
+    metric = {} if metric is None else _fields("metric", metric, ("name", "mode"))
     kinds = axes.get(TASKS.field) or [lookup(base, TASKS.field) or DEFAULT_TASK]
     monitored, *others = dict.fromkeys(task_facts(kind).monitored for kind in kinds)
     if others and "name" not in metric:
-        raise UserError(f"{path}: metric.name: missing; the tasks of {TASKS.field} do not agree")
+        raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
     name = metric.get("name", monitored.metric)
     mode = metric.get("mode", monitored.mode if name == monitored.metric else "min")
     known = [*GENERAL, *(score.metric for task in TASKS.values() for score in task.scores)]
     if name not in known:
         hint = nearest(str(name), known)
-        raise UserError(f"{path}: metric.name: no metric {name!r}{hint}")
+        raise UserError(f"metric.name: no metric {name!r}{hint}")
     if mode not in ("min", "max"):
-        raise UserError(f"{path}: metric.mode: expected 'min' or 'max', found {mode!r}")
+        raise UserError(f"metric.mode: expected 'min' or 'max', found {mode!r}")
     return name, mode
 
 
-def check_sensitivity(
-    path: Path, sensitivity: Any, axes: Mapping[str, list[Any]]
-) -> dict[str, Any]:
+def check_sensitivity(sensitivity: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
     if sensitivity is None:
         return {}
-    sensitivity = _fields(path, "sensitivity", sensitivity, ("reference_warmup", "baseline"))
+    sensitivity = _fields("sensitivity", sensitivity, ("reference_warmup", "baseline"))
     for field, axis in (("reference_warmup", WARMUP), ("baseline", PRESET)):
         if field not in sensitivity:
             continue
         value, kind = sensitivity[field], int if field == "reference_warmup" else str
         if not isinstance(value, kind) or isinstance(value, bool):
             what = "a whole number" if kind is int else "text"
-            raise UserError(f"{path}: sensitivity.{field}: expected {what}, found {value!r}")
+            raise UserError(f"sensitivity.{field}: expected {what}, found {value!r}")
         if axis in axes and not any(same(value, known) for known in axes[axis]):
             known = [str(value) for value in axes[axis]]
             raise UserError(
-                f"{path}: sensitivity.{field}: {value!r} is not on the axis {axis} "
+                f"sensitivity.{field}: {value!r} is not on the axis {axis} "
                 f"({', '.join(known)}){nearest(str(value), known)}"
             )
     return sensitivity
 
 
 def check_pruner(
-    path: Path,
     pruner: Any,
     axes: Mapping[str, list[Any]],
     metric: str,
@@ -70,51 +126,47 @@ def check_pruner(
         return None
     if pruner not in PRUNERS:
         hint = nearest(str(pruner), PRUNERS)
-        raise UserError(f"{path}: pruner: expected {' or '.join(PRUNERS)}, found {pruner!r}{hint}")
+        raise UserError(f"pruner: expected {' or '.join(PRUNERS)}, found {pruner!r}{hint}")
     reason = "a pruned run has no final loss, so no sensitivity could be reported"
     if sensitivity:
-        raise UserError(f"{path}: pruner: cannot be combined with 'sensitivity': {reason}")
+        raise UserError(f"pruner: cannot be combined with 'sensitivity': {reason}")
     if len(axes.get(WARMUP, ())) > 1:
-        raise UserError(f"{path}: pruner: cannot be combined with the axis {WARMUP}: {reason}")
+        raise UserError(f"pruner: cannot be combined with the axis {WARMUP}: {reason}")
     if not metric.startswith("val/"):
         raise UserError(
-            f"{path}: pruner: judges cells by metric.name at each validation, where '{metric}' is "
+            f"pruner: judges cells by metric.name at each validation, where '{metric}' is "
             f"not known; expected one of val/..."
         )
     return pruner
 
 
-def check_checkpoints(path: Path, checkpoints: Any) -> str:
+def check_checkpoints(checkpoints: Any) -> str:
     if checkpoints is None:
         return "all"
     if checkpoints not in CHECKPOINTS:
         hint = nearest(str(checkpoints), CHECKPOINTS)
         known = ", ".join(CHECKPOINTS)
-        raise UserError(
-            f"{path}: checkpoints: expected one of {known}, found {checkpoints!r}{hint}"
-        )
+        raise UserError(f"checkpoints: expected one of {known}, found {checkpoints!r}{hint}")
     return checkpoints
 
 
-def check_published(path: Path, published: Any) -> tuple[dict[str, Any], ...]:
+def check_published(published: Any) -> tuple[dict[str, Any], ...]:
     """Figures of papers: whose, in what setting, of which variant, and the number."""
     if published is None:
         return ()
     if not isinstance(published, list):
-        raise UserError(f"{path}: published: expected a list of mappings, found {published!r}")
-    return tuple(
-        _figure(path, f"published entry {n}", entry) for n, entry in enumerate(published, 1)
-    )
+        raise UserError(f"published: expected a list of mappings, found {published!r}")
+    return tuple(_figure(f"published entry {n}", entry) for n, entry in enumerate(published, 1))
 
 
-def _figure(path: Path, field: str, entry: Any) -> dict[str, Any]:
+def _figure(field: str, entry: Any) -> dict[str, Any]:
     for key, (what, holds) in _FIGURE.items():
-        given = _fields(path, field, entry, tuple(_FIGURE)).get(key)
+        given = _fields(field, entry, tuple(_FIGURE)).get(key)
         needed = key not in ("warmup", "lr", "note")
         if given is None and needed:
-            raise UserError(f"{path}: {field}: '{key}' is missing; expected {what}")
+            raise UserError(f"{field}: '{key}' is missing; expected {what}")
         if given is not None and not holds(given):
-            raise UserError(f"{path}: {field}: {key}: expected {what}, found {given!r}")
+            raise UserError(f"{field}: {key}: expected {what}, found {given!r}")
     return dict(entry)
 
 
@@ -147,8 +199,8 @@ _FIGURE = {
 }
 
 
-def _fields(path: Path, field: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
-    for key in mapping(value, str(path), field):
+def _fields(field: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
+    for key in mapping(value, field):
         if key not in known:
-            raise UserError(f"{path}: {field}: unknown key '{key}'{nearest(key, known)}")
+            raise UserError(f"{field}: unknown key '{key}'{nearest(key, known)}")
     return value

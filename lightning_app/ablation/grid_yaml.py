@@ -8,20 +8,10 @@ from typing import Any
 import yaml
 
 from lightning_app.bounds import check_size
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 
 _LEVELS = 20  # of nesting, far more than a config has
 _VALUES = 1_000_000  # in a file with its anchors written out
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file. Raises `UserError` naming it."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: invalid UTF-8 at byte {error.start}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -60,23 +50,29 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_yaml(path: Path, text: str) -> Any:
-    """Return what the `text` of the file `path` holds. Raises `UserError` naming file and line."""
-    try:
-        tree = yaml.load(text, Loader=_Loader)
-        _check_extent(path, tree)
-    except RecursionError as error:
-        raise UserError(f"{path}: nested too deeply") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" line {mark.line + 1}:" if mark else ""
-        raise UserError(f"{path}:{line} {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from error
-    return tree
+def read_grid_yaml(path: Path) -> tuple[dict[str, Any], str]:
+    """The mapping that a file holds, and its text. Raises `UserError` naming file and line."""
+    with named(path):
+        try:
+            text = path.read_text(encoding="utf-8")
+            tree = yaml.load(text, Loader=_Loader)
+        except UnicodeDecodeError as error:
+            raise UserError(f"invalid UTF-8 at byte {error.start}") from error
+        except OSError as error:
+            raise UserError(f"cannot be read: {error.strerror}") from error
+        except RecursionError as error:
+            raise UserError("nested too deeply") from error
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = f"line {mark.line + 1}: " if mark else ""
+            raise UserError(f"{line}{error.problem or error.context}") from error
+        except (yaml.YAMLError, ValueError) as error:
+            raise UserError(f"not valid YAML: {error}") from error
+        _check_extent(tree)
+        return mapping(tree, "the file"), text
 
 
-def _check_extent(path: Path, tree: Any) -> None:
+def _check_extent(tree: Any) -> None:
     """Refuse a file whose anchors write it out endlessly, or beyond what can be handled."""
     extents: dict[int, tuple[int, int] | None] = {}
 
@@ -93,18 +89,18 @@ def _check_extent(path: Path, tree: Any) -> None:
             extents[id(value)] = size, 1 + max((levels for _, levels in parts), default=0)
         known = extents[id(value)]
         if known is None:
-            raise UserError(f"{path}: a value contains itself by its anchor")
+            raise UserError("a value contains itself by its anchor")
         return known
 
     size, levels = extent(tree)
     if levels > _LEVELS:
-        raise UserError(f"{path}: nested {levels} levels deep; at most {_LEVELS}")
+        raise UserError(f"nested {levels} levels deep; at most {_LEVELS}")
     if size > _VALUES:
-        raise UserError(f"{path}: comes to {size:,} values by its anchors; at most {_VALUES:,}")
+        raise UserError(f"comes to {size:,} values by its anchors; at most {_VALUES:,}")
 
 
-def mapping(value: Any, source: str, field: str) -> dict[str, Any]:
+def mapping(value: Any, field: str) -> dict[str, Any]:
     """Return `value` if it is a mapping with text keys. Raises `UserError` otherwise."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{source}: {field}: expected a mapping with text keys, found {value!r}")
+        raise UserError(f"{field}: expected a mapping with text keys, found {value!r}")
     return value

@@ -65,19 +65,19 @@ _WORD = re.compile(r"[\w:=-]*")
 _CLASS_KEYS = ("class_path", "init_args")
 
 
-def check_imports(source: str, base_config: Mapping[str, Any], axes: Mapping[str, Any]) -> None:
+def check_imports(base_config: Mapping[str, Any], axes: Mapping[str, Any]) -> None:
     """Refuse a config that would import a module or read a file: see `check_config`.
 
     Raises:
         UserError: naming the field and its value.
     """
-    check_config(source, base_config)
+    check_config(base_config)
     for axis, values in axes.items():
         for value in values:
-            check_config(source, _nested(axis, value))
+            check_config(_nested(axis, value))
 
 
-def check_config(source: str, config: Mapping[str, Any]) -> None:
+def check_config(config: Mapping[str, Any]) -> None:
     """Refuse a config, as written or resolved, that names other code than `CLASSES`, or a file.
 
     The Trainer takes classes and functions by their names; the parser takes any section and any
@@ -89,85 +89,81 @@ def check_config(source: str, config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         if key not in SECTIONS:
             hint = nearest(str(key), SECTIONS)
-            raise UserError(
-                f"{source}: unknown key '{key}'; a config has {', '.join(SECTIONS)}{hint}"
-            )
+            raise UserError(f"unknown key '{key}'; a config has {', '.join(SECTIONS)}{hint}")
         if key == "seed_everything":
             continue
         if not isinstance(value, Mapping):
-            raise UserError(f"{source}: {key}: expected a mapping, found {value!r}")
+            raise UserError(f"{key}: expected a mapping, found {value!r}")
         for name, part in value.items():
             field = f"{key}.{name}"
-            _check_key(source, key, name)
+            _check_key(key, name)
             if key == "trainer" and name in _WORDS:
-                _check_classes(source, field, part, _WORDS[name])
+                _check_classes(field, part, _WORDS[name])
             elif name in _PARTS and not isinstance(part, Mapping):
-                raise UserError(f"{source}: {field}: expected a mapping, found {part!r}")
+                raise UserError(f"{field}: expected a mapping, found {part!r}")
             else:
-                _check_values(source, field, part, text=key != "model")
+                _check_values(field, part, text=key != "model")
 
 
-def _check_classes(source: str, field: str, value: Any, words: tuple[str, ...]) -> None:
+def _check_classes(field: str, value: Any, words: tuple[str, ...]) -> None:
     """Check a field that takes classes: a mapping with a known class, a list of them, a word."""
     if isinstance(value, list):
         for part in value:
-            _check_classes(source, field, part, words)
+            _check_classes(field, part, words)
     elif isinstance(value, Mapping):
         for key, part in value.items():
             if key == "class_path":
-                _check_class(source, f"{field}.class_path", part)
+                _check_class(f"{field}.class_path", part)
             elif key == "init_args":
-                _check_arguments(source, f"{field}.init_args", part)
+                _check_arguments(f"{field}.init_args", part)
             else:
                 raise UserError(
-                    f"{source}: {field}: unknown key '{key}'; expected {' and '.join(_CLASS_KEYS)}"
+                    f"{field}: unknown key '{key}'; expected {' and '.join(_CLASS_KEYS)}"
                 )
     elif isinstance(value, str) and value not in words:
         known = f"one of {', '.join(words)}, or " if words else ""
         raise UserError(
-            f"{source}: {field}: expected {known}a mapping {{class_path, init_args}}, found "
+            f"{field}: expected {known}a mapping {{class_path, init_args}}, found "
             f"{value!r}{nearest(value, words)}"
         )
 
 
-def _check_class(source: str, field: str, name: Any) -> None:
+def _check_class(field: str, name: Any) -> None:
     short = [known.rpartition(".")[2] for known in CLASSES]
     if name in CLASSES or name in short:
         return
     last = str(name).rpartition(".")[2]
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
     raise UserError(
-        f"{source}: {field}: a grid file may only import listed classes of "
+        f"{field}: a grid file may only import listed classes of "
         f"lightning.pytorch and SignalProbe, found {name!r}{hint}"
     )
 
 
-def _check_arguments(source: str, field: str, arguments: Any) -> None:
+def _check_arguments(field: str, arguments: Any) -> None:
     if not isinstance(arguments, Mapping):
-        raise UserError(f"{source}: {field}: expected a mapping, found {arguments!r}")
+        raise UserError(f"{field}: expected a mapping, found {arguments!r}")
     for name, value in arguments.items():
-        _check_values(source, f"{field}.{name}", value, text=name in _TEXT)
+        _check_values(f"{field}.{name}", value, text=name in _TEXT)
 
 
-def _check_values(source: str, field: str, value: Any, *, text: bool) -> None:
+def _check_values(field: str, value: Any, *, text: bool) -> None:
     """Check values that are data: no class, and unless `text` is allowed, no path and no name."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            _check_key(source, field, key)
-            _check_values(source, f"{field}.{key}", part, text=text)
+            _check_key(field, key)
+            _check_values(f"{field}.{key}", part, text=text)
     elif isinstance(value, list):
         for part in value:
-            _check_values(source, field, part, text=text)
+            _check_values(field, part, text=text)
     elif isinstance(value, str) and not text and not _WORD.fullmatch(value):
-        raise UserError(
-            f"{source}: {field}: a grid file may not name files or code there, found {value!r}"
-        )
+        raise UserError(f"{field}: a grid file may not name files or code there, found {value!r}")
 
 
-def _check_key(source: str, field: str, key: Any) -> None:
+def _check_key(field: str, key: Any) -> None:
     """Refuse dotted keys, which set other fields, and the keys of the parser."""
     if key in _CLASS_KEYS or not _KEY.fullmatch(str(key)):
-        raise UserError(f"{source}: {field}: a grid file may not have the key '{key}' there")
+        raise UserError(f"{field}: a grid file may not have the key '{key}' there")
 
 
 def _nested(axis: str, value: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.config import parse, resolve
+from lightning_app.errors import named
 from lightning_app.importing import only_known_packages
 
 Tree = dict[str, Any]
@@ -29,8 +30,10 @@ def _safely(complete: Callable[[Tree, str], Tree], tree: Tree, source: str) -> T
 
     Text may also name a file, which the parser would read.
     """
-    check_config(source, tree)
+    with named(source):
+        check_config(tree)
     with only_known_packages():
         found = complete(tree, source)
-    check_config(source, found)
+    with named(source):
+        check_config(found)
     return found

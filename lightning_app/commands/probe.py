@@ -27,7 +27,7 @@ from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.run import run_name
 from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.config import check
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, named
 from lightning_app.experiment import cell_id
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix
@@ -124,12 +124,10 @@ def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--config {path}: cannot be read as UTF-8 text: {error}") from error
     parser = config_parser()
-    try:
+    with named(path):
         tree = dump(parser, parser.parse_args(["--config", str(path), *overrides]))
         check(tree)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    return tree
+        return tree
 
 
 def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> list[str]:
