@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_app.ablation.grid_yaml import mapping
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import PRESET, SEED, WARMUP, key_of, lookup, same
@@ -13,6 +12,13 @@ from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
+
+
+def mapping(value: Any, field: str) -> dict[str, Any]:
+    """Return `value` if it is a mapping with text keys. Raises `UserError` otherwise."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{field}: expected a mapping with text keys, found {value!r}")
+    return value
 
 
 def check_axis_values(axes: Any) -> dict[str, list[Any]]:

@@ -15,8 +15,9 @@ from lightning_app.ablation.grid_checks import (
     check_pruner,
     check_published,
     check_sensitivity,
+    mapping,
 )
-from lightning_app.ablation.grid_yaml import mapping, read_grid_yaml
+from lightning_app.ablation.grid_yaml import read_grid_yaml
 from lightning_app.ablation.import_allowlist import check_imports
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.shipped import shipped_folder
@@ -90,8 +91,9 @@ def _shipped() -> dict[str, Path]:
 def read_spec(grid: str | Path) -> GridSpec:
     """Read and check a grid file. Raises `UserError` naming file, field and value."""
     path = find_grid(grid)
-    tree, text = read_grid_yaml(path)
+    content, text = read_grid_yaml(path)
     with named(path):
+        tree = mapping(content, "the file")
         name = _name(tree)
     base_config = _base(path, tree)
     with named(path):
@@ -141,7 +143,9 @@ def _base(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
         base = path.parent / tree["base"]
         if not base.is_file():
             raise UserError(f"base: no such file: {base}")
-    return read_grid_yaml(base)[0]
+    content, _ = read_grid_yaml(base)
+    with named(base):
+        return mapping(content, "the file")
 
 
 def _question(question: Any, text: str) -> str:

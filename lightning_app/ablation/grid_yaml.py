@@ -50,8 +50,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_grid_yaml(path: Path) -> tuple[dict[str, Any], str]:
-    """The mapping that a file holds, and its text. Raises `UserError` naming file and line."""
+def read_grid_yaml(path: Path) -> tuple[Any, str]:
+    """What a file holds, and its text. Raises `UserError` naming file and line."""
     with named(path):
         try:
             text = path.read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def read_grid_yaml(path: Path) -> tuple[dict[str, Any], str]:
         except (yaml.YAMLError, ValueError) as error:
             raise UserError(f"not valid YAML: {error}") from error
         _check_extent(tree)
-        return mapping(tree, "the file"), text
+        return tree, text
 
 
 def _check_extent(tree: Any) -> None:
@@ -97,10 +97,3 @@ def _check_extent(tree: Any) -> None:
         raise UserError(f"nested {levels} levels deep; at most {_LEVELS}")
     if size > _VALUES:
         raise UserError(f"comes to {size:,} values by its anchors; at most {_VALUES:,}")
-
-
-def mapping(value: Any, field: str) -> dict[str, Any]:
-    """Return `value` if it is a mapping with text keys. Raises `UserError` otherwise."""
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{field}: expected a mapping with text keys, found {value!r}")
-    return value
