@@ -1,13 +1,11 @@
 """Training gives the numbers that the golden files hold: see `losses.py`."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
+from tests import warm
 from tests.golden.losses import FOLDER, TOLERANCE, path_of, read, tasks, text_of, train
 
 
@@ -52,9 +50,7 @@ def test_files_are_written_with_a_reason() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--reason", " "]], ids=["none", "empty"])
 def test_without_a_reason_nothing_is_written(arguments: list[str]) -> None:
     before = {path: path.read_bytes() for path in FOLDER.glob("*.yaml")}
-    command = [sys.executable, "-m", "tests.golden.losses", *arguments]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = warm.run(["-m", "tests.golden.losses", *arguments])
     assert done.returncode == 2
     assert "--reason" in done.stderr
     assert {path: path.read_bytes() for path in FOLDER.glob("*.yaml")} == before
