@@ -99,7 +99,13 @@ class Run(RunCLI):
         self._data = data
         self._attempt = attempt
         self._written: dict[str, Any] = args if isinstance(args, dict) else {}
+        self._command = args[0] if isinstance(args, list) and args else None
         super().__init__(args, **kwargs)
+
+    def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the given command alone: to build the parser of each takes a while."""
+        known = RunCLI.subcommands()
+        return {name: known[name] for name in [self._command] if name in known} or known
 
     def setup_parser(
         self,
