@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_app.analysis.figures.style import STYLE
+
 ENTROPY = 4.5
 STARTED = "2026-01-02T03:04:05+00:00"
 FINISHED = "2026-01-02T03:04:25+00:00"
@@ -189,6 +191,13 @@ class FakeGrid:
             "finished": FINISHED,
         }
         (run / "result.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def type_3_fonts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write PDF files with fonts that take a fifth of the time of those that journals want."""
+    if request.node.get_closest_marker("embedded_fonts") is None:
+        monkeypatch.setitem(STYLE, "pdf.fonttype", 3)
 
 
 @pytest.fixture

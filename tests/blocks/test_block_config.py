@@ -152,6 +152,7 @@ def run(encoder: StackSpec, decoder: StackSpec) -> None:
         assert parameter.grad is None or bool(parameter.grad.isfinite().all())
 
 
+@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize(("preset", "axis", "value"), CASES)
 def test_axis_on_preset_runs_or_is_refused(preset: str, axis: str, value: str) -> None:
     """In two stacks; an encoder alone resolves or is refused alike. A model of one layer runs."""

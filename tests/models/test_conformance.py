@@ -23,6 +23,9 @@ every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_kind = pytest.mark.parametrize("build", [tiny.translator, tiny.masked_model])
 
 
+pytestmark = pytest.mark.unchecked_shapes  # other tests of these models check them
+
+
 def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 

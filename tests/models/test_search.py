@@ -64,6 +64,7 @@ SOURCE = torch.tensor(
 )
 
 
+@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", ["post_ln", "realformer", "sas", "sas_p_no_norm"])
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.2])

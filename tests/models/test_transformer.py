@@ -58,17 +58,20 @@ def check_gradients(module: nn.Module, *inputs: Tensor) -> None:
     assert torch.autograd.gradcheck(run, (*inputs, *parameters), fast_mode=True)
 
 
+@pytest.mark.unchecked_shapes
 @every_preset
 def test_encoder_passes_gradcheck(preset: str) -> None:
     check_gradients(Encoding(tiny.encoder(preset, depth=2)), leaves(BATCH, SOURCE, MODEL))
 
 
+@pytest.mark.unchecked_shapes
 @every_preset
 def test_decoder_passes_gradcheck(preset: str) -> None:
     inputs = leaves(BATCH, TARGET, MODEL), leaves(BATCH, SOURCE, MODEL)
     check_gradients(Decoding(tiny.decoder(preset)), *inputs)
 
 
+@pytest.mark.unchecked_shapes
 @every_preset
 def test_one_block_passes_the_full_gradcheck(preset: str) -> None:
     """Every entry of the Jacobian in the stream, of one block with padding."""

@@ -28,6 +28,7 @@ def test_settings_of_matplotlib_stay_as_they_were(make_grid, draw):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.embedded_fonts
 def test_same_runs_same_bytes(make_grid, draw, outcome):
     """All three files of every figure, without a date or a path of this machine."""
     folder = make_grid(outcome, {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}).folder
@@ -39,7 +40,10 @@ def test_same_runs_same_bytes(make_grid, draw, outcome):
             assert content == (second.out / f"{name}{suffix}").read_bytes()
             assert not re.search(rb"CreationDate|ModDate|<dc:date>", content)
             assert str(first.out.parent).encode() not in content
-        assert (first.out / f"{name}.pdf").read_bytes().startswith(b"%PDF-1")
+        document = (first.out / f"{name}.pdf").read_bytes()
+        assert document.startswith(b"%PDF-1")
+        assert b"/FontFile2" in document  # TrueType; journals refuse type 3
+        assert b"/Type3" not in document
 
 
 def test_figures_come_by_question(make_grid, draw, outcome):
