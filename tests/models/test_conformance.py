@@ -17,13 +17,13 @@ from lightning_app.blocks.residual import Gain
 from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("float64")
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.unchecked_shapes,  # other tests of these models check them
+]
 
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_kind = pytest.mark.parametrize("build", [tiny.translator, tiny.masked_model])
-
-
-pytestmark = pytest.mark.unchecked_shapes  # other tests of these models check them
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:
