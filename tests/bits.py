@@ -1,11 +1,11 @@
-"""What a bad disk does: one bit of a file is another."""
+"""Damage of a bad disk: one bit of a file changes."""
 
 import random
 from pathlib import Path
 
 
 def flip(path: Path, chance: random.Random) -> int:
-    """Change one bit of a file, wherever `chance` has it, and return its place."""
+    """Change a random bit of a file, and return its place."""
     data = bytearray(path.read_bytes())
     place = chance.randrange(8 * len(data))
     data[place // 8] ^= 1 << place % 8

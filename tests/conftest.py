@@ -16,7 +16,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """LossSums in one order, and no fight over cores between test processes."""
+    """One thread: sums in a fixed order, and no competition of test processes for cores."""
     torch.set_num_threads(1)
 
 
@@ -27,7 +27,7 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def shapes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check shapes at every call, which takes most of the time of a test that makes thousands."""
+    """Check shapes at every call; this is slow in tests with thousands of calls."""
     jaxtyping.config.update(
         "jaxtyping_disable", request.node.get_closest_marker("unchecked_shapes") is not None
     )
@@ -46,6 +46,6 @@ def float64() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder for prepared corpora, shared by all tests of a session, whatever their process."""
+    """A folder for prepared corpora, shared by all tests and processes of a session."""
     base = tmp_path_factory.getbasetemp()
     return str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-cache")

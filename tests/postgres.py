@@ -16,7 +16,7 @@ _START = 60.0  # seconds
 
 
 class Command:
-    """An `ablate storage` command in the background, once it has said where it serves."""
+    """An `ablate storage` command in the background, after it has printed its address."""
 
     def __init__(self, *words: str, environment: dict[str, str] | None = None) -> None:
         self._words = list(words)
@@ -41,7 +41,7 @@ class Command:
             text=True,
             start_new_session=True,
         )
-        # Ends the reading below where the command says nothing.
+        # Ends the loop below if the command prints nothing.
         guard = threading.Timer(_START, self._process.kill)
         guard.start()
         self.output = ""
@@ -56,12 +56,12 @@ class Command:
         self.port = int(self.url.partition("://")[2].partition("/")[0].rpartition(":")[2])
 
     def processes(self) -> list[psutil.Process]:
-        """The command and all that it has started."""
+        """The command and all processes that it has started."""
         process = psutil.Process(self.pid)
         return [process, *process.children(recursive=True)]
 
     def stop(self, number: int = 15) -> int:
-        """Send it a signal and return its exit code; `output` then holds all that it said."""
+        """Send it a signal and return its exit code; `output` then has its whole output."""
         if self.running:
             self._process.send_signal(number)
         assert self._process.stdout is not None
@@ -98,21 +98,21 @@ class Server(Command):
         self.start_again()
 
     def kill(self) -> None:
-        """Kill the command as `kill -9` does, and see that the database ends with it."""
+        """Kill the command like `kill -9`, and check that the database ends with it."""
         database = self.processes()[1:]
         self.stop(9)
         _, alive = psutil.wait_procs(database, timeout=_START)
         assert not alive
 
     def start_again(self) -> None:
-        """Start it on the port it had."""
+        """Start it on its former port."""
         self._words[-1] = str(self.port)
         self.start()
 
 
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
-    """Serve a database in `folder`, which is made if need be, on a free port of loopback."""
+    """Serve a database in `folder`, made if it is missing, on a free port of loopback."""
     server = Server(folder)
     try:
         yield server

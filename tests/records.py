@@ -1,4 +1,4 @@
-"""What a run leaves at its end, as small as it can be and sound."""
+"""The smallest valid records that a run writes at its end."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ TIMES = {"started": "2026-01-01T10:00:00+00:00", "finished": "2026-01-01T10:00:0
 
 
 def result(identity: str, status: str = "ok", nll: float | None = 2.0, **changes: Any) -> dict:
-    """A `result.json`; a field that is "gone" is left out."""
+    """A `result.json`, without the fields whose value is "gone"."""
     failed = {"step": 4, "rule": "stall", "last_finite_loss": None}
     tree = {
         "schema": 1,

@@ -1,7 +1,7 @@
-"""`sbatch`, `srun` and `scontrol` without a cluster: as strict about what they are told as SLURM.
+"""`sbatch`, `srun` and `scontrol` without a cluster, as strict about their arguments as SLURM.
 
-The options and forms are those of the manual pages of SLURM 22.05; what is not in them is refused
-in SLURM's words. `install(folder)` makes the three commands; what they were told lies beside them.
+The options and forms are those of the manual pages of SLURM 22.05; all others are refused in
+SLURM's words. `install(folder)` makes the three commands; records of their calls are beside them.
 """
 
 import json
@@ -23,7 +23,7 @@ GPUS = rf"([\w.-]+:)?{NUMBER}(,([\w.-]+:)?{NUMBER})*"
 SIGNAL = r"(R:|B:)?([A-Z][A-Z0-9]*|\d+)(@\d{1,5})?"
 MAIL = "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(_[589]0)?|ARRAY_TASKS"
 
-# The form of an option's value; None where it takes none.
+# The form of an option's value; None for options without a value.
 COMMON: dict[str, str | None] = {
     "account": NAME,
     "chdir": ANY,
@@ -84,7 +84,7 @@ SRUN = COMMON | {
     "overlap": None,
     "unbuffered": None,
 }
-# What these take may be left out.
+# The value of these options may be omitted.
 OPTIONAL = {"exclusive": "user|mcs", "nice": r"-?\d+", "no-kill": "off"}
 EXCLUSIVE = {"mem", "mem-per-cpu", "mem-per-gpu"}
 VARIABLES = {"SBATCH_ARRAY_INX": "array", "SBATCH_MEM_PER_NODE": "mem", "SBATCH_TIMELIMIT": "time"}
@@ -100,7 +100,7 @@ def install(folder: Path) -> None:
 
 
 def told(folder: Path, name: str) -> list[dict]:
-    """What the command `name` was told, call by call."""
+    """The arguments of each call of the command `name`."""
     record = folder / f"{name}.json"
     lines = record.read_text().splitlines() if record.exists() else []
     return [json.loads(line) for line in lines]
@@ -134,7 +134,7 @@ def sbatch(words: list[str]) -> None:
     if seconds and (int(seconds) > 65535 or number not in ("USR1", "USR2", "TERM", "INT", "10")):
         fail("sbatch: error: Invalid --signal specification")
     log = Path(filename(found["output"] or ""))
-    if not log.parent.is_dir():  # SLURM takes the job, which then fails without a word
+    if not log.parent.is_dir():  # SLURM accepts the job, which then fails without a message
         fail(f"sbatch stand-in: no folder for {log}")
     keep({"options": found, "environment": dict(os.environ), "script": script.read_text()})
     print(f"{JOB};cluster" if "parsable" in given else f"Submitted batch job {JOB}")
@@ -151,7 +151,7 @@ def srun(words: list[str]) -> NoReturn:
     keep({"options": found, "command": command})
     if sys.platform == "linux":
         bind_to_cpus(int(found.get("cpus-per-task") or 1))
-    # What a step finds around it, whether or not the program is one of MPI.
+    # The environment of a step, also for programs without MPI.
     of_a_step = {"STEP_ID": "0", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
     os.environ |= {f"SLURM_{key}": value for key, value in of_a_step.items()}
     os.environ |= {"PMI_RANK": "0", "PMI_SIZE": "2", "PMIX_RANK": "0", "PMI_FD": "7"}
@@ -159,7 +159,7 @@ def srun(words: list[str]) -> NoReturn:
 
 
 def bind_to_cpus(count: int) -> None:
-    """Give this process `count` CPUs, others to each task of the array as far as they go."""
+    """Give this process `count` CPUs, if possible other ones for each task of the array."""
     cpus = sorted(os.sched_getaffinity(0))
     first = count * int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
     os.sched_setaffinity(0, {cpus[each % len(cpus)] for each in range(first, first + count)})
@@ -198,7 +198,7 @@ def options(
 
 
 def directives(script: Path) -> list[str]:
-    """The words of the #SBATCH lines, which end at the first line that is no comment."""
+    """The words of the #SBATCH lines, which end at the first line that is not a comment."""
     lines = script.read_text().splitlines()
     if not lines or not re.match(r"#!\s*/", lines[0]):
         fail("sbatch: error: This does not look like a batch script.")
@@ -220,7 +220,7 @@ def filename(pattern: str) -> str:
 
 
 def keep(call: dict) -> None:
-    """Append a call to what is known of this command."""
+    """Append a call to the record of this command."""
     record = Path(sys.argv[0]).with_suffix(".json")
     with record.open("a") as file:
         file.write(json.dumps(call) + "\n")

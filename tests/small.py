@@ -13,7 +13,7 @@ ENGLISH = ["the dog sees the cat .", "the cat sleeps .", "a house is big ."]
 
 
 def write_corpus(root: Path, splits: tuple[str, ...] = ("train", "valid", "test")) -> None:
-    """Write 30 pairs a split into the folder `corpus`."""
+    """Write 30 pairs for each split into the folder `corpus`."""
     (root / "corpus").mkdir()
     for split in splits:
         for language, lines in (("de", GERMAN), ("en", ENGLISH)):

@@ -1,4 +1,4 @@
-"""The small models and batches of the tests. Sizes are distinct primes where they may be."""
+"""The small models and batches of the tests. Sizes are distinct primes if possible."""
 
 from typing import Any, TypeVar
 
@@ -72,7 +72,7 @@ def masked_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageMode
 
 
 def causal_model(block: BlockConfig | str, **changes: Any) -> CausalLanguageModel:
-    """Return a causal stack alone, with its initial values."""
+    """Return a causal stack without an encoder, with its initial values."""
     block = BlockConfig(preset=block) if isinstance(block, str) else block
     model = build_model(architecture(kind="decoder", **changes), block, VOCABULARY, PAD)
     assert isinstance(model, CausalLanguageModel)
@@ -80,7 +80,7 @@ def causal_model(block: BlockConfig | str, **changes: Any) -> CausalLanguageMode
 
 
 def specification(block: BlockConfig | StackSpec | str, stack: Stack) -> StackSpec:
-    """Return what `block` is in `stack`."""
+    """Return the specification of `block` in `stack`."""
     if isinstance(block, StackSpec):
         return block
     return (BlockConfig(preset=block) if isinstance(block, str) else block).resolve(stack)
@@ -98,7 +98,7 @@ def encoder(
 
 
 def decoder(block: BlockConfig | StackSpec | str, depth: int = 2, **changes: Any) -> BlockStack:
-    """Return a decoder below which stands an encoder of three layers."""
+    """Return a decoder that reads an encoder of three layers."""
     spec = specification(block, Stack(depth=depth, peer_depth=3, causal=True, cross=True))
     sizes = architecture(**{"activation": "gelu", **changes})
     module = BlockStack(spec, sizes.sizes(), sizes.order(), cross=True)
@@ -113,7 +113,7 @@ def decode(module: BlockStack, x: Tensor, memory: Tensor, source_mask: Mask) -> 
 
 @torch.no_grad()
 def randomise(model: Model) -> Model:
-    """Add noise to every parameter: what starts at zero or one hides what it multiplies."""
+    """Add noise to every parameter: initial values of 0 or 1 hide errors of their factors."""
     for parameter in model.parameters():
         parameter.add_(0.3 * torch.randn_like(parameter))
     return model

@@ -1,7 +1,7 @@
-"""Train a preset for some steps; as a program, many of them in turn.
+"""Train a preset for some steps; as a program, many of them one after the other.
 
-A program of its own where torch traces the code (the checks of shapes under pytest would be traced
-too) and where several processes train together.
+Tests run it as a separate program if torch traces the code (the checks of shapes under pytest would
+be traced too) or if several processes train together.
 """
 
 import json
@@ -51,7 +51,7 @@ def train(
     block: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[list[float], TransformerModule]:
-    """Return the losses, all finite and after all steps lower than at first, and the module."""
+    """Return the losses and the module; check that all are finite and the last below the first."""
     losses = Losses()
     pl.seed_everything(1, verbose=False)
     trained = module(task, preset=preset, **(block or {}))
@@ -90,7 +90,7 @@ def graph(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
 
 
 def naive_sums(states, table, labels, counted, label_smoothing, bias=None, chunk=None) -> LossSums:
-    """The loss from all logits at once, in the place of `output_sums`."""
+    """The loss from all logits at once, instead of `output_sums`."""
     logits = states @ table.T if bias is None else states @ table.T + bias
     log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
     nll = -log_probs[torch.arange(len(labels)), labels]
@@ -100,7 +100,7 @@ def naive_sums(states, table, labels, counted, label_smoothing, bias=None, chunk
 
 
 def forms(folder: Path, cache: str, task: str, carry: str) -> dict[str, Any]:
-    """200 steps as the package takes them, as the oracles do, and compiled."""
+    """Train 200 steps with the package's code, with the oracles, and compiled."""
     block = {"residual_attention": carry} if carry in ("sum", "mean") else {}
     preset, found = ("post_ln" if block else carry), {}
     for form in ("fast", "plain", "compiled"):

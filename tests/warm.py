@@ -1,9 +1,9 @@
-"""Python processes that start warm: forks of a process that has torch, Lightning and the package.
+"""Start Python processes fast: fork a process that has imported torch, Lightning and the package.
 
-A cold start of the program takes seconds, of which a test that wants a process of its own, to kill
-it or to read what it prints, learns nothing. `start` and `run` take what follows `python` on a
-command line, `-m MODULE ...` or `-c CODE ...`, and give a process with its own session, folder and
-environment. Tests of what a start imports or of how it is found use `subprocess`.
+A cold start of the program takes seconds, which tests need not spend if they only want a process to
+kill or to read its output. `start` and `run` take the arguments of `python`, `-m MODULE ...` or
+`-c CODE ...`, and make a process with its own session, folder and environment. Tests of the imports
+at the start, or of the installed command, use `subprocess` instead.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("lightning_app.parser", "lightning_app.ablation.run_cell", "lightning_app.cli")
-SIZE = 1 << 20  # bytes of a request
+SIZE = 1 << 20  # the maximum of bytes of a request
 
 
 class Process:
@@ -61,12 +61,12 @@ class Process:
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end and return what was printed to both outputs."""
+        """Wait for the end and return the text of both outputs."""
         self.wait(timeout)
         return self.printed(), self.printed(errors=True)
 
     def printed(self, errors: bool = False) -> str:
-        """Return what was printed so far to the standard output, or to that of errors."""
+        """Return the text so far of standard output, or of standard error."""
         file = self._err if errors else self._out
         return os.pread(file, os.fstat(file).st_size, 0).decode()
 
@@ -75,7 +75,7 @@ class Process:
             os.kill(self.pid, signal.SIGKILL)
 
     def __del__(self) -> None:
-        """Leave nothing behind, also where a test has failed."""
+        """Kill the process, also if the test has failed."""
         self.kill()
 
     def _look(self, timeout: float | None) -> int | None:
@@ -108,7 +108,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a process to its end; kill it where it takes longer than `timeout` seconds."""
+    """Run a process to its end; kill it if it takes longer than `timeout` seconds."""
     process = start(arguments, folder=folder, environment=environment)
     try:
         out, err = process.communicate(timeout)
@@ -120,7 +120,7 @@ def run(
 
 @cache
 def _server() -> socket.socket:
-    """Start the process that is forked, once a test process; it ends when this one does."""
+    """Start the process to fork, once for each test process; it ends together with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SIZE)
     server = subprocess.Popen(
@@ -143,7 +143,7 @@ def _server() -> socket.socket:
 
 
 def serve(channel: socket.socket) -> None:
-    """Fork for every request until the tests end."""
+    """Fork once for each request until the tests end."""
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
@@ -161,7 +161,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def attend(request: dict, out: int, err: int, status: int) -> None:
-    """Fork what was asked for, and tell its pid and then its exit code. Returns in the fork."""
+    """Fork for a request; send the pid and later the exit code. Returns only in the fork."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
@@ -176,7 +176,7 @@ def attend(request: dict, out: int, err: int, status: int) -> None:
 
 
 def become(request: dict, out: int, err: int) -> NoReturn:
-    """Be the process that `python` would have started; its end is that of the interpreter."""
+    """Run like a process that `python` started, including the end of the interpreter."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)

@@ -26,10 +26,10 @@ sys.path.insert(0, str(HERE))
 
 
 class World:
-    """A grid in a temporary folder, the supervisors that run it, and what they leave behind.
+    """A grid in a temporary folder, the supervisors that run it, and their remains.
 
     Every process that a supervisor starts inherits a mark in its environment and writes into a
-    ledger, so the tests know what happened without asking the code under test.
+    ledger, which shows the tests what happened independently of the code under test.
     """
 
     def __init__(self, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""A program for the grid runner that trains nothing and misbehaves where its config says so.
+"""A program for the grid runner that trains nothing, and misbehaves if its config says so.
 
 Run as a script it is the supervisor: `stand_in.py GRID FOLDER WORKERS [retry] [seconds=N]`.
 """
@@ -33,7 +33,7 @@ BASE = {
             "reference_steps": 60,
         },
     },
-    # delay: seconds a step
+    # delay: seconds for each step
     "data": {"name": "synthetic", "seed": 1, "delay": 0.02, "behaviour": "ok"},
 }
 
@@ -66,7 +66,7 @@ def identify(config: dict) -> Identity:
 
 
 def parse(tree: dict, source: str) -> dict:
-    """What a cell asks, which disagrees with the plan where the config says so."""
+    """The config of a cell; it differs from the planned one if the config says so."""
     config = resolve(tree, source)
     if config["data"]["behaviour"] == "parsed otherwise":
         config["data"]["delay"] *= 2
@@ -85,7 +85,7 @@ def prepare(config: dict) -> None:
 
 
 def note(*words: object) -> None:
-    """Append a line to the ledger, whole: what really happened, independent of the runner."""
+    """Append a complete line to the ledger: an event, independent of the runner."""
     line = " ".join(map(str, words)) + "\n"
     ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(ledger, line.encode())
@@ -147,7 +147,7 @@ def run_cell(job: Job, rank: int) -> None:
 
 
 def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
-    """Report the learning rate, as if that were a loss, and look for the supervisor's word."""
+    """Report the learning rate like a loss, and check whether the supervisor stops the run."""
     value = config["model"]["optimizer"]["lr"]
     with job.record.reports.open("a") as file:
         file.write(json.dumps({"step": step, "value": value}) + "\n")

@@ -122,7 +122,7 @@ class FakeGrid:
         return self.folder / "runs" / cell["name"]
 
     def end(self, cell: Mapping[str, Any], outcome: Outcome) -> None:
-        """Leave what a run with this outcome leaves."""
+        """Write the files of a run with this outcome."""
         if outcome == "waiting":
             return
         run = self.run(cell)
@@ -213,7 +213,7 @@ def make_grid(tmp_path: Path) -> Callable[..., FakeGrid]:
 
 
 def typical(axes: Mapping[str, Any]) -> float:
-    """Post-LN stalls without warm-up; the others lose a little. Not the same for every seed."""
+    """Post-LN stalls without warm-up; the others get slightly worse. Seeds differ."""
     seed, warmup = axes.get(SEED, 1), axes.get(WARMUP, 60)
     preset = axes.get(PRESET, "post_ln")
     noise = random.Random(f"{seed} {preset} {warmup}").gauss(0.0, 0.04)

@@ -35,7 +35,7 @@ def drawn(specs: Mapping[Side, StackSpec]) -> list[Drawing]:
 
 
 def unusual() -> dict[str, dict[Side, StackSpec]]:
-    """Return stacks with much in them, which an axis or two on a preset would give."""
+    """Return stacks with many parts, as made by one or two axes on a preset."""
     gains = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
     return {
         "a gain on both skips of b2t, carried sums": {

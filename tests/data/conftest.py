@@ -1,4 +1,4 @@
-"""Small corpora on disk, and the real ones where they are."""
+"""Small corpora on disk, and the real ones if they exist."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ ENGLISH = ["the dog sees the cat .", "the cat sleeps .", "a house is big ."] * 2
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a test reads and writes is what it says."""
+    """Remove the environment variables that change the folders of a test."""
     monkeypatch.delenv("LIGHTNING_APP_DATA", raising=False)
     monkeypatch.delenv("LIGHTNING_APP_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

@@ -1,4 +1,4 @@
-"""The corpora of the tests of data serve those of tasks too."""
+"""The tests of tasks use the corpora of the tests of data."""
 
 from tests.data.conftest import _no_environment, text_config, write_pairs
 
