@@ -151,7 +151,7 @@ def full_projections(number: int, depth: int) -> tuple[Projection, Projection]:
 
 
 def only_first_value(number: int, depth: int) -> tuple[Projection, Projection]:
-    """None, but for the first layer's values (He & Hofmann 2023, footnote 6)."""
+    """None, except for the first layer's values (He & Hofmann 2023, footnote 6)."""
     return ("anchored" if number == 1 else "identity"), "identity"
 
 
@@ -173,7 +173,7 @@ class Reference:
     carry: Literal["no", "sum", "mean", "qk_sum", "paper"] = "no"
     """Residual attention; `paper` is the mean in translation and the sum in an encoder alone."""
     temperature: float = 1.0
-    """What divides carried scores besides."""
+    """A further divisor of carried scores."""
     norm_heads: tuple[str, ...] = ()
     """Which of query, key and value pass a norm over the dimension of their head."""
     scale_heads: bool = False
@@ -183,7 +183,7 @@ class Reference:
 
 @dataclass
 class Stack:
-    """What the layers of one stack share, and what they hand on besides the stream."""
+    """The parts that the layers of one stack share, and the states besides the stream."""
 
     reference: Reference
     parameters: Parameters
@@ -202,7 +202,7 @@ class Stack:
 
 @dataclass
 class Layer:
-    """Layer `number`, from 1: its sub-layers f, without what stands around them."""
+    """Layer `number`, from 1: its sub-layers f, without norms and skips around them."""
 
     stack: Stack
     number: int
@@ -220,7 +220,7 @@ class Layer:
         return norm(self.stack.parameters, self.name(part), x)
 
     def sub_layers(self) -> list[tuple[str, Callable[[Array], Array]]]:
-        """SA, CA in a decoder, FF, each with the name of what stands around it."""
+        """SA, CA in a decoder, FF, each with the name of the residual around it."""
         cross = [] if self.stack.memory is None else [("around_cross", self.cross_attend)]
         return [("around_self", self.attend), *cross, ("around_ff", self.feed_forward)]
 
@@ -380,7 +380,7 @@ def peri_ln(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
 
 
 def normformer(layer: Layer, around: str, f: SubLayer, x: Array) -> Array:
-    """Shleifer et al. 2021: attention as in Sandwich-LN; the norm of FF stands inside FF."""
+    """Shleifer et al. 2021: attention as in Sandwich-LN; the norm of FF is inside FF."""
     return pre_ln(layer, around, f, x) if around == "around_ff" else peri_ln(layer, around, f, x)
 
 
@@ -569,7 +569,7 @@ def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
 
 
 def run_stack(stack: Stack, x: Array) -> Array:
-    """Run the layers of `stack` and what stands before and after them."""
+    """Run the layers of `stack` and the parts before and after them."""
     parameters, reference = stack.parameters, stack.reference
     if reference.first == "norm":
         x = norm(parameters, f"{stack.side}.input_norm", x)

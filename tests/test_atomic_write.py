@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, and a refusal is told for what it is."""
+"""A file is written completely or not at all, and an error of the disk is reported as such."""
 
 import errno
 import subprocess

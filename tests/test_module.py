@@ -1,4 +1,4 @@
-"""The one module: checkpoints that load safely, and training that goes on from them."""
+"""The one module: checkpoints that load safely, and training that continues from them."""
 
 import csv
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
     fitter.fit(whole, datamodule=data(cache, kind))
     rest = module(kind, preset=preset, dropout=0.3)
     pl.seed_everything(3)
-    torch.rand(7)  # whatever else has drawn meanwhile
+    torch.rand(7)  # other code may draw numbers in between
     fitter = trainer(tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
     fitter.fit(
         rest, datamodule=data(cache, kind), ckpt_path=tmp_path / "part.ckpt", weights_only=True

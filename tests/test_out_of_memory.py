@@ -1,4 +1,4 @@
-"""Out of memory is told from other errors by what torch and the system really raise."""
+"""Out of memory is recognized by the errors that torch and the system really raise."""
 
 import errno
 import os

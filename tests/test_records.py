@@ -1,4 +1,4 @@
-"""One place says which result is sound, whoever reads it."""
+"""One module checks results for all readers."""
 
 import json
 import os

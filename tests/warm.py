@@ -148,7 +148,7 @@ def serve(channel: socket.socket) -> None:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that attend
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # attending forks are not waited for
     while True:
         request, handles, *_ = socket.recv_fds(channel, SIZE, 3)
         if not request:

@@ -96,7 +96,7 @@ class World:
                 if process.environ().get("MARK") == self.mark:
                     found.append(process)
             except psutil.Error:
-                continue  # ended meanwhile, or a zombie that nobody has waited for
+                continue  # ended meanwhile, or a zombie
         return found
 
     def plan(self) -> Plan:

@@ -1,4 +1,4 @@
-"""A checkpoint on disk is always a whole one, whatever ends its writer."""
+"""A checkpoint on disk is always complete, however its writer ends."""
 
 import os
 import random
@@ -58,7 +58,7 @@ def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    """As little as a process may write in a file stands for a full disk."""
+    """A limit on the size of files simulates a full disk."""
     path = tmp_path / "last.ckpt"
     WholeCheckpoints().save_checkpoint({"number": 1}, path)
     code = WRITER.replace("while True", "for _ in range(1)")

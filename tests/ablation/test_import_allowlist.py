@@ -36,7 +36,7 @@ def trainer(**fields: Any) -> dict[str, Any]:
     return {"trainer": fields}
 
 
-# What a base may hold; after a '|' stands what an axis may have as its value.
+# Allowed contents of a base; after a '|' the allowed value of an axis.
 FORMS: dict[str, dict[str, Any]] = {
     "callbacks, list": trainer(callbacks=[EVIL]),
     "callbacks, one": trainer(callbacks=EVIL),

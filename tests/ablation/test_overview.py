@@ -42,7 +42,7 @@ def planned(grid: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def end(root: Path, count: int, name: str = "result.json", other_bytes: int = 0) -> None:
-    """Leave `count` runs that have ended, of `other_bytes` besides their checkpoint."""
+    """Write `count` finished runs with `other_bytes` besides their checkpoints."""
     plan = load_plan(root / NAME / "plan.json")
     assert plan is not None
     for cell in plan.cells[:count]:

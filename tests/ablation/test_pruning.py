@@ -1,4 +1,4 @@
-"""Reports become those of trials, and bad cells are told to stop."""
+"""Reports are passed to trials, and bad cells are stopped."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_the_median_rule_stops_what_is_worse_than_half(
 def test_nothing_is_pruned_before_enough_cells_are_complete(tmp_path: Path) -> None:
     grid, reports = study("median"), Reports()
     complete(grid, 1.0, 1.0, 1.0, 1.0)
-    # A fifth, of which nobody knows how it got there.
+    # A fifth one of unknown origin.
     grid.add_trial(optuna.create_trial(value=1.0))
     trial = grid.ask()
     report(tmp_path, 1, 10, 99.0)
@@ -111,7 +111,7 @@ def test_a_trial_that_others_have_ended_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
-    """Of nine equals but for their rank a third or so goes on, and none before one is complete."""
+    """Of nine cells about a third continues; none is pruned before one is complete."""
     grid, reports = study("hyperband"), Reports()
     early = grid.ask()
     report(tmp_path / "early", 1, 10, 99.0)

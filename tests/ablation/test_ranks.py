@@ -122,7 +122,7 @@ def assert_same_weights(whole: Path, broken: Path) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: str) -> dict[str, Path]:
-    """The runs of two seeds that nobody disturbed, by name."""
+    """The undisturbed runs of two seeds, by name."""
     ranks = Ranks(tmp_path_factory.mktemp("undisturbed"))
     ranks.cache = cache
     ranks.write_training(seeds=2)

@@ -1,4 +1,4 @@
-"""A run that is cut short goes on to the weights and curves of one that was not."""
+"""A run that is interrupted and continued has the weights and curves of an undisturbed one."""
 
 import csv
 import json
@@ -97,7 +97,7 @@ def assert_same(whole: Path, broken: Path) -> None:
 
 
 def test_a_killed_cell_goes_on_from_its_last_checkpoint(tmp_path: Path, cache: str) -> None:
-    """Twice killed, without warning, at whatever step it was."""
+    """Killed twice without warning, at any step."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     config(whole, cache)
     config(broken, cache)

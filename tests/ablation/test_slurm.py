@@ -1,4 +1,4 @@
-"""`ablate submit`: what SLURM is told, and what the script that it gets does."""
+"""`ablate submit`: the calls of SLURM, and the effects of the script."""
 
 import json
 import os
@@ -31,7 +31,7 @@ TIMEOUT = 300.0
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host with SLURM's commands; returns the folder that remembers what they were told."""
+    """A host with SLURM's commands; returns the folder with the records of their calls."""
     folder = tmp_path / "bin"
     install(folder)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)

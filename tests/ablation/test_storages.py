@@ -334,7 +334,7 @@ def test_a_restart_of_the_database_is_an_outage_that_passes(server: Server, open
 
 
 def test_a_crash_of_the_database_is_an_outage_that_passes(server: Server, opened: Opened) -> None:
-    """PostgreSQL ends all connections and starts anew where one of its processes is killed."""
+    """PostgreSQL ends all connections and restarts if one of its processes is killed."""
     storage = opened(server.url)
     study = new_study(storage, "crash", cells=1)
     (trial,) = study.get_trials()

@@ -1,4 +1,4 @@
-"""One run and its folder: made anew, interrupted, gone on with, and never mixed with another."""
+"""One run and its folder: new, interrupted, continued, and never mixed with another run."""
 
 import csv
 import json
@@ -118,7 +118,7 @@ def test_logs_of_attempts_are_joined_by_step(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_only_evaluated_again_keeps_its_row(tmp_path: Path) -> None:
-    """Cut short after the last step, a run goes on at its end; and one may end before any log."""
+    """A run that is interrupted after its last step is completed; a run may end before any log."""
     first, second, empty = (tmp_path / f"{k}.csv" for k in range(3))
     first.write_text("step,train/loss,val/nll\n1,5,\n2,4,\n2,,9\n")
     second.write_text("step,val/nll\n2,9\n")
@@ -131,7 +131,7 @@ def test_a_step_that_is_only_evaluated_again_keeps_its_row(tmp_path: Path) -> No
 
 
 def test_a_line_that_a_kill_tore_is_left_out(tmp_path: Path) -> None:
-    """Killed at any byte of a row, a run that goes on has the curves of an undisturbed one."""
+    """A run that is killed at any byte of a row and continued has undisturbed curves."""
     header = b"epoch,step,train/loss,val/nll\r\n"
     rows = [b"0,%d,%d.25,\r\n" % (step, 30 - step) for step in range(8, 16)]
     rows[2:2] = [b"0,9,,7.125\r\n"]  # a validation, after which the checkpoint was saved

@@ -42,7 +42,7 @@ def regular(axes):
 
 
 def mixed(axes):
-    """Some runs of Post-LN stall without warm-up, one of RealFormer's whatever it has."""
+    """Some runs of Post-LN stall without warm-up, one of RealFormer's with any warm-up."""
     if axes[PRESET] == "post_ln" and axes[WARMUP] == 0 and axes[SEED] % 2:
         return 4.49
     return 4.6 if axes[PRESET] == "realformer" and axes[SEED] == 1 else regular(axes)

@@ -260,7 +260,7 @@ def test_a_run_that_is_ok_without_a_finite_loss(make_grid):
 
 
 def test_a_run_of_an_older_schema(make_grid, outcome):
-    """What an earlier version did not write is told as not recorded, the scores are the same."""
+    """Values that an earlier version did not write are shown as not recorded; scores are equal."""
     grid = make_grid(outcome, SIX, curves=False)
     write_report(grid.folder)
     before = pd.read_csv(grid.folder / "sensitivity.csv")

@@ -1,4 +1,4 @@
-"""The server of a report: to this machine alone, of these folders alone, and it ends when told."""
+"""The server of a report: only to this machine, only these folders, and it ends on a signal."""
 
 import json
 import os

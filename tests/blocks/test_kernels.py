@@ -48,7 +48,7 @@ def naive(query: Tensor, key: Tensor, value: Tensor, mask: Mask, temperature: fl
 
 
 def seen(z: Tensor, mask: Mask) -> Tensor:
-    """Return scores with zeros where nothing is seen: what stands there has no meaning."""
+    """Return scores with zeros at unseen keys, whose values have no meaning."""
     return z.masked_fill(~mask.allowed, 0.0)
 
 

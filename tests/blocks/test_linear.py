@@ -12,7 +12,7 @@ SHAPES = [(1, 1, 1), (5, 7, 3), (2, 3, 11, 4), (64, 32, 48)]
 
 @pytest.fixture(params=[False, True], ids=["mkl", "onednn"])
 def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Products of any size in float32 by the one library or the other, whatever the processor."""
+    """Products of any size in float32 by one library or the other, on any processor."""
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("this build of PyTorch has no oneDNN")
     monkeypatch.setattr(module, "prefers_onednn", lambda: request.param)

@@ -127,7 +127,7 @@ def test_differences_from_the_authors_are_listed() -> None:
 @pytest.mark.parametrize("name", UNTRAINED)
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_axes_named_train_what_the_authors_train(name: str, depth: int) -> None:
-    """The same parameters and values but for those gains, which start at 1, as the authors' do."""
+    """The same parameters and values except for those gains, which start at 1 like the authors'."""
     axes = yaml.safe_load(PRESETS[name].difference.partition("here with ")[2])["model.block"]
     sizes = {"encoder_depth": depth, "decoder_depth": 2}
     ours = tiny.translator(name, **sizes).state_dict()
@@ -329,7 +329,7 @@ def test_rezero_shares_the_gain_that_skipinit_has_once_a_sub_layer() -> None:
 
 
 def test_hybrid_norm_has_one_norm_between_attention_and_feed_forward() -> None:
-    """It stands on the sum of the last attention, so that the feed-forward's skip passes it."""
+    """It is on the sum of the last attention, so that the feed-forward's skip comes after it."""
     for where in STACKS.values():
         last = "around_cross" if where.cross else "around_self"
         for b in PRESETS["hybrid_norm"](where).blocks:

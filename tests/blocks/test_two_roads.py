@@ -97,7 +97,7 @@ def test_deepnorm_of_alpha_and_beta_one_is_post_ln() -> None:
 
 
 def test_deepnorm_is_post_ln_with_smaller_branches() -> None:
-    """``N(alpha x + f(x)) = N(x + f(x) / alpha)``, but for the norm's epsilon."""
+    """``N(alpha x + f(x)) = N(x + f(x) / alpha)``, except for the norm's epsilon."""
     ours, theirs = tiny.randomise(tiny.encoder("deepnorm")), tiny.encoder("post_ln")
     share(theirs, ours)
     alpha = spec_of("deepnorm").blocks[0].around_self.skip.value
@@ -197,7 +197,7 @@ def test_sandwich_ln_of_silent_outer_norms_is_its_final_norm() -> None:
 
 
 def test_keel_of_skip_one_starts_as_post_ln_of_a_normed_stream() -> None:
-    """``f(N(x)) = f(x)`` where x left a norm of gain one, but for its epsilon."""
+    """``f(N(x)) = f(x)`` if x is the output of a norm of gain one, except for its epsilon."""
     one = everywhere(spec_of("keel"), lambda around: replace(around, skip=Gain()))
     ours, theirs = tiny.encoder(one), tiny.encoder("post_ln")
     share(theirs, ours, missing={"norm_input.weight", "norm_input.bias"})
@@ -208,7 +208,7 @@ def test_keel_of_skip_one_starts_as_post_ln_of_a_normed_stream() -> None:
 
 @pytest.mark.parametrize("preset", ["post_ln", "keel", "deepnorm"])
 def test_silent_branches_leave_norms_alone(preset: str) -> None:
-    """Without branches a stack of norms after the sum starts as one norm, whatever its skip."""
+    """Without branches a stack of norms after the sum starts as one norm, for any skip."""
     module = tiny.encoder(preset)
     for part in ("output.weight", "output.bias", "outer.weight", "outer.bias"):
         set_all(module, part, 0.0)
@@ -320,7 +320,7 @@ def test_running_sum_is_one_product_of_concatenated_queries_and_keys() -> None:
 
 
 def test_product_of_sums_is_qk_sum_and_no_running_sum() -> None:
-    """``(sum Q)(sum K)^T`` has the terms of unlike layers besides."""
+    """``(sum Q)(sum K)^T`` also has the terms of different layers."""
     module = tiny.randomise(
         tiny.encoder(BlockConfig(preset="post_ln", residual_attention="qk_sum"))
     )
@@ -574,7 +574,7 @@ def test_shaping_without_identity_and_centre_is_none() -> None:
 def test_norms_in_the_heads_do_not_see_the_length_of_what_they_norm(
     preset: str, parts: tuple[str, ...]
 ) -> None:
-    """``N(c q) = N(q)`` but for epsilon: logits cannot grow with the matrices."""
+    """``N(c q) = N(q)`` except for epsilon: logits cannot grow with the matrices."""
     module, x = tiny.encoder(preset), torch.randn(BATCH, SOURCE, MODEL)
     before = encode(module, x)
     bare = tiny.encoder(without_norms_in_heads(spec_of(preset)))

@@ -1,4 +1,4 @@
-"""A run reports at validations and ends where it is told to; otherwise nothing changes."""
+"""A run reports at validations and ends on request; otherwise nothing changes."""
 
 import json
 from pathlib import Path
@@ -115,7 +115,7 @@ def test_a_metric_that_is_not_known_is_the_users_mistake(tmp_path: Path, cache: 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize("said", [5, 6, 7])
 def test_reporting_and_ending_change_nothing(tmp_path: Path, cache: str, said: int) -> None:
-    """A run that was ended early and goes on after all has the weights of one left alone."""
+    """A run that was ended early and then continued has the weights of an undisturbed one."""
     plain = fit(tmp_path / "plain", cache)
     broken = tmp_path / "broken"
     callback = pruning(broken)

@@ -1,4 +1,4 @@
-"""SIGTERM ends a run where it can go on exactly: within an epoch, at its end, at a validation."""
+"""SIGTERM ends a run so that it can continue exactly: in an epoch, at its end, in a validation."""
 
 import os
 import signal

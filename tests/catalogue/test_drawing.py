@@ -48,7 +48,7 @@ def test_a_number_may_depend_on_the_layer(values, first: int, shown: str) -> Non
 
 
 def test_layers_of_one_form_are_one_run() -> None:
-    """Numbers may differ in a run; what stands on the stream may not."""
+    """Numbers may differ in a run of layers; the parts on the stream may not."""
     one, two = stacks("pre_ln")["encoder"], stacks("post_ln")["encoder"]
     mixed = replace(one, blocks=(*one.blocks[:1], *two.blocks[:2], *one.blocks[:3]))
     runs = stack_drawing(mixed, "encoder").runs

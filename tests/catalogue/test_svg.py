@@ -108,7 +108,7 @@ def test_boxes_do_not_overlap(shown: Picture) -> None:
 
 
 def test_words_fit(shown: Picture) -> None:
-    """Every label lies on the page, and inside the box on which it stands, and on no other."""
+    """Every label is on the page, inside its own box and on no other box."""
     for words, place in shown.texts:
         assert shown.page.holds(place), words
         met = [box for box in shown.named(*BOXES) if box.meets(place)]

@@ -40,7 +40,7 @@ def test_parameters_are_those_of_the_stacks() -> None:
     encoder = 6 * (attention + feed + 2 * norm) + norm
     decoder = 6 * (2 * attention + feed + 3 * norm) + norm
     assert stack_parameters(resolve_preset("pre_ln", 6, 6)) == encoder + decoder
-    lacking = 12 * 2 * (d * d + d) - 2 * d * d  # V and P, but for dW of two first layers
+    lacking = 12 * 2 * (d * d + d) - 2 * d * d  # V and P, except for dW of two first layers
     gained = 12 * (3 * 4 + 2)  # alpha, beta, gamma a head, and two branches' gains
     assert stack_parameters(resolve_preset("sas", 6, 6)) == encoder + decoder - lacking + gained
 

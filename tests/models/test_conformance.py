@@ -144,7 +144,7 @@ def test_cached_decoding_keeps_rotations_and_carries(preset: str, carry: Any) ->
 
 @every_preset
 def test_hypotheses_may_be_reordered_and_repeated(model: EncoderDecoder) -> None:
-    """A beam keeps rows 2, 0, 0 after the third token; each goes on as in its own sentence."""
+    """A beam keeps rows 2, 0, 0 after the third token; each continues as in its own sentence."""
     source, target = tiny.sentences()[0], tiny.words(3, 7)
     rows = torch.tensor([2, 0, 0])
     state = model.start(source)

@@ -315,7 +315,7 @@ def test_head_gains_of_normformer_start_at_one() -> None:
 
 
 def test_v_skipinit_starts_as_its_orthogonal_values() -> None:
-    """alpha = 1 and beta = 0: attention is ``u V P`` at the start, whatever the map."""
+    """alpha = 1 and beta = 0: attention is ``u V P`` at the start, for any map."""
     model = build("encoder_decoder", "v_skipinit")
     for name, attention in attentions(model):
         if name.endswith("self_attention"):

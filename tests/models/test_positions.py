@@ -85,7 +85,7 @@ def test_beams_that_share_a_cache_know_where_their_tokens_stand(block: BlockConf
     tokens = tiny.words(2, 9)
     state = model.start(1, beams=2)
     for i in range(9):
-        if i == 4:  # both go on from the second
+        if i == 4:  # both continue from the second
             state = state.reorder(torch.tensor([[1, 1]]))
             tokens = torch.cat([tokens[[1, 1], :4], tokens[:, 4:]], dim=1)
         logits, state = model.step(tokens[:, i][None], state)

@@ -240,7 +240,7 @@ def test_translation_gradient_equals_differences_of_reference(case: Case) -> Non
     model = tiny.randomise(tiny.translator(case.block, **case.architecture))
     source, target = tiny.sentences()
     sizes = tiny.reference_sizes(tiny.architecture(**case.architecture))
-    # The loss reads real positions alone: what stands at padding is nobody's promise.
+    # The loss reads only real positions: values at padding are not specified.
     weight = torch.randn(*target.shape, tiny.VOCABULARY) * (target != tiny.PAD)[..., None]
 
     def reference_loss(parameters: Parameters) -> float:

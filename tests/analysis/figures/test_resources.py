@@ -1,4 +1,4 @@
-"""Parameters, speed and memory: the numbers of the runs, whatever their warm-up and rate."""
+"""Parameters, speed and memory: the numbers of all runs, with any warm-up and rate."""
 
 import json
 import re
@@ -15,7 +15,7 @@ AXES = {SEED: [1, 2], PRESET: ["post_ln", "sas"], WARMUP: [0, 60], RATE: [1e-3, 
 
 
 def change(fake, number, **fields):
-    """Change fields of `result.json`; `speed` stands for the metric."""
+    """Change fields of `result.json`; `speed` is short for the metric."""
     path = fake.run(fake.cells[number]) / "result.json"
     record = json.loads(path.read_text())
     if "speed" in fields:

@@ -79,7 +79,7 @@ def test_each_variant_can_be_seen_on_either_page(colour, page):
 
 @pytest.mark.parametrize("seen", BLINDNESS.values(), ids=BLINDNESS)
 def test_no_two_variants_look_alike(seen):
-    """0.02 is just told apart side by side; lines that lie apart want more."""
+    """0.02 can just be distinguished side by side; lines at a distance need more."""
     for one, other in itertools.combinations(COLOURS, 2):
         distance = np.linalg.norm(oklab(seen @ linear(one)) - oklab(seen @ linear(other)))
         assert distance > 0.07, (one, other)
