@@ -230,7 +230,7 @@ def test_mistakes_are_told_in_one_line(words: list[str], told: str, tmp_path: Pa
 def test_a_cluster_of_another_version_is_refused(server: Server) -> None:
     server.stop()
     (server.folder / "data" / "PG_VERSION").write_text("16\n")
-    with pytest.raises(UserError, match="made by PostgreSQL 16, this is 18"):
+    with pytest.raises(UserError, match="made by PostgreSQL 16, not by 18"):
         Cluster(server.folder).prepare()
 
 
