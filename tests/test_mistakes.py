@@ -71,7 +71,7 @@ MISTAKES = [
     Case("report demo --port 80", "--port: needs --serve"),
     Case("doctor demo --fx", "did you mean '--fix'?"),
     Case("blocks pre_lm", "did you mean 'pre_ln'?"),
-    Case("blocks sas --encoder-depth 0", "depth"),
+    Case("blocks sas --encoder-depth -1", "depth"),
     Case("prepare --data iwslt", "did you mean 'iwslt14'?"),
     Case("prepare --data text --root nowhere", "nowhere"),
     Case("prepare --config run.yaml", "cannot be read as YAML", {"run.yaml": "a: ["}),
