@@ -7,7 +7,7 @@ from lightning_app.completion import complete_plain
 from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
-from lightning_app.names import check_names, check_preset
+from lightning_app.names import check_names
 from lightning_app.sections import arguments, hints_of, model_config
 from lightning_app.task_facts import TASKS
 
@@ -54,7 +54,6 @@ def check(tree: dict[str, Any]) -> None:
     """Refuse a complete config whose parts do not go together, before anything is loaded."""
     model = model_config(tree["model"])
     data_arguments = arguments("data", hints_of(DataConfig), tree["data"])
-    check_preset(tree["model"]["block"]["preset"])
     check_bounds(tree)
     try:
         model.architecture.stacks(model.block)

@@ -57,17 +57,6 @@ def _check_key(key: str) -> None:
         kind = part_of(hints[name])
 
 
-def check_preset(name: str) -> None:
-    """Refuse an unknown name of a block."""
-    from lightning_app.blocks.presets import PRESETS
-
-    if name not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise UserError(
-            f"model.block.preset: '{name}' is not one of {known}{nearest(name, PRESETS)}"
-        )
-
-
 def _unknown(key: str, known: Iterable[str]) -> str:
     # Suggest only keys of the same section: a similar key of another section would mislead.
     return f"unknown key '{key}'{nearest(key.rpartition('.')[2], known)}"

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from lightning_app.errors import UserError, named
-from lightning_app.names import check_names, check_preset
+from lightning_app.names import check_names
 from lightning_app.trainer_arguments import trainer_arguments
 
 _OPTIONS = ("config", "help", "print_config")  # every command of LightningCLI has these
@@ -86,7 +86,9 @@ def _check_preset(trees: Iterable[Mapping[str, Any]], options: Mapping[str, str 
         found.insert(1, block.get("preset") if isinstance(block, dict) else None)
     preset = next((each for each in found if each is not None), None)
     if isinstance(preset, str):
-        check_preset(preset)
+        from lightning_app.blocks.presets import PRESETS
+
+        _ = PRESETS[preset]
 
 
 def _check_checkpoint(

@@ -79,12 +79,9 @@ class BlockConfig:
         """Return the specification of every layer of `stack`.
 
         Raises:
-            ValueError: for an unknown preset or an invalid combination; the message names
-                the field.
+            UserError: for an unknown preset.
+            ValueError: for an invalid combination; the message names the field.
         """
-        if self.preset not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ValueError(f"preset '{self.preset}' is not one of {known}")
         spec = PRESETS[self.preset](stack)
         last = len(spec.blocks) - 1
         blocks = tuple(

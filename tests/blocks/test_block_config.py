@@ -14,6 +14,7 @@ from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.errors import UserError
 from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.initialization import initialize
@@ -329,7 +330,8 @@ def test_gains_go_where_they_are_named(axis: str, part: str) -> None:
 
 
 def test_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="preset 'post_nl' is not one of post_ln, pre_ln"):
+    said = r"model\.block\.preset: expected one of 'post_ln', .* did you mean 'post_ln'"
+    with pytest.raises(UserError, match=said):
         BlockConfig(preset="post_nl").resolve(STACKS[0])
 
 

@@ -119,7 +119,8 @@ def test_another_definition_of_a_preset_is_another_experiment(
     written = config()
     stacks = stacks_of(written)
     assert identity_of(written).id == plain
-    monkeypatch.setitem(presets.PRESETS, "pre_ln", redefined)
+    parts = {**presets.PRESETS, "pre_ln": redefined}
+    monkeypatch.setattr(presets.PRESETS, "_parts", parts)
     sizes = config(model__architecture__max_positions=1025)  # nothing of it was resolved before
     assert stacks_of(sizes) != stacks
     corpus = identity_of(written).corpus

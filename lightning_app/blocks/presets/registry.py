@@ -1,10 +1,11 @@
 """The class of presets, and the decorator that registers one, also from outside the package."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.registry import Registry
 
 ABSENT = Gain(value=0.0)
 POST = ResidualSpec(norm_sum="layer_norm")
@@ -37,8 +38,8 @@ class Preset:
         return f"the authors' code also trains {self.differs}; here with {axes}"
 
 
-_presets: dict[str, Preset] = {}
-PRESETS: Mapping[str, Preset] = _presets
+PRESETS: Registry[Preset] = Registry("model.block.preset")
+"""The presets by name; `preset` is the decorator that adds one."""
 
 
 def preset(
@@ -48,9 +49,7 @@ def preset(
 
     def register(build: Callable[[Stack], StackSpec]) -> Preset:
         name = getattr(build, "__name__")  # noqa: B009 - a Callable need not have a name
-        if name in _presets:
-            raise ValueError(f"model.block.preset: '{name}' is already registered")
-        _presets[name] = Preset(
+        made = Preset(
             name=name,
             equation=equation,
             paper=paper,
@@ -59,6 +58,7 @@ def preset(
             differs=differs,
             matched_by=matched_by,
         )
-        return _presets[name]
+        PRESETS.add(name, made)
+        return made
 
     return register
