@@ -167,6 +167,6 @@ def test_the_centre_of_a_biased_map_is_its_softmax_at_zero_scores() -> None:
 def test_unknown_positions_name_the_nearest() -> None:
     with pytest.raises(UserError, match=r"model.architecture.positions: .*'rop'.*rope"):
         tiny.architecture(positions="rop")
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         POSITIONS.register("rope")(Slopes)
     assert isinstance(POSITIONS, Registry)
