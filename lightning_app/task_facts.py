@@ -8,11 +8,15 @@ from lightning_app.registry import Registry
 
 
 class QualityMetric(NamedTuple):
-    """A metric of quality beside the loss: its name in the results, its title, its unit."""
+    """A metric of quality beside the loss: its name in the results, its title, its unit.
+
+    `mode` says whether `min` or `max` of it is best.
+    """
 
     metric: str
     title: str
     unit: str
+    mode: str = "max"
 
 
 LOSS = "val/nll"
@@ -75,11 +79,11 @@ STACKS: Mapping[str, tuple[str, ...]] = {
 }
 """The stacks of each `model.architecture.kind`."""
 
-GENERAL = (
-    *(LOSS, "val/perplexity", "val/accuracy", "test/nll", "test/perplexity", "test/accuracy"),
-    "train/tokens_per_second",
-)
-"""The metrics that every task reports."""
+GENERAL = {
+    **dict.fromkeys((LOSS, "val/perplexity", "test/nll", "test/perplexity"), "min"),
+    **dict.fromkeys(("val/accuracy", "test/accuracy", "train/tokens_per_second"), "max"),
+}
+"""The metrics that every task reports, and whether `min` or `max` of each is best."""
 
 TASKS: Registry[TaskFacts] = Registry("model.objective.kind")
 """The tasks by name, the values of `model.objective.kind`."""

@@ -84,18 +84,18 @@ def check_exclude(exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str
 def check_metric(
     metric: Any, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
 ) -> tuple[str, str]:
-    """The metric and its direction; without them, what the task of the grid monitors."""
+    """The metric, by default the one that the task monitors, and its direction."""
     metric = {} if metric is None else _fields("metric", metric, ("name", "mode"))
     kinds = axes.get(TASKS.field) or [lookup(base, TASKS.field) or DEFAULT_TASK]
     monitored, *others = dict.fromkeys(task_facts(kind).monitored for kind in kinds)
     if others and "name" not in metric:
         raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
     name = metric.get("name", monitored.metric)
-    mode = metric.get("mode", monitored.mode if name == monitored.metric else "min")
-    known = [*GENERAL, *(score.metric for task in TASKS.values() for score in task.scores)]
-    if name not in known:
-        hint = nearest(str(name), known)
-        raise UserError(f"metric.name: no metric {name!r}{hint}")
+    scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
+    best = GENERAL | scores | {monitored.metric: monitored.mode}
+    if name not in best:
+        raise UserError(f"metric.name: no metric {name!r}{nearest(str(name), best)}")
+    mode = metric.get("mode", best[name])
     if mode not in ("min", "max"):
         raise UserError(f"metric.mode: expected 'min' or 'max', found {mode!r}")
     return name, mode

@@ -38,6 +38,20 @@ def test_reads_a_grid_with_its_question_and_base(tmp_path: Path) -> None:
     assert (grid.metric, grid.mode, grid.sensitivity) == ("val/nll", "min", {})
 
 
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("val/nll", "min"), ("test/perplexity", "min"), ("val/bleu", "max"), ("val/accuracy", "max")],
+)
+def test_a_metric_without_a_mode_has_its_own(tmp_path: Path, name: str, mode: str) -> None:
+    """Where it was always `min`, a grid of BLEU called its worst run the best."""
+    path = tmp_path / "mine.yaml"
+    tree = {"name": "mine", "base_config": {}, "axes": {"seed_everything": [1]}}
+    path.write_text(yaml.safe_dump({**tree, "metric": {"name": name}}))
+    assert read_spec(path).mode == mode
+    path.write_text(yaml.safe_dump({**tree, "metric": {"name": name, "mode": "max"}}))
+    assert read_spec(path).mode == "max"
+
+
 def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
     grid = read_spec(write(tmp_path, question="Does it?"))
     copy = tmp_path / "grid.yaml"
