@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_app.ablation.supervision.locks import (
-    if_free,
-    is_supervised,
-    supervisor_lock,
-    turn,
-)
+from lightning_app.ablation.supervision.locks import if_free, supervisor_lock, turn
 from lightning_app.ablation.supervision.stopping import Interrupted
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
@@ -47,14 +42,12 @@ def holder(folder: Path, storage: str, kind: str) -> Iterator[tuple[subprocess.P
 def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
     with holder(tmp_path, "journal", "one") as (process, alone):
         assert alone == "True"
-        assert is_supervised(GridFolder(tmp_path))
         for several in (False, True):
             with (
                 pytest.raises(UserError, match=f"process {process.pid} on .* is already running"),
                 supervisor_lock(GridFolder(tmp_path), "journal", several),
             ):
                 pass
-    assert not is_supervised(GridFolder(tmp_path))
     with supervisor_lock(GridFolder(tmp_path), "journal") as alone:
         assert alone
 

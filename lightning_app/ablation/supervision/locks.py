@@ -61,17 +61,6 @@ def supervisor_lock(folder: GridFolder, storage: str = "", several: bool = False
         os.close(file)
 
 
-def is_supervised(folder: GridFolder) -> bool:
-    """Whether some supervisor works in a grid's folder now."""
-    if not folder.supervisor_lock.is_file():
-        return False
-    file = os.open(folder.supervisor_lock, os.O_RDONLY)
-    try:
-        return not _flock(file, fcntl.LOCK_SH) or not _flock(file, fcntl.LOCK_EX)
-    finally:
-        os.close(file)
-
-
 @contextmanager
 def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
     """Wait for a lock that others release soon, and hold it; print `why` if the wait is long.
