@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("lightning_app.parser", "lightning_app.ablation.run_cell", "lightning_app.cli")
+MODULES = (
+    "lightning_app.parser",
+    "lightning_app.ablation.run_cell",
+    "lightning_app.ablation.run_command",
+    "lightning_app.analysis.report",
+    "lightning_app.cli",
+)
 SIZE = 1 << 20  # the maximum of bytes of a request
 
 

@@ -1,4 +1,4 @@
-"""Short forms of `benchmarks/chaos.py`; the long one is run by hand."""
+"""Short forms of `benchmarks/chaos.py`; the long form is run by hand."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_two_hosts_and_a_database_that_fails(folder: Path) -> None:
-    assert chaos(folder, "postgresql", 8, 4) == {
+    assert chaos(folder, "postgresql", 4, 4) == {
         "worker killed": 1,
         "rank killed": 1,
         "supervisor killed": 2,
@@ -42,6 +42,7 @@ def test_two_hosts_and_a_database_that_fails(folder: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_one_host_and_a_journal_that_is_torn(folder: Path) -> None:
     faults = chaos(folder, "journal", 8, 0)
     assert faults == {"worker killed": 1, "supervisor killed": 1, "journal torn": 1}

@@ -46,7 +46,7 @@ def final_quality(part: Part) -> list[Sketch]:
     score = _quality(part)
     if score is None:
         return []
-    metric, name, label = score
+    metric, name = score.metric, score.title
     text = (
         f"Crosses are runs that stalled or were non-finite, at the value they ended with. "
         f"{name} is {metric} in results.csv."
@@ -55,7 +55,7 @@ def final_quality(part: Part) -> list[Sketch]:
         part,
         lambda cell: _number(cell.metrics.get(metric)),
         f"{name} against warm-up",
-        label,
+        score.unit,
         text,
         entropy=False,
     )
