@@ -14,6 +14,7 @@ from lightning_app.bench.measure import (
     ratios,
     rounds,
 )
+from lightning_app.bench.rates import product_flops
 from lightning_app.bench.resident import resident
 
 
@@ -34,19 +35,25 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """The extent of the measurement; `resident`: also the memory of a separate process."""
+    """The extent of the measurement.
+
+    `resident`: also the memory of a separate process. `rate` is the rate of products (FLOP/s)
+    that shares refer to; without it there are none.
+    """
 
     rounds: int = 5
     warm: int = 1
     device: str = "cpu"
     resident: bool = False
+    rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The measurements of one contender; `time` and `memory` are ratios to the first contender.
 
-    `peak_bytes` is its peak memory beyond its model: see `measure.peak_memory`.
+    `peak_bytes` is its peak memory beyond its model: see `measure.peak_memory`. `flops` counts the
+    operations of its matrix products; they would take `share` of its time at the measured rate.
     """
 
     name: str
@@ -57,6 +64,8 @@ class Result:
     resident_bytes: int | None = None
     calls: int | None = None
     parameters: int = 0
+    flops: int | None = None
+    share: float | None = None
     missing: str | None = None
 
 
@@ -100,9 +109,12 @@ def _result(
 ) -> Result:
     """Return all measurements except the ratio of memory."""
     alone = resident(contender.build, torch.get_num_threads()) if how.resident else None
+    spread, flops = Spread.of(seconds), product_flops(work.run)
     return Result(
         name=contender.name,
-        seconds=Spread.of(seconds),
+        seconds=spread,
+        flops=flops,
+        share=None if how.rate is None else flops / spread.median / how.rate,
         time=ratios(seconds, against),
         peak_bytes=peak_memory(work.run, torch.device(how.device)),
         resident_bytes=alone,

@@ -14,7 +14,9 @@ from lightning_app.bench.peers import (
     residual_encoder,
     translation_peer,
 )
+from lightning_app.bench.rates import Rates, rate_in_force
 from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.linear import float32_library, mkl_products, prefers_onednn
 
 BASELINE = "pre_ln"
 WORK = {True: "training step", False: "forward and backward"}
@@ -52,8 +54,23 @@ def attention(maps: Maps, how: How) -> Iterator[Comparison]:
     yield compare(f"A chain of {maps.depth} maps, all keys: {sizes}", chain, how)
 
 
-def peers(setting: Setting, how: How) -> Iterator[Comparison]:
-    """Compare our models with the same models of other libraries, each with our weights."""
+def peers(setting: Setting, how: How, rates: Rates) -> Iterator[Comparison]:
+    """Compare our models with the same models of other libraries, each with our weights.
+
+    Where our products are computed by another matrix library than theirs, everything is compared
+    a second time with all products by theirs: the first ratio is what a user gets, the second what
+    the form of the model gives.
+    """
+    yield from _peers(setting, how)
+    if prefers_onednn() and setting.device == "cpu" and setting.precision == "32":
+        with mkl_products():
+            rate = rate_in_force(rates, setting.device, bf16=False)
+            for comparison in _peers(setting, replace(how, rate=rate)):
+                title = f"{comparison.title}; all products by {float32_library()}"
+                yield replace(comparison, title=title)
+
+
+def _peers(setting: Setting, how: How) -> Iterator[Comparison]:
     for step in (True, False):
         mine = replace(setting, step=step)
         contenders = [

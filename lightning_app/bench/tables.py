@@ -16,9 +16,10 @@ from rich.table import Table
 from lightning_app.atomic_write import write_whole
 from lightning_app.bench.compare import Comparison, Result
 from lightning_app.bench.measure import Spread
+from lightning_app.bench.rates import Rates
 
 PACKAGES = ("torch", "x-transformers", "transformers")
-MEGA = 1e6
+MEGA, GIGA = 1e6, 1e9
 
 
 def table(comparison: Comparison) -> Table:
@@ -26,6 +27,8 @@ def table(comparison: Comparison) -> Table:
     shown = Table(box=box.SIMPLE)
     shown.add_column("")
     columns = ["ms", "time", "quartiles", "MB", "memory", "calls", "parameters"]
+    if any(result.share is not None for result in comparison.results):
+        columns.append("share")
     resident = any(result.resident_bytes is not None for result in comparison.results)
     if resident:
         columns.insert(5, "resident MB")
@@ -52,6 +55,8 @@ def _cells(result: Result, *, resident: bool) -> list[str]:
         f"{result.calls:,}",
         f"{result.parameters:,}" if result.parameters else "",
     ]
+    if result.share is not None:
+        cells.append(f"{result.share:.2f}")
     if resident:
         size = result.resident_bytes
         cells.insert(5, "" if size is None else _megabytes(size))
@@ -81,6 +86,12 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
+def rates_line(rates: Rates) -> str:
+    """Return the measured rates of products as text."""
+    shown = ", ".join(f"{name} {rate / GIGA:,.0f}" for name, rate in rates.items())
+    return f"products on this device, GFLOP/s: {shown}"
+
+
 def _processor() -> str:
     """Return the processor's name on Linux."""
     try:
@@ -91,10 +102,13 @@ def _processor() -> str:
     return next(named, platform.processor())
 
 
-def write_json(path: Path, settings: dict[str, Any], comparisons: Sequence[Comparison]) -> None:
+def write_json(
+    path: Path, settings: dict[str, Any], rates: Rates, comparisons: Sequence[Comparison]
+) -> None:
     """Write all measurements, with unrounded seconds and bytes."""
     content = {
         "machine": machine(settings["device"]),
+        "rates": rates,
         "settings": settings,
         "comparisons": [_plain(asdict(comparison)) for comparison in comparisons],
     }

@@ -7,6 +7,8 @@ processor, type and size, so that a resumed run computes the same bits on the sa
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -22,9 +24,27 @@ SMALL_TURNED = 2**26
 """The same limit for an `x` that oneDNN must transpose in memory first, and MKL need not."""
 
 
-@cache
+_allowed = True
+
+
+@contextmanager
+def mkl_products() -> Iterator[None]:
+    """Leave all products to PyTorch in this context, so that two models use one matrix library."""
+    global _allowed
+    before, _allowed = _allowed, False
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
 def prefers_onednn() -> bool:
-    """Whether float32 products are faster in oneDNN than in MKL here: on AMD with AVX-512."""
+    """Whether float32 products are computed by oneDNN here: on AMD with AVX-512."""
+    return _allowed and _has_onednn()
+
+
+@cache
+def _has_onednn() -> bool:
     information = Path("/proc/cpuinfo")
     return (
         torch.backends.mkl.is_available()

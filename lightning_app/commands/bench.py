@@ -14,7 +14,8 @@ from lightning_app.bench.compare import Comparison, How
 from lightning_app.bench.explain import explained
 from lightning_app.bench.growth import Axis, draw, measure_growth, sized
 from lightning_app.bench.learners import Precision, Setting
-from lightning_app.bench.tables import machine, table, write_json
+from lightning_app.bench.rates import matmul_rates, rate_in_force
+from lightning_app.bench.tables import machine, rates_line, table, write_json
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.errors import UserError, nearest
 
@@ -142,10 +143,15 @@ def _bench(options: BenchOptions) -> None:
         console.print(f"\n{comparison.title}", table(comparison))
 
     here = machine(setting.device)
+    rates = matmul_rates(torch.device(setting.device))
+    rate = rate_in_force(rates, setting.device, bf16=setting.precision == "bf16")
+    how = replace(how, rate=rate)
     console.print(f"{here['processor']}, {here['device']}, {here['threads']} thread(s)")
+    console.print(rates_line(rates))
     console.print(
         "time and memory: ratios to the first row, under 1 is better; ms of the "
-        f"{'GPU' if setting.device == 'cuda' else 'processor'}; peak MB beyond the model"
+        f"{'GPU' if setting.device == 'cuda' else 'processor'}; peak MB beyond the model; share: "
+        "the part of the time that the products take at the rate above"
     )
     if everything or options.presets is not None:
         names = options.presets or list(PRESETS)
@@ -155,7 +161,7 @@ def _bench(options: BenchOptions) -> None:
         for comparison in sections.attention(options.maps(), how):
             show(comparison)
     if everything or options.peers:
-        for comparison in sections.peers(setting, how):
+        for comparison in sections.peers(setting, how, rates):
             show(comparison)
     if options.growth:
         points = []
@@ -165,5 +171,5 @@ def _bench(options: BenchOptions) -> None:
         console.print(f"figure: {draw(points, options.figure)}")
     if options.json is not None:
         settings = {**asdict(setting), "rounds": how.rounds}
-        write_json(options.json, settings, comparisons)
+        write_json(options.json, settings, rates, comparisons)
         console.print(f"numbers: {options.json}")

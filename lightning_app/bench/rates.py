@@ -1,0 +1,94 @@
+"""How fast this device multiplies matrices, and how many multiplications a workload makes.
+
+The share of the measured rate that a workload reaches says how much of its time is something else
+than products, and can be compared between processors, unlike a ratio to another library whose
+products are computed by another matrix library.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_app.bench.measure import Clock, Run, Spread
+from lightning_app.blocks.linear import float32_library, linear, mkl_products
+
+ROWS, INNER, COLUMNS = 1024, 512, 1024
+"""The product that measures a rate; the linear maps of a 6+6 model of width 512 are as large."""
+ROUNDS = 9
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+
+Rates = dict[str, float]
+
+
+def matmul_rates(device: torch.device) -> Rates:
+    """Return the median rate of a large product (FLOP/s) for each type and library of `device`.
+
+    On a CPU the keys are ``float32 LIBRARY`` for each library that our models may use here, and
+    ``bfloat16``; on a GPU ``float32`` and ``bfloat16``.
+    """
+    rates = {BFLOAT16: _rate(device, torch.bfloat16)}
+    if device.type != "cpu":
+        return {FLOAT32: _rate(device, torch.float32), **rates}
+    rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32)
+    with mkl_products():
+        rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32)
+    return dict(sorted(rates.items()))
+
+
+def _rate(device: torch.device, dtype: torch.dtype) -> float:
+    x = torch.randn(ROWS, INNER, device=device, dtype=dtype)
+    weight = torch.randn(COLUMNS, INNER, device=device, dtype=dtype)
+    clock = Clock(device)
+    with torch.no_grad():
+        seconds = [clock.seconds(lambda: linear(x, weight)) for _ in range(ROUNDS + 2)][2:]
+    return 2 * ROWS * INNER * COLUMNS / Spread.of(seconds).median
+
+
+def rate_in_force(rates: Rates, device: str, *, bf16: bool) -> float:
+    """Return the rate of the products that our models compute now on `device`."""
+    if bf16:
+        return rates[BFLOAT16]
+    return rates[f"{FLOAT32} {float32_library()}" if device == "cpu" else FLOAT32]
+
+
+def product_flops(run: Run) -> int:
+    """Return the floating-point operations of all matrix products in one `run`.
+
+    A product of m x k by k x n matrices counts 2 m k n. Attention counts whole maps, also where it
+    is causal, as PyTorch's own counter does, and products that a backward pass computes again count
+    again.
+    """
+    with FlopCounterMode(display=False, custom_mapping=_MORE) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+Shape = Sequence[int]
+
+
+def _linear(x: Shape, weight: Shape, *others: Any, **named: Any) -> int:
+    return 2 * math.prod(x) * weight[0]
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *others: Any, **named: Any) -> int:
+    """``Q K^T`` and the product of the map with V."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _attention_backward(
+    gradient: Shape, query: Shape, key: Shape, value: Shape, *others: Any, **named: Any
+) -> int:
+    """``Q K^T`` again, the gradients of Q and K; those of the map and of V."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+
+
+# The operators of a CPU that PyTorch's counter does not know.
+_MORE: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    _MORE[torch.ops.mkldnn._linear_pointwise] = _linear
