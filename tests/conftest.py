@@ -10,8 +10,8 @@ import torch
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: many tests wait for supervisors and servers."""
-    return (os.cpu_count() or 1) + 1
+    """Two processes more than there are cores: many tests wait for supervisors and servers."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.fixture(autouse=True, scope="session")

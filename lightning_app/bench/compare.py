@@ -38,7 +38,7 @@ class How:
     """The extent of the measurement.
 
     `resident`: also the memory of a separate process. `rate` is the rate of products (FLOP/s)
-    that shares refer to; without it there are none.
+    that shares refer to; without it no share is computed.
     """
 
     rounds: int = 5
