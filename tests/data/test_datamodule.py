@@ -1,10 +1,11 @@
 """The data module under a real Lightning Trainer: epochs, resume, ranks."""
 
-from pathlib import Path
+from pathlib import json
 from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
+import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -190,6 +191,14 @@ def test_synthetic_is_detokenized(synthetic_cache: str):
     for target, reference in zip(data.targets("valid"), data.references("valid"), strict=True):
         assert data.detokenize(target) == reference
         assert not reference.endswith(" .")
+
+
+def test_the_protocol_of_the_synthetic_corpus_is_that_of_earlier_results(synthetic_cache: str):
+    """With another wording, a report of old and new cells would name two protocols."""
+    earlier = Path("tests/ablation/made_at_b91519c/former/runs").glob("*/result.json")
+    recorded = {json.loads(path.read_text(encoding="utf-8"))["protocol"] for path in earlier}
+    data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=synthetic_cache))
+    assert recorded == {data.description["protocol"]}
 
 
 def test_masked_lm_of_the_english_side(synthetic_cache: str):

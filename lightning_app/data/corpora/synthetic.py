@@ -32,8 +32,11 @@ class Synthetic(GeneratedCorpus):
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
     ) -> str:
-        """Return the seed and the number of pairs."""
+        """Return the seed and the number of pairs.
+
+        Results record it: with another wording, equal data would have two protocols.
+        """
         return (
             f"synthetic German-English grammar, seed {sentences.SEED}: {split_sizes(counts)} "
-            f"distinct pairs; no sentence of either language is in two splits"
+            f"distinct pairs; no sentence of either language stands in two splits"
         )
