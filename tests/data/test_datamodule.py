@@ -1,11 +1,11 @@
 """The data module under a real Lightning Trainer: epochs, resume, ranks."""
 
-from pathlib import json
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
-import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
