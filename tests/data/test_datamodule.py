@@ -196,7 +196,9 @@ def test_synthetic_is_detokenized(synthetic_cache: str):
 def test_the_protocol_of_the_synthetic_corpus_is_that_of_earlier_results(synthetic_cache: str):
     """With another wording, a report of old and new cells would name two protocols."""
     earlier = Path("tests/ablation/made_at_b91519c/former/runs").glob("*/result.json")
-    recorded = {json.loads(path.read_text(encoding="utf-8"))["protocol"] for path in earlier}
+    recorded = {
+        json.loads(path.read_text(encoding="utf-8"))["data"]["protocol"] for path in earlier
+    }
     data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=synthetic_cache))
     assert recorded == {data.description["protocol"]}
 
