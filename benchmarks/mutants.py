@@ -546,7 +546,7 @@ MUTANTS = (
         "key=lambda axis: axis == SEED",
     ),
     mutant(
-        "the same experiment may stand twice in a plan",
+        "the same experiment may occur twice in a plan",
         at("ablation/test_plan.py"),
         "if other is not cell:",
         "if False:",

@@ -135,6 +135,16 @@ def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
     assert complete[0].duration.total_seconds() == 5.0
 
 
+def test_a_cell_that_ended_while_it_waited_is_not_handed_out(tmp_path: Path) -> None:
+    """Another supervisor, or `ablate fit` in its folder, may end a cell that waits here."""
+    queue = queue_of(tmp_path)
+    leave(tmp_path, CELLS[0], val_nll=1.5)
+    popped = queue.pop() or pytest.fail("empty")
+    assert popped.cell == CELLS[1]
+    (trial,) = study(tmp_path).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    assert (trial.user_attrs["name"], trial.value) == ("cell0", 1.5)
+
+
 def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None:
     queue = queue_of(tmp_path)
     for _ in CELLS:
