@@ -200,7 +200,7 @@ def _copy_layers(theirs: Any, ours: nn.ModuleList) -> None:
     for block in ours:
         part: Any = block
         kinds = [("a", "self_attention", "around_self"), ("f", None, "around_ff")]
-        if hasattr(part, "cross_attention"):
+        if part.cross_attention is not None:
             kinds.insert(1, ("c", "cross_attention", "around_cross"))
         for kind, attention, around in kinds:
             found, (norms, layer, _) = next(layers)
