@@ -93,7 +93,7 @@ def check_metric(
     name = metric.get("name", monitored.metric)
     scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
     best = GENERAL | scores | {monitored.metric: monitored.mode}
-    if name not in best:
+    if not isinstance(name, str) or name not in best:
         raise UserError(f"metric.name: no metric {name!r}{nearest(str(name), best)}")
     mode = metric.get("mode", best[name])
     if mode not in ("min", "max"):

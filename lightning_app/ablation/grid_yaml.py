@@ -56,6 +56,7 @@ def read_grid_yaml(path: Path) -> tuple[Any, str]:
         try:
             text = path.read_text(encoding="utf-8")
             tree = yaml.load(text, Loader=_Loader)
+            _check_extent(tree)
         except UnicodeDecodeError as error:
             raise UserError(f"invalid UTF-8 at byte {error.start}") from error
         except OSError as error:
@@ -68,7 +69,6 @@ def read_grid_yaml(path: Path) -> tuple[Any, str]:
             raise UserError(f"{line}{error.problem or error.context}") from error
         except (yaml.YAMLError, ValueError) as error:
             raise UserError(f"not valid YAML: {error}") from error
-        _check_extent(tree)
         return tree, text
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_app.bench.measure import Clock, Run, Spread
-from lightning_app.blocks.linear import float32_library, linear, mkl_products
+from lightning_app.blocks.linear import float32_library, linear, mkl_products, prefers_onednn
 
 ROWS, INNER, COLUMNS = 1024, 512, 1024
 """The product that measures a rate; the linear maps of a 6+6 model of width 512 are as large."""
@@ -33,8 +33,9 @@ def matmul_rates(device: torch.device) -> Rates:
     if device.type != "cpu":
         return {FLOAT32: _rate(device, torch.float32), **rates}
     rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32)
-    with mkl_products():
-        rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32)
+    if prefers_onednn():
+        with mkl_products():
+            rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32)
     return dict(sorted(rates.items()))
 
 

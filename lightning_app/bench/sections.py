@@ -65,7 +65,8 @@ def peers(setting: Setting, how: How, rates: Rates) -> Iterator[Comparison]:
     if prefers_onednn() and setting.device == "cpu" and setting.precision == "32":
         with mkl_products():
             rate = rate_in_force(rates, setting.device, bf16=False)
-            for comparison in _peers(setting, replace(how, rate=rate)):
+            # The process that measures resident memory would use oneDNN again.
+            for comparison in _peers(setting, replace(how, rate=rate, resident=False)):
                 title = f"{comparison.title}; all products by {float32_library()}"
                 yield replace(comparison, title=title)
 

@@ -80,6 +80,7 @@ def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
             {"metric": {"name": "val/nl"}},
             "metric.name: no metric 'val/nl'; did you mean 'val/nll'?",
         ),
+        ({"metric": {"name": ["val/nll"]}}, "metric.name: no metric ['val/nll']"),
         ({"metric": {"name": "val/nll", "mode": "least"}}, "expected 'min' or 'max'"),
         ({"metric": {"nmae": "val/nll"}}, "metric: unknown key 'nmae'; did you mean 'name'?"),
         ({"sensitivity": {"reference_warmup": 50}}, "reference_warmup: 50 is not on the axis"),
