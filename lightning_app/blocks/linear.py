@@ -20,8 +20,10 @@ from torch.nn import functional as F
 
 SMALL = 2**20
 """With fewer multiplications, a call of oneDNN costs more time than it saves."""
-SMALL_TURNED = 2**26
+SMALL_TURNED = 2**21
 """The same limit for an `x` that oneDNN must transpose in memory first, and MKL need not."""
+SMALL_TURNED_ZEN_4 = 2**26
+"""The same where oneDNN is hardly faster than MKL, because 512 bits are two units of 256 there."""
 
 
 _allowed = True
@@ -45,15 +47,29 @@ def prefers_onednn() -> bool:
 
 @cache
 def _has_onednn() -> bool:
-    information = Path("/proc/cpuinfo")
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and information.is_file()
-        and "AuthenticAMD" in information.read_text(encoding="ascii", errors="replace")
+        and "AuthenticAMD" in _processor()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+@cache
+def _processor() -> str:
+    """What Linux says of the processors, else nothing."""
+    information = Path("/proc/cpuinfo")
+    if not information.is_file():
+        return ""
+    return information.read_text(encoding="ascii", errors="replace")
+
+
+@cache
+def _has_wide_units() -> bool:
+    """Whether 512 bits are one unit: from Zen 5 on."""
+    family = re.search(r"cpu family\s*: (\d+)", _processor())
+    return family is not None and int(family[1]) >= 26
 
 
 def float32_library() -> str:
@@ -69,7 +85,9 @@ def float32_library() -> str:
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` computes ``x weight^T`` with oneDNN."""
-    small = SMALL if x.is_contiguous() else SMALL_TURNED
+    small = SMALL
+    if not x.is_contiguous():
+        small = SMALL_TURNED if _has_wide_units() else SMALL_TURNED_ZEN_4
     return (
         x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
@@ -92,6 +110,8 @@ def linear(
     """``x W^T + b``."""
     if not takes_onednn(x, weight):
         return F.linear(x, weight, bias)
+    if not torch.is_grad_enabled():
+        return _onednn(x, weight, bias)
     return _LinearFunction.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
 
 
@@ -100,6 +120,21 @@ def product(
 ) -> Float[Tensor, "row column"]:
     """``a b``."""
     return linear(a, b.t())
+
+
+def gradient_of_weight(
+    above: Float[Tensor, "token outer"], x: Float[Tensor, "token inner"]
+) -> Float[Tensor, "outer inner"]:
+    """``above^T x``, the gradient by W of ``x W^T`` where `above` is that by the product.
+
+    oneDNN copies its first operand if it is transposed, so the transposed gradient is computed
+    where `x` is so much narrower than `above` that turning the gradient back costs less.
+    """
+    (tokens, outer), inner = above.shape, x.shape[1]
+    narrow = tokens * outer > (tokens + outer) * inner
+    if narrow and takes_onednn(x.t(), above.t()):
+        return product(x.t(), above).t().contiguous()
+    return product(above.t(), x)
 
 
 @final
@@ -117,7 +152,7 @@ class _LinearFunction(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         return (
             product(above, weight).view_as(x) if wanted[0] else None,
-            product(above.t(), rows) if wanted[1] else None,
+            gradient_of_weight(above, rows) if wanted[1] else None,
             above.sum(dim=0) if wanted[2] else None,
         )
 

@@ -5,9 +5,16 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks import linear as module
-from lightning_app.blocks.linear import Linear, linear, product, takes_onednn
+from lightning_app.blocks.linear import (
+    Linear,
+    gradient_of_weight,
+    linear,
+    product,
+    takes_onednn,
+)
 
-SHAPES = [(1, 1, 1), (5, 7, 3), (2, 3, 11, 4), (64, 32, 48)]
+SHAPES = [(1, 1, 1), (5, 7, 3), (2, 3, 11, 4), (64, 32, 48), (40, 3, 50)]
+"""The last one's gradient by the weight is computed transposed."""
 
 
 @pytest.fixture(params=[False, True], ids=["mkl", "onednn"])
@@ -18,6 +25,7 @@ def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     monkeypatch.setattr(module, "prefers_onednn", lambda: request.param)
     monkeypatch.setattr(module, "SMALL", 0)
     monkeypatch.setattr(module, "SMALL_TURNED", 0)
+    monkeypatch.setattr(module, "SMALL_TURNED_ZEN_4", 0)
     return request.param
 
 
@@ -45,10 +53,28 @@ def test_it_is_the_equation_with_its_gradients(
         found, torch.autograd.grad(exact, leaves, upstream.double()), strict=True
     ):
         close(mine, right.double())
+        assert mine.is_contiguous()  # otherwise `backward` copies it
 
 
-def test_the_second_derivative_is_that_of_the_equation(onednn: bool) -> None:
-    x, weight = torch.randn(6, 5).requires_grad_(), torch.randn(4, 5).requires_grad_()
+def test_without_gradients_it_is_the_equation(onednn: bool) -> None:
+    x, weight, bias = torch.randn(2, 3, 5), torch.randn(4, 5), torch.randn(4)
+    with torch.no_grad():
+        close(linear(x, weight, bias), x.double() @ weight.double().T + bias.double())
+
+
+@pytest.mark.parametrize(("tokens", "inner", "outer"), [(40, 3, 50), (40, 50, 3), (4, 30, 50)])
+def test_the_gradient_of_a_weight_is_its_product(
+    onednn: bool, tokens: int, inner: int, outer: int
+) -> None:
+    above, x = torch.randn(tokens, outer), torch.randn(tokens, inner)
+    found = gradient_of_weight(above, x)
+    assert found.is_contiguous()
+    close(found, above.double().T @ x.double())
+
+
+@pytest.mark.parametrize("width", [5, 2])
+def test_the_second_derivative_is_that_of_the_equation(onednn: bool, width: int) -> None:
+    x, weight = torch.randn(6, width).requires_grad_(), torch.randn(4, width).requires_grad_()
 
     def curvature(y: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad(y.pow(3).sum(), weight, create_graph=True)
