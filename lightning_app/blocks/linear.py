@@ -85,17 +85,21 @@ def float32_library() -> str:
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` computes ``x weight^T`` with oneDNN."""
-    small = SMALL
-    if not x.is_contiguous():
-        small = SMALL_TURNED if _has_wide_units() else SMALL_TURNED_ZEN_4
     return (
         x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and prefers_onednn()
-        and x.numel() * weight.shape[0] >= small
+        and x.numel() * weight.shape[0] >= _smallest(turned=not x.is_contiguous())
     )
+
+
+def _smallest(*, turned: bool) -> int:
+    """The number of multiplications from which oneDNN is faster."""
+    if not turned:
+        return SMALL
+    return SMALL_TURNED if _has_wide_units() else SMALL_TURNED_ZEN_4
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -91,12 +91,18 @@ class OutputLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             counted = counted.to(exact)
             matrix, inputs = table.to(narrow), states.to(narrow)
-            turned = matrix.t().contiguous() if takes_onednn(inputs, matrix) else matrix.t()
+            # With many tokens, a pass over the table costs less than what it saves in the chunks.
+            turned = takes_onednn(inputs, matrix) and len(states) > states.shape[1]
+            columns = matrix.t().contiguous() if turned else matrix.t()
             seen = inputs * counted[:, None].to(narrow)
             mean, total = table.mean(dim=0, dtype=exact), counted @ states.to(exact)
             bias_mean = None if bias is None else bias.mean(dtype=exact)
             # What smoothing adds to a row is there from the start.
-            d_table = (-e / len(table) * total).expand(table.shape).contiguous()
+            row = -e / len(table) * total
+            if turned:
+                d_table = row[:, None].expand(columns.shape).contiguous().t()
+            else:
+                d_table = row.expand(table.shape).contiguous()
             d_bias = None
             if bias is not None:
                 d_bias = (-e / len(table) * counted.sum()).expand(bias.shape).contiguous()
@@ -131,13 +137,15 @@ class OutputLoss(torch.autograd.Function):
                 if d_bias is not None:
                     d_bias.addmv_(g.t(), c)
                 g = g.to(narrow)
-                dx.copy_(linear(g, turned))
+                dx.copy_(linear(g, columns))
                 add_product(d_table, g.t(), cx)
                 del logits, g  # the next chunk takes their place
             d_states = d_states.sub_(e * mean).mul_(counted[:, None])
             loss, nll = counted @ torch.cat(losses), counted @ torch.cat(nlls)
         d_bias = None if bias is None or d_bias is None else d_bias.to(bias.dtype)
-        ctx.save_for_backward(d_states.to(states.dtype), d_table.to(table.dtype), d_bias)
+        ctx.save_for_backward(
+            d_states.to(states.dtype), d_table.to(table.dtype).contiguous(), d_bias
+        )
         ctx.mark_non_differentiable(nll)
         ctx.set_materialize_grads(False)
         return loss, nll
@@ -157,6 +165,8 @@ def add_product(
     total: Float[Tensor, "row column"], a: Float[Tensor, "row k"], b: Float[Tensor, "k column"]
 ) -> None:
     """``total += a b``, the sum in the type of `total`."""
+    if total.t().is_contiguous():
+        total, a, b = total.t(), b.t(), a.t()
     if a.dtype == total.dtype and not takes_onednn(a, b.t()):
         total.addmm_(a, b)
     else:

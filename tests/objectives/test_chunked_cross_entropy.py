@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_app.blocks import linear
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import build_task
@@ -126,6 +127,21 @@ def test_float64_is_the_definition(
 @pytest.mark.parametrize(("tokens", "chunk"), [(1000, None), (257, None), (300, 70)])
 def test_float32_is_the_definition(tokens: int, chunk: int | None, bias: bool) -> None:
     assert_equal_to_naive(case(tokens, 31, 211, bias=bias).to(torch.float32), chunk, 1e-5)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+@pytest.mark.parametrize("tokens", [20, 300])
+@pytest.mark.parametrize("bias", [False, True])
+def test_by_onednn_it_is_the_definition(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, bias: bool
+) -> None:
+    """With more tokens than dimensions, the table's gradient is summed transposed."""
+    monkeypatch.setattr(linear, "prefers_onednn", lambda: True)
+    for limit in ("SMALL", "SMALL_TURNED", "SMALL_TURNED_ZEN_4"):
+        monkeypatch.setattr(linear, limit, 0)
+    some = case(tokens, 31, 211, bias=bias).to(torch.float32)
+    assert_equal_to_naive(some, 70, 1e-5)
+    assert all(x.is_contiguous() for x in torch.autograd.grad(some.sums(70).loss, some.leaves()))
 
 
 def test_a_rank_without_tokens_gives_zeros() -> None:
