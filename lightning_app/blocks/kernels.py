@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_app.blocks.bf16_attention import attend_few_keys, few_bf16_keys
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.recomputed_scores import BlockedScores, attend_in_blocks
 from lightning_app.blocks.reversible_scores import ReversibleScores, attend_reversibly
@@ -96,8 +97,16 @@ ScoreCarry = PlainScores | ReversibleScores | BlockedScores
 """The state that a chain of residual attention passes from layer to layer."""
 
 
+def product_type(x: Tensor) -> torch.dtype:
+    """Return the type in which a product of `x` is computed here: autocast's, or its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def attend(query: Queries, key: Keys, value: Values, mask: Mask, dropout: float) -> Mixed:
     """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1)."""
+    if _forced.get() != "plain" and few_bf16_keys(key, product_type(query), mask):
+        return attend_few_keys(query, key, value, mask, dropout)
     how = mask.for_sdpa(query.dtype)
     return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
 
