@@ -4,14 +4,17 @@
     python benchmarks/demo_time.py /tmp/before . --cells 0 10 20 30 --rounds 3
     python benchmarks/demo_time.py /tmp/before . --whole
 
-The trees alternate. A cell runs like in a worker: in a child of a process that has imported the
-program. Prints CPU seconds (user and system) and wall-clock seconds of A and of B, and their ratios
-B / A: the medians of the rounds; with --whole those of `ablate run demo` with all its processes.
-The metrics in `result.json` are compared, and the largest difference is printed. CPU time depends
-least on other load of the machine.
+The trees alternate. A cell is `ablate fit` with the config of that cell, in a child of a process
+that has imported the program, with one thread. Prints for A and B the CPU seconds (user and
+system) and wall-clock seconds of a cell, the CPU milliseconds of a training step (the median over
+the steps, from the end of one update to the end of the next), and their ratios B / A: the medians
+of the rounds; with --whole those of `ablate run demo` with all its processes. The metrics in
+`result.json` are compared, and the largest difference is printed. CPU time depends least on
+other load of the machine.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -20,6 +23,10 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+ABLATIONS = Path(__file__).resolve().parent.parent / "ablations"
 
 # The environment that the supervisor sets for its cells.
 ENVIRONMENT = {
@@ -30,49 +37,50 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
 
+# A program with: the folder of the experiments, and the arguments of `fit`. A first run of one step
+# prepares the corpus.
 CELL = """
-import json, multiprocessing, resource, sys, time
-from pathlib import Path
-from lightning_app.ablation import program
-from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.cells import cell_tree, combinations
-from lightning_app.ablation.supervision.process import Job, prepare_data, run_rank
-from lightning_app.ablation.supervision.slots import Slot
-from lightning_app.run_folder import RunFolder
+import json, multiprocessing, os, resource, statistics, sys, time
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from lightning_app import cli
+from lightning_app.ablation import program  # imports what a run needs
 
 fork = multiprocessing.get_context("fork")
+folder, arguments = sys.argv[1], ["fit", *sys.argv[2:]]
 
-def in_child(function, *arguments):
-    # What is made here would be there in the cell already.
-    child = fork.Process(target=function, args=arguments)
+def fit(place, more, sender):
+    os.makedirs(place)
+    os.chdir(place)
+    ends = []
+    register_optimizer_step_post_hook(
+        lambda *_: ends.append(time.process_time()))
+    os.dup2(2, 1)  # standard output is for the times
+    torch.set_num_threads(1)
+    code = cli.main([*arguments, *more])
+    sender.send(ends)
+    sys.exit(code)
+
+def in_child(place, more=()):
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=fit, args=(os.path.join(folder, place), more, sender))
     child.start()
+    sender.close()
+    ends = receiver.recv()
     child.join()
     if child.exitcode:
         sys.exit(child.exitcode)
-
-def plan(tree, sender):
-    config = program.resolve(tree, "demo")
-    prepare_data(program.__name__, (config["data"],))
-    if hasattr(program, "identify"):
-        sender.send(program.identify(config).id)
-    else:
-        sender.send(program.cell_id(config))  # of versions before ids of schema 2
+    return [after - before for before, after in zip(ends, ends[1:])]
 
 def used():
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
-folder, number = Path(sys.argv[1]), int(sys.argv[2])
-grid = read_spec("demo")
-tree = cell_tree(grid.base_config, list(combinations(grid))[number])
-receiver, sender = fork.Pipe(duplex=False)
-in_child(plan, tree, sender)
-slot = Slot(group=0, visible=None, devices=1, threads=1, sharing=1, workers=2)
-job = Job(program=program.__name__, folder=RunFolder(folder), attempt=1, tree=tree,
-    identity=receiver.recv(), slot=slot, metric=None, keep="all")
+in_child("warm", ["--trainer.max_steps=1", "--trainer.limit_val_batches=1"])
 cpu, wall = used(), time.perf_counter()
-in_child(run_rank, job, 0)
-print(json.dumps({"cpu": used() - cpu, "wall": time.perf_counter() - wall}))
+steps = in_child("cell")
+cpu, wall = used() - cpu, time.perf_counter() - wall
+print(json.dumps({"cpu": cpu, "wall": wall, "step": 1e3 * statistics.median(steps)}))
 """
 
 WHOLE = """
@@ -106,23 +114,36 @@ def measure(tree: Path, program: str, *arguments: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def cell_arguments(number: int) -> list[str]:
+    """Return the arguments of `fit` for a cell of the demo: presets vary slowest, seeds fastest."""
+    spec = yaml.safe_load((ABLATIONS / "demo.yaml").read_text(encoding="utf-8"))
+    cells = list(itertools.product(*spec["axes"].values()))
+    values = zip(spec["axes"], cells[number], strict=True)
+    overrides = [f"--{axis}={value}" for axis, value in values]
+    quiet = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+    return ["--config", str(ABLATIONS / spec["base"]), *overrides, *quiet]
+
+
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the result of every cell under `folder`, by its name."""
-    return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("result.json")}
+    """Return the result of every cell under `folder`, by its name without an id."""
+    found = [json.loads(path.read_text()) for path in folder.rglob("result.json")]
+    return {result["name"].rpartition("-")[0]: result for result in found}
 
 
 def difference(a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]]) -> float:
     """Return the largest relative difference of a metric other than speeds.
 
+    Ids and words for an outcome may differ between versions.
+
     Raises:
-        SystemExit: if cells, their statuses or the numbers of tokens differ.
+        SystemExit: if cells or the numbers of steps, tokens or parameters differ.
     """
     if a.keys() != b.keys() or not a:
-        sys.exit("the trees ran other cells")
+        sys.exit(f"the trees ran other cells: {sorted(a)} in A and {sorted(b)} in B")
     worst = 0.0
     for name, one in a.items():
         other = b[name]
-        for field in ("id", "status", "steps", "tokens", "parameters"):
+        for field in ("steps", "tokens", "parameters"):
             if one[field] != other[field]:
                 sys.exit(f"{name}: {field} is {one[field]} in A and {other[field]} in B")
         for metric, value in one["metrics"].items():
@@ -148,18 +169,24 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 order = ("A", "B") if number % 2 == 0 else ("B", "A")
                 for name in order:
-                    place = Path(folder) / name / "cell"
+                    place = Path(folder) / name
                     place.mkdir(parents=True)
-                    program = (WHOLE, str(place)) if options.whole else (CELL, str(place), kind)
+                    if options.whole:
+                        program = (WHOLE, str(place))
+                    else:
+                        program = (CELL, str(place), *cell_arguments(int(kind)))
                     seen[name].append(measure(trees[name], *program))
-                parts = [results(Path(folder) / name) for name in ("A", "B")]
+                where = "." if options.whole else "cell"
+                parts = [results(Path(folder) / name / where) for name in ("A", "B")]
                 worst = max(worst, difference(*parts))
-        for clock in ("cpu", "wall"):
+        for clock in seen["A"][0]:
+            unit = "ms" if clock == "step" else "s"
             a, b = (statistics.median(each[clock] for each in seen[name]) for name in seen)
             pairs = zip(seen["A"], seen["B"], strict=True)
             ratios = sorted(two[clock] / one[clock] for one, two in pairs)
             spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
-            print(f"{kind} {clock}: A {a:.1f} s, B {b:.1f} s, B / A {b / a:.3f} ({spread})")
+            print(f"{kind} {clock}: A {a:.1f} {unit}, B {b:.1f} {unit}, ", end="")
+            print(f"B / A {b / a:.3f} ({spread}), {a / b:.2f} times as fast")
         print(f"{kind}: metrics differ by at most {worst:.1e}", flush=True)
 
 
