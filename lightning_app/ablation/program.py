@@ -19,9 +19,13 @@ from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.experiment import identity_of as identify
 from lightning_app.parser import config_parser
 from lightning_app.provenance import software
+from lightning_app.task_facts import TASKS
+from lightning_app.tasks.base import task_class
 
 __all__ = ["count_devices", "here", "identify", "parse", "prepare", "resolve", "run_cell"]
 
+for name in TASKS:
+    task_class(name)  # imported now: every cell needs one
 config_parser()  # built once: every cell inherits it from the fork server
 software()  # read now: the cells run this code, even if files are edited later
 

@@ -36,8 +36,10 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     for stack_name, stack in stacks(model).items():
         for layer, block in stack.layers:
             for path, part in block.named_modules():
+                if not isinstance(part, LearnedScalars):
+                    continue
                 owner = block.get_submodule(path.rpartition(".")[0])
-                if isinstance(part, LearnedScalars) and not isinstance(owner, AnchoredProjection):
+                if not isinstance(owner, AnchoredProjection):
                     for name, parameter in part.named_parameters(recurse=False):
                         yield Place(_quantity(path, name), stack_name, layer), parameter
 

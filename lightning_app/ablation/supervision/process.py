@@ -84,9 +84,7 @@ def run_rank(job: Job, rank: int) -> None:
     the run. The process ends with exit code 0 and a result on disk, with one of the codes above, or
     by a signal.
     """
-    os.setsid()
-    bind_to_supervisor()
-    gc.freeze()  # the collector need not scan imported modules, which copies their pages
+    _begin()
     try:
         job.record.path.mkdir(parents=True, exist_ok=True)
         _redirect_output(job.record.log(rank))
@@ -110,8 +108,7 @@ def run_rank(job: Job, rank: int) -> None:
 
 def answer(channel: Connection, function: Callable[..., Any], *arguments: Any) -> None:
     """Send what `function` returns, or the `UserError` or `OSError` that it raises."""
-    os.setsid()
-    bind_to_supervisor()
+    _begin()
     try:
         reply = function(*arguments)
     except (UserError, OSError) as error:
@@ -154,6 +151,13 @@ def _train(program: Any, job: Job) -> None:
     program.run_cell(job, 0)
     if not job.is_over:
         raise RuntimeError("the run ended without a result")
+
+
+def _begin() -> None:
+    os.setsid()
+    bind_to_supervisor()
+    gc.freeze()  # the collector need not scan imported modules, which copies their pages
+    gc.enable()
 
 
 def _redirect_output(log: Path) -> None:
