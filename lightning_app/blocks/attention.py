@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.kernels import (
@@ -21,7 +21,7 @@ from lightning_app.blocks.linear import Linear, linear
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.placed import Placed
-from lightning_app.blocks.residual import Gain, build_gain
+from lightning_app.blocks.residual import Gain, build_gain, select_tokens
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
@@ -296,8 +296,12 @@ class Attention(nn.Module):
         values: Float[Tensor, "batch head key dim"],
         mask: Mask,
         carry: Carry | None,
-    ) -> tuple[Float[Tensor, "batch query model"], Carry | None]:
-        """Return the sub-layer's output and the state that the chain passes to the layer above."""
+        kept: Int[Tensor, " kept"] | None = None,
+    ) -> tuple[Float[Tensor, "batch query model"] | Float[Tensor, "1 kept model"], Carry | None]:
+        """Return the sub-layer's output and the state that the chain passes to the layer above.
+
+        The output is that of the queries `kept` alone, if given: see `select_tokens`.
+        """
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor
         match self.spec.carry:
@@ -314,4 +318,5 @@ class Attention(nn.Module):
         if self.head_gain is not None:
             heads = self.head_gain(heads)
         # (batch, head, query, dim) -> (batch, query, head * dim)
-        return self.output(heads.transpose(1, 2).flatten(2)), carry
+        joined = heads.transpose(1, 2).flatten(2)
+        return self.output(joined if kept is None else select_tokens(joined, kept)), carry

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
@@ -12,7 +12,7 @@ from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.placed import Placed
-from lightning_app.blocks.residual import Residual, ResidualSpec, Stream
+from lightning_app.blocks.residual import Residual, ResidualSpec, Stream, select_tokens
 
 Layout = Literal["sequential", "parallel"]
 
@@ -173,6 +173,8 @@ class Call(NamedTuple):
 
     `layer` counts from 1; `step` counts the earlier runs of the layer on this stream. A module
     that serves several layers is called once for each, so hooks identify a layer by its call.
+    `kept` are flat indices into batch * token: after the map of the self-attention, the block goes
+    on with these tokens alone, as one row.
     """
 
     layer: int
@@ -181,6 +183,7 @@ class Call(NamedTuple):
     source: CrossAttentionInput | None = None
     cache: LayerCache | None = None
     step: int = 0
+    kept: Int[Tensor, " kept"] | None = None
 
 
 @final
@@ -226,8 +229,12 @@ class Block(nn.Module):
         if call.cache is not None:
             keys, values = call.cache.append(keys, values)
         attended, self_carry = self.self_attention(
-            query, keys, values, call.mask, carries.self_attention
+            query, keys, values, call.mask, carries.self_attention, kept=call.kept
         )
+        if call.kept is not None:
+            assert self.cross_attention is None
+            start = stream = start.at(call.kept)
+            u = select_tokens(u, call.kept)
         stream = self.around_self(stream, attended)
         if self.spec.layout == "parallel":
             stream = Stream(self.around_ff(start, self.feed_forward(u)).x + stream.x)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.learned import LearnedScalars
@@ -95,6 +95,18 @@ class Stream(NamedTuple):
 
     x: Float[Tensor, "batch token model"]
     total: Float[Tensor, "batch token model"] | None = None
+
+    def at(self, kept: Int[Tensor, " kept"]) -> "Stream":
+        """Return the stream at the tokens `kept`: see `select_tokens`."""
+        total = None if self.total is None else select_tokens(self.total, kept)
+        return Stream(select_tokens(self.x, kept), total)
+
+
+def select_tokens(
+    x: Float[Tensor, "batch token model"], kept: Int[Tensor, " kept"]
+) -> Float[Tensor, "1 kept model"]:
+    """Return the tokens `kept`, flat indices into batch * token, as one row."""
+    return x.flatten(0, 1).index_select(0, kept).unsqueeze(0)
 
 
 @final

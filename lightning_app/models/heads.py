@@ -251,15 +251,26 @@ class MaskedLanguageModel(nn.Module):
         self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
     ) -> Float[Tensor, "predicted vocabulary"]:
         """Return logits at `positions`, flat indices into batch * token. Windows are full."""
-        return self.embedding.logits(self.states(tokens, positions)) + self.output_bias
+        mask = full_mask(tokens.shape[1], tokens.device)
+        states = self.encoder(self.embedding(tokens), mask).flatten(0, 1)
+        states = self._transformed(states.index_select(0, positions))
+        return self.embedding.logits(states) + self.output_bias
 
     def states(
         self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
     ) -> Float[Tensor, "predicted model"]:
-        """Return the states that the output layer reads at `positions`."""
+        """Return the states that the output layer reads at `positions`.
+
+        They are those of `forward`, where each block has the states of all tokens for the hooks of
+        a probe. Here the last one goes on with the predicted tokens alone.
+        """
         mask = full_mask(tokens.shape[1], tokens.device)
-        states = self.encoder(self.embedding(tokens), mask)
-        states = states.flatten(0, 1).index_select(0, positions)
+        (states,) = self.encoder(self.embedding(tokens), mask, kept=positions)
+        return self._transformed(states)
+
+    def _transformed(
+        self, states: Float[Tensor, "predicted model"]
+    ) -> Float[Tensor, "predicted model"]:
         return self.norm(F.gelu(self.transform(states)))
 
 

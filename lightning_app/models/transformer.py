@@ -68,7 +68,8 @@ class BlockStack(nn.Module):
         memory: Memory | None = None,
         caches: list[LayerCache] | None = None,
         places: Places | None = None,
-    ) -> Float[Tensor, "batch token model"]:
+        kept: Int[Tensor, " kept"] | None = None,
+    ) -> Float[Tensor, "batch token model"] | Float[Tensor, "1 kept model"]:
         """Return the states of `x`.
 
         Args:
@@ -77,6 +78,8 @@ class BlockStack(nn.Module):
             memory: The input of cross-attention.
             caches: One for each layer, with the tokens before `x`; `x` is appended to them.
             places: The positions of the tokens; None if `x` is a whole text.
+            kept: The tokens of which the states are returned, flat indices into batch * token;
+                None for all. The last block computes what follows its map for these alone.
         """
         placed = None
         if self.place is not None:
@@ -92,7 +95,15 @@ class BlockStack(nn.Module):
                 else CrossAttentionInput(*memory.layers[layer - 1], memory.mask)
             )
             cache = None if caches is None else caches[layer - 1]
-            call = Call(layer=layer, mask=mask, placed=placed, source=source, cache=cache)
+            last = layer == len(self.blocks)
+            call = Call(
+                layer=layer,
+                mask=mask,
+                placed=placed,
+                source=source,
+                cache=cache,
+                kept=kept if last else None,
+            )
             stream, carries = block(stream, carries, call)
         if stream.total is None:
             return self.final_norm(stream.x)

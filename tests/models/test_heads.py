@@ -113,6 +113,26 @@ def test_masked_model_predicts_only_where_asked(float64: None, preset: str) -> N
     assert model(tokens, positions[:0]).shape == (0, tiny.VOCABULARY)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_last_block_of_predicted_tokens_alone_is_the_whole_block(
+    float64: None, preset: str
+) -> None:
+    """`states` and `forward` give the same logits and gradients of all parameters."""
+    model = tiny.randomise(tiny.masked_model(preset))
+    tokens, positions = tiny.words(3, 7), torch.tensor([2, 3, 13, 20])
+    whole = model(tokens, positions)
+    found = model.embedding.logits(model.states(tokens, positions)) + model.output_bias
+    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+    upstream, parameters = torch.randn_like(whole), list(model.parameters())
+    for ours, exact in zip(
+        torch.autograd.grad(found, parameters, upstream),
+        torch.autograd.grad(whole, parameters, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
+    assert model.states(tokens, positions[:0]).shape == (0, model.embedding.model_dim)
+
+
 every_carry = pytest.mark.parametrize(
     ("preset", "carry"),
     [
