@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning_app.data.translation import TranslationRows
 from torch import Tensor
 
 from lightning_app.blocks.block_config import BlockConfig
@@ -35,7 +34,7 @@ from lightning_app.data.token_batching import global_batches
 from lightning_app.data.tokenizer import PAD
 from lightning_app.datamodule import TextDataModule
 from lightning_app.models import heads, search
-from lightning_app.tasks.translation import MARKS
+from lightning_app.tasks.translation import MARKS, TranslationRows
 
 GOAL = 5.0
 
@@ -102,7 +101,7 @@ def sample(sentences: int, tokens: int, vocab_size: int) -> tuple[list[Tensor], 
     data.setup()
     source, target = (data.corpus.lengths("test", side) for side in ("source", "target"))
     chosen = np.linspace(0, len(source) - 1, sentences).astype(np.int64)
-    split = TranslationRows(data.corpus, "test", 0, 1)
+    split = TranslationRows(data.corpus, "test")
     batches = global_batches(source[chosen], target[chosen], tokens)
     return [split[0, chosen[rows]].source for rows in batches], data.vocab_size
 
