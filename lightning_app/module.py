@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchmetrics import SumMetric
 
-from lightning_app.blocks.auxiliary import auxiliary_terms
+from lightning_app.blocks.auxiliary import AuxiliaryTerms, auxiliary_terms
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.bounds import check_accumulation
@@ -101,6 +101,7 @@ class TransformerModule(pl.LightningModule):
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
+        self._has_terms = False
         self._seed = 0
         # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
         sums = (SumMetric(nan_strategy="disable") for _ in range(3))
@@ -127,6 +128,8 @@ class TransformerModule(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         self._seed = torch.initial_seed()
+        # Looked for once: at each step it would take a hundredth of a small model's time.
+        self._has_terms = any(isinstance(part, AuxiliaryTerms) for part in self.modules())
 
     def on_train_epoch_start(self) -> None:
         check_accumulation(self.trainer.accumulate_grad_batches)
@@ -148,7 +151,7 @@ class TransformerModule(pl.LightningModule):
         assert self.model is not None
         sums = self.objective.sums(self.model, batch)
         loss, nll = sums.loss / batch.normalizer, sums.nll / batch.normalizer
-        terms = auxiliary_terms(self.model, batch.normalizer)
+        terms = auxiliary_terms(self.model, batch.normalizer) if self._has_terms else {}
         for term in terms.values():
             loss = loss + term
         step = self.global_step + 1
