@@ -28,7 +28,8 @@ import yaml
 
 ABLATIONS = Path(__file__).resolve().parent.parent / "ablations"
 
-# The environment that the supervisor sets for its cells.
+# The environment of a grid's cells. Before commit cc0635a the supervisor set the allocator with it;
+# now `keep_freed_blocks` does the same in the process that trains.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -13,6 +13,7 @@ from lightning_app.blocks.auxiliary import AuxiliaryTerms, auxiliary_terms
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.bounds import check_accumulation
+from lightning_app.hardware import keep_freed_blocks
 from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.heads import ArchitectureConfig
@@ -130,6 +131,8 @@ class TransformerModule(pl.LightningModule):
         self._seed = torch.initial_seed()
         # Looked for once: at each step it would take a hundredth of a small model's time.
         self._has_terms = any(isinstance(part, AuxiliaryTerms) for part in self.modules())
+        if self.device.type == "cpu":
+            keep_freed_blocks()
 
     def on_train_epoch_start(self) -> None:
         check_accumulation(self.trainer.accumulate_grad_batches)

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "logging_steps": set(),
     "archive": set(),
     "saved": {"archive"},
-    "module": {*MODEL, "bounds", "tasks", "saved", "logging_steps"},
+    "module": {*MODEL, "bounds", "hardware", "tasks", "saved", "logging_steps"},
     "probes": {*MODEL, "tasks", "atomic_write", "tables", "analysis"},
     "theory": {*MODEL, "probes", "atomic_write", "analysis"},
     "callbacks": {

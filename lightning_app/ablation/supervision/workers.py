@@ -28,11 +28,6 @@ _SECRETS = ("ABLATE_STORAGE", "PGPASSWORD")
 _FOREIGN = ("MASTER_", "TORCHELASTIC_", "SLURM_", "SRUN_", "PMI_", "PMIX_", "OMPI_")
 _FOREIGN_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED")
 
-# By default glibc maps a large block for each tensor and returns it at once. Keeping the blocks
-# saves a sixth of a training step of the demo's size on a CPU.
-_ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-_KEPT_BYTES = str(1 << 30)
-
 
 @contextmanager
 def cell_environment() -> Iterator[None]:
@@ -41,8 +36,6 @@ def cell_environment() -> Iterator[None]:
     for name in before:
         if name.startswith(_FOREIGN) or name in (*_FOREIGN_NAMES, *_SECRETS):
             del os.environ[name]
-    for name in _ALLOCATOR:
-        os.environ.setdefault(name, _KEPT_BYTES)
     # The usual way to count GPUs initialises CUDA, after which no process may be forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # The fork server would look for modules in the current folder first, unlike this process.
