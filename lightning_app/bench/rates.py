@@ -15,37 +15,45 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_app.bench.measure import Clock, Run, Spread
 from lightning_app.blocks.linear import float32_library, linear, mkl_products, prefers_onednn
 
-ROWS, INNER, COLUMNS = 1024, 512, 1024
-"""The product that measures a rate; the linear maps of a 6+6 model of width 512 are as large."""
+Sizes = tuple[int, int, int]
+"""Rows, inner size and columns of a product."""
+
+LINEAR_MAP: Sizes = (1024, 512, 1024)
+"""As large as the linear maps of a 6+6 model of width 512."""
+LARGE: Sizes = (8192, 8192, 8192)
+"""Large enough for all of a GPU."""
 ROUNDS = 9
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
 Rates = dict[str, float]
 
 
-def matmul_rates(device: torch.device) -> Rates:
+def matmul_rates(device: torch.device, sizes: Sizes | None = None) -> Rates:
     """Return the median rate of a large product (FLOP/s) for each type and library of `device`.
 
     On a CPU the keys are ``float32 LIBRARY`` for each library that our models may use here, and
-    ``bfloat16``; on a GPU ``float32`` and ``bfloat16``.
+    ``bfloat16``; on a GPU ``float32`` and ``bfloat16``. The product has `sizes`: by default those
+    of a linear map on a CPU, and large ones on a GPU.
     """
-    rates = {BFLOAT16: _rate(device, torch.bfloat16)}
+    sizes = sizes or (LINEAR_MAP if device.type == "cpu" else LARGE)
+    rates = {BFLOAT16: _rate(device, torch.bfloat16, sizes)}
     if device.type != "cpu":
-        return {FLOAT32: _rate(device, torch.float32), **rates}
-    rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32)
+        return {FLOAT32: _rate(device, torch.float32, sizes), **rates}
+    rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32, sizes)
     if prefers_onednn():
         with mkl_products():
-            rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32)
+            rates[f"{FLOAT32} {float32_library()}"] = _rate(device, torch.float32, sizes)
     return dict(sorted(rates.items()))
 
 
-def _rate(device: torch.device, dtype: torch.dtype) -> float:
-    x = torch.randn(ROWS, INNER, device=device, dtype=dtype)
-    weight = torch.randn(COLUMNS, INNER, device=device, dtype=dtype)
+def _rate(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> float:
+    rows, inner, columns = sizes
+    x = torch.randn(rows, inner, device=device, dtype=dtype)
+    weight = torch.randn(columns, inner, device=device, dtype=dtype)
     clock = Clock(device)
     with torch.no_grad():
         seconds = [clock.seconds(lambda: linear(x, weight)) for _ in range(ROUNDS + 2)][2:]
-    return 2 * ROWS * INNER * COLUMNS / Spread.of(seconds).median
+    return 2 * rows * inner * columns / Spread.of(seconds).median
 
 
 def rate_in_force(rates: Rates, device: str, *, bf16: bool) -> float:

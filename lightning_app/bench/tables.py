@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -110,17 +110,19 @@ def write_json(
         "machine": machine(settings["device"]),
         "rates": rates,
         "settings": settings,
-        "comparisons": [_plain(asdict(comparison)) for comparison in comparisons],
+        "comparisons": plain(comparisons),
     }
     write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
-def _plain(value: Any) -> Any:
-    """Return `value` with each `Spread` as a mapping, since JSON would make it a list."""
+def plain(value: Any) -> Any:
+    """Return results as mappings, lists and numbers; JSON would make lists of named tuples."""
     if isinstance(value, Spread):
         return value._asdict()
+    if isinstance(value, Comparison | Result):
+        return plain({field.name: getattr(value, field.name) for field in fields(value)})
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     return value

@@ -77,10 +77,11 @@ def test_dropout_drops_the_same_entries_in_both_passes() -> None:
 
 def test_errors_are_of_the_size_of_those_of_sdpa() -> None:
     inputs, mask = leaves(), MASKS["causal"]
+    query, key, value = inputs
     exact = literal(inputs, mask)
     with attention_form("plain"):
-        sdpa = results(attend(*inputs, mask, 0.0), inputs)
-    ours = results(attend(*inputs, mask, 0.0), inputs)
+        sdpa = results(attend(query, key, value, mask, 0.0), inputs)
+    ours = results(attend(query, key, value, mask, 0.0), inputs)
     for our, their, truth in zip(ours, sdpa, exact, strict=True):
         assert (our - truth).norm() <= 2.5 * (their - truth).norm()
 
