@@ -82,6 +82,10 @@ def _linear(x: Shape, weight: Shape, *others: Any, **named: Any) -> int:
     return 2 * math.prod(x) * weight[0]
 
 
+def _added_product(total: Shape, a: Shape, b: Shape, **named: Any) -> int:
+    return 2 * math.prod(a) * b[1]
+
+
 def _attention(query: Shape, key: Shape, value: Shape, *others: Any, **named: Any) -> int:
     """``Q K^T`` and the product of the map with V."""
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
@@ -94,8 +98,9 @@ def _attention_backward(
     return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
-# The operators of a CPU that PyTorch's counter does not know.
+# The operators that PyTorch's counter does not know.
 _MORE: dict[Any, Callable[..., int]] = {
+    torch.ops.aten.addmm_: _added_product,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

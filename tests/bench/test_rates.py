@@ -53,6 +53,11 @@ def test_a_linear_map_counts_alike_in_both_libraries(
     assert product_flops(lambda: linear(x, weight)) == 2 * 7 * 512 * 64 * 96
 
 
+def test_a_product_that_is_added_in_place_counts() -> None:
+    total, a, b = torch.zeros(5, 11), torch.randn(5, 7), torch.randn(7, 11)
+    assert product_flops(lambda: total.addmm_(a, b)) == 2 * 5 * 7 * 11
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_counts_as_its_two_products(causal: bool) -> None:
     query, key, value = (torch.randn(2, 3, 32, 8) for _ in range(3))
