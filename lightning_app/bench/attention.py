@@ -16,9 +16,9 @@ from lightning_app.blocks.kernels import (
     attend_with_carry,
     attend_with_sums,
     attention_form,
-    shape_map,
 )
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask
+from lightning_app.blocks.stored_maps import MapGains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class AttentionInputs(NamedTuple):
     """The gradient of the layer's output, ``(batch, head, token, dim)``."""
 
 
-FORMS: tuple[Form, ...] = ("plain", "reversible", "blocked")
+FORMS: tuple[Form, ...] = ("plain", "stored", "reversible", "blocked")
 Forward = Callable[[list[AttentionInputs], Maps, Mask], list[Tensor]]
 
 
@@ -103,9 +103,7 @@ def shaped(layers: list[AttentionInputs], maps: Maps, mask: Mask) -> list[Tensor
     outputs = []
     for layer in layers:
         query, key, value = heads(layer, maps)
-        attended = attend(query, key, value, mask, 0.0)
-        alpha, beta, gamma = unit_gains(maps, value)
-        outputs.append(shape_map(attended, value, mask, alpha, beta, gamma))
+        outputs.append(attend(query, key, value, mask, 0.0, MapGains(*unit_gains(maps, value))))
     return outputs
 
 

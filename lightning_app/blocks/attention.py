@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,6 @@ from lightning_app.blocks.kernels import (
     attend,
     attend_with_carry,
     attend_with_sums,
-    shape_map,
 )
 from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.linear import Linear, linear
@@ -22,6 +21,7 @@ from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Gain, build_gain, select_tokens
+from lightning_app.blocks.stored_maps import MapGains
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
@@ -120,10 +120,34 @@ class AttentionSpec:
             )
 
 
+@final
+class _SplitHeads(torch.autograd.Function):
+    """``(batch, token, part * head * dim)`` as one ``(batch, head, token, dim)`` a part, as views.
+
+    The backward pass copies each gradient once, from any layout in memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.split = joined.shape, (parts, num_heads, -1)
+        ctx.set_materialize_grads(False)
+        # (batch, token, part, head, dim) -> (part, batch, head, token, dim)
+        return joined.unflatten(-1, ctx.split).permute(2, 0, 3, 1, 4).unbind()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found = next(grad for grad in grads if grad is not None)
+        joined = found.new_empty(ctx.shape)
+        split = joined.unflatten(-1, ctx.split).permute(2, 0, 3, 1, 4)
+        for part, grad in enumerate(grads):
+            split[part].zero_() if grad is None else split[part].copy_(grad)
+        return joined, None, None
+
+
 def project(
-    u: Float[Tensor, "*shape model"], *projections: nn.Module
-) -> list[Float[Tensor, "*shape _"]]:
-    """Return each projection of `u`; the linear ones are computed as one product.
+    u: Float[Tensor, "batch token model"], num_heads: int, *projections: nn.Module
+) -> list[Float[Tensor, "batch head token dim"]]:
+    """Return each projection of `u`, split into heads; the linear ones are one product.
 
     Their parameters stay separate for checkpoints and initialisation: concatenating the weights
     side by side costs little beside the product.
@@ -131,9 +155,24 @@ def project(
     full = [each for each in projections if isinstance(each, nn.Linear)]
     weight = torch.cat([each.weight for each in full])
     bias = torch.cat([each.bias for each in full])
-    widths = [each.out_features for each in full]
-    parts = iter(linear(u, weight, bias).split(widths, dim=-1))
-    return [next(parts) if isinstance(each, nn.Linear) else each(u) for each in projections]
+    parts = iter(_split_heads(linear(u, weight, bias), len(full), num_heads))
+    return [
+        next(parts) if isinstance(each, nn.Linear) else split_heads(each(u), num_heads)
+        for each in projections
+    ]
+
+
+def _split_heads(joined: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
+    if torch.compiler.is_compiling():
+        return joined.unflatten(-1, (parts, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+    return _SplitHeads.apply(joined, parts, num_heads)  # pyright: ignore[reportReturnType]
+
+
+def split_heads(
+    x: Float[Tensor, "batch token model"], num_heads: int
+) -> Float[Tensor, "batch head token dim"]:
+    """Return the heads of `x`, a view."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 @final
@@ -192,13 +231,9 @@ class Shaping(LearnedScalars):
             if value is not None:
                 getattr(self, name).fill_(value)
 
-    def forward(
-        self,
-        attended: Float[Tensor, "batch head query dim"],
-        value: Float[Tensor, "batch head key dim"],
-        mask: Mask,
-    ) -> Float[Tensor, "batch head query dim"]:
-        return shape_map(attended, value, mask, self.alpha, self.beta, self.gamma)
+    @property
+    def gains(self) -> MapGains:
+        return MapGains(self.alpha, self.beta, self.gamma)
 
 
 @final
@@ -243,26 +278,21 @@ class Attention(nn.Module):
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
 
-    def _split(
-        self, x: Float[Tensor, "batch token model"]
+    def _disturbed(
+        self, x: Float[Tensor, "batch head token dim"]
     ) -> Float[Tensor, "batch head token dim"]:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-    def _heads(
-        self,
-        x: Float[Tensor, "batch token model"],
-        norm: nn.Module,
-    ) -> Float[Tensor, "batch head token dim"]:
-        if self.spec.query_key_noise and self.training:
-            noise = nn.init.trunc_normal_(torch.empty_like(x), a=-2.0, b=2.0)
-            x = x + self.spec.query_key_noise * noise
-        return norm(self._split(x))
+        if not (self.spec.query_key_noise and self.training):
+            return x
+        # Drawn in the order (batch, token, model).
+        noise = nn.init.trunc_normal_(torch.empty_like(x.transpose(1, 2).flatten(2)), a=-2.0, b=2.0)
+        return x + self.spec.query_key_noise * split_heads(noise, self.num_heads)
 
     def queries(
         self, u: Float[Tensor, "batch query model"], placed: Placed | None
     ) -> Float[Tensor, "batch head query dim"]:
         """Return the queries of `u` for the scores, split into heads."""
-        query = self._heads(self.query(u), self.query_norm)
+        query = split_heads(self.query(u), self.num_heads)
+        query = self.query_norm(self._disturbed(query))
         return query if placed is None else placed.queries(query)
 
     def queries_keys_values(
@@ -273,21 +303,21 @@ class Attention(nn.Module):
         Float[Tensor, "batch head token dim"],
     ]:
         """Return queries, keys and values of one text, as one product if all are full."""
-        query, key, value = project(u, self.query, self.key, self.value)
-        query = self._heads(query, self.query_norm)
-        key = self._heads(key, self.key_norm)
+        query, key, value = project(u, self.num_heads, self.query, self.key, self.value)
+        query = self.query_norm(self._disturbed(query))
+        key = self.key_norm(self._disturbed(key))
         if placed is not None:
             query, key = placed.queries(query), placed.keys(key)
-        return query, key, self.value_norm(self._split(value))
+        return query, key, self.value_norm(value)
 
     def keys_values(
         self, memory: Float[Tensor, "batch key model"], placed: Placed | None
     ) -> tuple[Float[Tensor, "batch head key dim"], Float[Tensor, "batch head key dim"]]:
         """Return the keys for the scores and the values of `memory`, split into heads."""
-        key, value = project(memory, self.key, self.value)
-        key = self._heads(key, self.key_norm)
+        key, value = project(memory, self.num_heads, self.key, self.value)
+        key = self.key_norm(self._disturbed(key))
         key = key if placed is None else placed.keys(key)
-        return key, self.value_norm(self._split(value))
+        return key, self.value_norm(value)
 
     def forward(
         self,
@@ -304,17 +334,20 @@ class Attention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor
+        gains = None if self.shaping is None else self.shaping.gains
         match self.spec.carry:
             case "none":
-                heads = attend(query, keys, values, mask, dropout)
+                heads = attend(query, keys, values, mask, dropout, gains)
             case "scores":
                 assert not isinstance(carry, QueryKeySums)
-                heads, carry = attend_with_carry(query, keys, values, mask, dropout, carry, divisor)
+                heads, carry = attend_with_carry(
+                    query, keys, values, mask, dropout, carry, divisor, gains
+                )
             case "qk_sum":
                 assert carry is None or isinstance(carry, QueryKeySums)
-                heads, carry = attend_with_sums(query, keys, values, mask, dropout, carry, divisor)
-        if self.shaping is not None:
-            heads = self.shaping(heads, values, mask)
+                heads, carry = attend_with_sums(
+                    query, keys, values, mask, dropout, carry, divisor, gains
+                )
         if self.head_gain is not None:
             heads = self.head_gain(heads)
         # (batch, head, query, dim) -> (batch, query, head * dim)

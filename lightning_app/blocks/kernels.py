@@ -20,14 +20,17 @@ from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.recomputed_scores import BlockedScores, attend_in_blocks
 from lightning_app.blocks.reversible_scores import ReversibleScores, attend_reversibly
 from lightning_app.blocks.shaped import Shape, centred, newest
+from lightning_app.blocks.stored_maps import MapGains, StoredScores, attend_with_stored_maps
 
 Queries = Float[Tensor, "batch head query dim"]
 Keys = Float[Tensor, "batch head key dim"]
 Values = Float[Tensor, "batch head key width"]
 Mixed = Float[Tensor, "batch head query width"]
-Form = Literal["plain", "reversible", "blocked"]
-"""Forms of residual attention: all exact; they differ in what the backward pass stores."""
+Form = Literal["plain", "stored", "reversible", "blocked"]
+"""Forms of attention: all exact; they differ in what the backward pass stores."""
 
+MOST_SHAPED = 128
+"""With more keys, a shaped map takes more time than SDPA and the mean of values beside it."""
 SHORT = 128
 """With fewer queries, maps are so small that storing them costs little."""
 
@@ -73,7 +76,8 @@ def choose(
         return Choice(forced, "asked for")
     batch, heads, queries, keys = shape
     if queries < SHORT:
-        return Choice("plain", f"under {SHORT} queries the maps are small")
+        form: Form = "stored" if device.type == "cpu" and torch.is_grad_enabled() else "plain"
+        return Choice(form, f"under {SHORT} queries the maps are small")
     maps, memory = 2 * batch * heads * queries * keys * itemsize, _memory(device)
     if maps > memory / 2:
         return Choice("blocked", f"two maps ({maps:.2g} bytes) fill half of {memory:.2g} bytes")
@@ -93,7 +97,7 @@ class PlainScores(NamedTuple):
     scores: Float[Tensor, "batch head query key"]
 
 
-ScoreCarry = PlainScores | ReversibleScores | BlockedScores
+ScoreCarry = PlainScores | StoredScores | ReversibleScores | BlockedScores
 """The state that a chain of residual attention passes from layer to layer."""
 
 
@@ -103,12 +107,50 @@ def product_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def attend(query: Queries, key: Keys, value: Values, mask: Mask, dropout: float) -> Mixed:
-    """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1)."""
+def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
+    """Whether a shaped map without carried scores is stored, instead of SDPA and `shape_map`.
+
+    Only to train: without a backward pass SDPA is faster.
+    """
+    forced = _forced.get()
+    if forced is not None:
+        return forced == "stored"
+    return (
+        query.device.type == "cpu"
+        and query.dtype in (torch.float32, torch.float64)
+        and torch.is_grad_enabled()
+        and query.requires_grad
+        and mask.score_bias is None
+        and not torch.compiler.is_compiling()
+        and key.shape[2] <= MOST_SHAPED
+    )
+
+
+def attend(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    gains: MapGains | None = None,
+) -> Mixed:
+    """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1).
+
+    With `gains` the map is shaped: see `shape_map`.
+    """
+    if gains is not None and stores_map(query, key, mask):
+        return attend_with_stored_maps(query, key, value, mask, dropout, gains=gains)[0]
     if _forced.get() != "plain" and few_bf16_keys(key, product_type(query), mask):
-        return attend_few_keys(query, key, value, mask, dropout)
+        heads = attend_few_keys(query, key, value, mask, dropout)
+        return shaped_by(gains, heads, value, mask)
     how = mask.for_sdpa(query.dtype)
-    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
+    heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
+    return shaped_by(gains, heads, value, mask)
+
+
+def shaped_by(gains: MapGains | None, attended: Mixed, value: Values, mask: Mask) -> Mixed:
+    """Return `shape_map` of `attended`, or `attended` without `gains`."""
+    return attended if gains is None else shape_map(attended, value, mask, *gains)
 
 
 def attend_with_carry(
@@ -119,6 +161,7 @@ def attend_with_carry(
     dropout: float,
     previous: ScoreCarry | None,
     divisor: float,
+    gains: MapGains | None = None,
 ) -> tuple[Mixed, ScoreCarry]:
     """Residual attention (He et al. 2021, RealFormer, 2012.11747, section 3.2).
 
@@ -133,10 +176,40 @@ def attend_with_carry(
         batch, heads, queries, _ = query.shape
         shape = (batch, heads, queries, key.shape[2])
         biased = mask.score_bias is not None
-        attend_as = _FORMS[choose(shape, query.device, kept.itemsize, biased=biased).form]
+        form = choose(shape, query.device, kept.itemsize, biased=biased).form
     else:
-        attend_as = _FORMS[_FORM_OF[type(previous)]]
-    return attend_as(query, key, value, mask, dropout, previous, divisor)
+        form = _FORM_OF[type(previous)]
+    if form == "stored":
+        assert previous is None or isinstance(previous, StoredScores)
+        return _attend_storing(query, key, value, mask, dropout, previous, divisor, gains)
+    mixed, carry = _FORMS[form](query, key, value, mask, dropout, previous, divisor)
+    return shaped_by(gains, mixed, value, mask), carry
+
+
+def _attend_storing(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    dropout: float,
+    previous: StoredScores | None,
+    divisor: float,
+    gains: MapGains | None,
+) -> tuple[Mixed, StoredScores]:
+    kept = torch.promote_types(query.dtype, torch.float32)
+    mixed, scores = attend_with_stored_maps(
+        query.to(kept),
+        key.to(kept),
+        value.to(kept),
+        mask,
+        dropout,
+        below=None if previous is None else previous.scores,
+        divisor=divisor,
+        carries=True,
+        gains=gains,
+    )
+    assert scores is not None
+    return mixed.to(value.dtype), StoredScores(scores)
 
 
 def attend_plainly(
@@ -179,6 +252,7 @@ _FORMS: dict[Form, Any] = {
 }
 _FORM_OF: dict[type[ScoreCarry], Form] = {
     PlainScores: "plain",
+    StoredScores: "stored",
     ReversibleScores: "reversible",
     BlockedScores: "blocked",
 }
@@ -199,6 +273,7 @@ def attend_with_sums(
     dropout: float,
     previous: QueryKeySums | None,
     divisor: float,
+    gains: MapGains | None = None,
 ) -> tuple[Mixed, QueryKeySums]:
     """``softmax((sum_i Q_i)(sum_i K_i)^T / (divisor sqrt(d_k)) + mask) V`` over layers i = 1 .. n.
 
@@ -211,7 +286,7 @@ def attend_with_sums(
     if previous is not None:
         sums = QueryKeySums(sums.query + previous.query, sums.key + previous.key)
     cooled = (sums.query / divisor if divisor != 1.0 else sums.query).to(value.dtype)
-    return attend(cooled, sums.key.to(value.dtype), value, mask, dropout), sums
+    return attend(cooled, sums.key.to(value.dtype), value, mask, dropout, gains), sums
 
 
 def shape_map(

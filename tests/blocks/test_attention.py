@@ -13,10 +13,11 @@ from lightning_app.blocks.attention import (
     Shaping,
     ShapingSpec,
 )
-from lightning_app.blocks.kernels import PlainScores, QueryKeySums
+from lightning_app.blocks.kernels import QueryKeySums
 from lightning_app.blocks.masks import Mask, causal_mask, padding_mask
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.rotary import rotate, rotation
+from lightning_app.blocks.stored_maps import StoredScores
 from tests import reference, tiny
 
 BATCH, LENGTH, HEADS, DIM = 3, 7, 2, 5
@@ -168,7 +169,7 @@ def test_a_chain_hands_on_what_it_carries(float64: None) -> None:
             case "scores":
                 scores, allowed = query @ keys.mT / DIM**0.5, MASKS["causal"].allowed
                 for n, carried in enumerate((first, second), start=1):
-                    assert isinstance(carried, PlainScores)
+                    assert isinstance(carried, StoredScores)
                     ours = carried.scores.masked_fill(~allowed, 0.0)
                     torch.testing.assert_close(ours, n * scores.masked_fill(~allowed, 0.0))
             case _:

@@ -1,5 +1,6 @@
 """Every form of residual and of shaped attention against the equations, written out in float64."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from lightning_app.blocks import tiling
 from lightning_app.blocks.kernels import (
+    MOST_SHAPED,
     SHORT,
     Form,
     PlainScores,
@@ -18,12 +20,15 @@ from lightning_app.blocks.kernels import (
     attention_form,
     choose,
     shape_map,
+    stores_map,
 )
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.reversible_scores import ReversibleScores
+from lightning_app.blocks.stored_maps import MapGains
 
 CPU = torch.device("cpu")
-FAST: tuple[Form, ...] = ("reversible", "blocked")
+MAPLESS: tuple[Form, ...] = ("reversible", "blocked")
+FAST: tuple[Form, ...] = ("stored", *MAPLESS)
 FORMS: tuple[Form, ...] = ("plain", *FAST)
 KINDS = ("full", "padding", "causal", "causal and padding", "any")
 
@@ -155,6 +160,80 @@ def test_residual_attention_is_the_equation(form: Form, case: dict[str, Any]) ->
     assert worst([*found, *gradients(found, single, narrow)], exact) < 1e-5  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_scores_alone_have_a_gradient(batch: int) -> None:
+    """Z of a chain whose output is not used, as where a probe reads scores."""
+    torch.manual_seed(1)
+    sizes = {"batch": batch, "heads": 2, "queries": 4, "keys": 4, "dim": 3, "value_dim": 3}
+    query, key, value = layers_for({**sizes, "depth": 1})[0]
+    with attention_form("stored"):
+        _, carry = attend_with_carry(query, key, value, full_mask(4, CPU), 0.0, None, 1.0)
+    upstream = torch.randn(batch, 2, 4, 4, dtype=torch.float64)
+    ours = torch.autograd.grad((carry.scores * upstream).sum(), [query, key])
+    exact = [upstream @ key / 3**0.5, upstream.mT @ query / 3**0.5]
+    assert worst(list(ours), exact) < 1e-14
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("gamma", [None, 0.8])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_chain_of_shaped_maps_is_the_equation(
+    form: Form, batch: int, gamma: float | None, dropout: float
+) -> None:
+    """Residual and shaped attention together; dropout acts on A alone."""
+    torch.manual_seed(2)
+    sizes = {"batch": batch, "heads": 2, "queries": 6, "keys": 6, "dim": 3, "value_dim": 4}
+    layers, mask = layers_for({**sizes, "depth": 2}), causal_mask(6, CPU)
+    weights = [0.9, 1.3] if gamma is None else [0.9, 1.3, gamma]
+    gains = [torch.full((2, 1, 1), w, dtype=torch.float64).requires_grad_() for w in weights]
+    alpha, beta, *rest = gains
+    eye = torch.eye(6, dtype=torch.float64)
+
+    def ours(chain: Layers, factors: MapGains | None) -> list[Tensor]:
+        torch.manual_seed(5)
+        carry, found = None, []
+        with attention_form(form):
+            for query, key, value in chain:
+                heads, carry = attend_with_carry(
+                    query, key, value, mask, dropout, carry, 1.0, factors
+                )
+                found.append(heads)
+        return found
+
+    seen_through = [(q, k, eye.expand(batch, 2, 6, 6)) for q, k, _ in layers]
+    kept = [(one != 0.0).double() / (1.0 - dropout) for one in ours(seen_through, None)]
+    identity = [(q, k, eye.expand(batch, 2, 6, 6)) for q, k, _ in layers]
+    softmaxes = literal(identity, mask.allowed, [1.0, 1.0], kept)
+    centre = mask.allowed.double() / mask.allowed.double().sum(-1, keepdim=True)
+    expected = [
+        (alpha * eye + beta * a - (rest[0] * centre if rest else 0.0)) @ value
+        for a, (_, _, value) in zip(softmaxes, layers, strict=True)
+    ]
+    upstream = [torch.randn_like(x) for x in expected]
+    found = ours(layers, MapGains(alpha, beta, rest[0] if rest else None))
+    leaves = [*(x for layer in layers for x in layer), *gains]
+
+    def slopes(outputs: list[Tensor]) -> list[Tensor]:
+        loss = sum(((x * w).sum() for x, w in zip(outputs, upstream, strict=True)), torch.zeros(()))
+        return list(torch.autograd.grad(loss, leaves))
+
+    assert worst([*found, *slopes(found)], [*expected, *slopes(expected)]) < 1e-10
+
+
+def test_only_short_maps_in_training_are_stored() -> None:
+    x = torch.randn(2, 2, MOST_SHAPED + 1, 4, requires_grad=True)
+    short = x[:, :, 1:]
+    mask, longer = full_mask(MOST_SHAPED, CPU), full_mask(MOST_SHAPED + 1, CPU)
+    assert stores_map(short, short, mask)
+    assert not stores_map(x, x, longer)
+    assert not stores_map(short.bfloat16(), short.bfloat16(), mask)
+    with torch.no_grad():
+        assert not stores_map(short, short, mask)
+    with attention_form("plain"):
+        assert not stores_map(short, short, mask)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("divisor", [1e-3, 0.2, 0.25, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -263,7 +342,7 @@ def test_policy_goes_by_shape_and_by_memory() -> None:
     short = choose((8, 4, SHORT - 1, 512), CPU, 4)
     long = choose((8, 4, SHORT, 512), CPU, 4)
     huge = choose((8, 4, 2**20, 2**20), CPU, 4)
-    assert [choice.form for choice in (short, long, huge)] == ["plain", "reversible", "blocked"]
+    assert [choice.form for choice in (short, long, huge)] == ["stored", "reversible", "blocked"]
     assert all(choice.reason for choice in (short, long, huge))
     with attention_form("plain"):
         assert choose((8, 4, SHORT, 512), CPU, 4).form == "plain"
@@ -282,7 +361,7 @@ def test_a_long_chain_takes_the_reversible_form_and_a_compiled_one_the_plain(
     assert isinstance(carry, PlainScores)
 
 
-@pytest.mark.parametrize("form", FAST)
+@pytest.mark.parametrize("form", MAPLESS)
 def test_no_map_is_kept_for_the_backward_pass(form: Form) -> None:
     """Whatever the depth: what autograd saves is queries, keys and values alone."""
     case = {"batch": 1, "heads": 2, "queries": 50, "keys": 50, "dim": 3, "value_dim": 3}
@@ -368,12 +447,14 @@ def test_shaped_attention_is_the_equation(case: dict[str, Any], shared: bool) ->
     expected = (alpha * own + beta * attention - gamma * centre) @ value
     weight = torch.randn_like(expected)
     exact = [expected, *torch.autograd.grad((expected * weight).sum(), [*layers[0], *gains])]
-    for dtype, limit in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        leaves = [x.detach().to(dtype).requires_grad_() for x in (*layers[0], *gains)]
-        heads = attend(leaves[0], leaves[1], leaves[2], mask, 0.0)
-        found = shape_map(heads, leaves[2], mask, leaves[3], leaves[4], leaves[5])
-        ours = torch.autograd.grad((found * weight.to(dtype)).sum(), leaves)
-        assert worst([found, *ours], exact) < limit
+    for form in (None, "plain", "stored"):
+        for dtype, limit in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+            leaves = [x.detach().to(dtype).requires_grad_() for x in (*layers[0], *gains)]
+            with attention_form(form) if form else nullcontext():
+                q, k, v, *factors = leaves
+                found = attend(q, k, v, mask, 0.0, MapGains(*factors))
+            ours = torch.autograd.grad((found * weight.to(dtype)).sum(), leaves)
+            assert worst([found, *ours], exact) < limit
 
 
 def test_running_mean_in_bfloat16_is_summed_in_float32() -> None:

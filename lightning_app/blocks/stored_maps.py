@@ -1,0 +1,238 @@
+"""Residual and shaped attention that store their maps: the fastest form where these are small.
+
+One pass computes residual (He et al. 2021, RealFormer, 2012.11747) and shaped attention (He &
+Hofmann 2023, 2311.01906, equation 6), alone or together:
+
+``Z = Q K^T / sqrt(d_k) + Z_below``, ``A = dropout(softmax(Z / divisor + mask))``,
+``M = alpha I + beta A - gamma C``, ``O = M V``
+
+Every product of a batch is one call for each head, of all sentences (or the reverse), which reads
+queries, keys and values where the projections left them. Autograd's own form copies them first.
+"""
+
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lightning_app.blocks.double_backward import no_second_derivative
+from lightning_app.blocks.masks import Mask
+
+
+class MapGains(NamedTuple):
+    """The weights of the shaped map, each of shape ``(head or 1, 1, 1)``; without gamma no C."""
+
+    alpha: Tensor
+    beta: Tensor
+    gamma: Tensor | None
+
+
+@final
+class StoredScores(NamedTuple):
+    """Z_n, the running sum of scores. Masked cells are far below zero."""
+
+    scores: Float[Tensor, "batch head query key"]
+
+
+class _How(NamedTuple):
+    """Everything of one attention that has no gradient."""
+
+    mask: Mask
+    divisor: float
+    dropout: float
+    carries: bool
+    batch: int
+    heads: int
+
+    @property
+    def by_head(self) -> bool:
+        """Whether a part is one head of all sentences, or all heads of one sentence."""
+        return self.heads <= self.batch
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the parts ``(other, ...)`` of ``(batch, head, ...)``, each perhaps of 1."""
+        shape = (self.batch, self.heads, *x.shape[2:])
+        return x.expand(shape).unbind(1 if self.by_head else 0)
+
+    def empty(self, like: Tensor, tokens: int, width: int) -> Tensor:
+        """Return an empty ``(part, other, token, width)``."""
+        first, second = self.batch, self.heads
+        if self.by_head:
+            first, second = second, first
+        return like.new_empty(first, second, tokens, width)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """Return ``(part, other, ...)`` as ``(batch, head, ...)``."""
+        return x.transpose(0, 1) if self.by_head else x
+
+    def by_gain(self, found: list[Tensor], like: Tensor) -> Tensor:
+        """Return the sum for each gain of the sums ``(head or 1,)`` of the parts."""
+        by_part = torch.stack(found)  # (head, 1) or (sentence, head)
+        by_head = by_part if self.by_head else by_part.sum(dim=0)[:, None]
+        return by_head[..., None].sum_to_size(like.shape)
+
+
+@final
+class _StoredAttention(torch.autograd.Function):
+    # One part is finished before the next begins, so that its maps stay in the processor's cache.
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        below: Tensor | None,
+        alpha: Tensor | None,
+        beta: Tensor | None,
+        gamma: Tensor | None,
+        how: _How,
+    ) -> tuple[Tensor, Tensor | None]:
+        length, width = key.shape[2], value.shape[-1]
+        weights = how.empty(query, query.shape[2], length)
+        scores = torch.empty_like(weights) if how.carries else weights
+        kept = None
+        if how.dropout:
+            kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - how.dropout)
+        out = how.empty(query, query.shape[2], width)
+        shape_parts = _shape_parts(alpha, beta, gamma, how, query)
+        bias = how.mask.bias(query.dtype) if below is None else below
+        biases = None if bias is None else how.parts(bias)
+        blank = how.mask.blank
+        blanks = None if blank is None or not bool(blank.any()) else how.parts(blank)
+        scale = query.shape[-1] ** -0.5
+        parts = zip(*map(how.parts, (query, key, value)), scores, weights, out, strict=True)
+        for i, (q, k, v, z, w, o) in enumerate(parts):
+            if biases is None:
+                torch.baddbmm(z, q, k.transpose(1, 2), beta=0, alpha=scale, out=z)
+            else:
+                torch.baddbmm(biases[i], q, k.transpose(1, 2), alpha=scale, out=z)
+            logits = z if how.divisor == 1.0 else z / how.divisor
+            if blanks is not None and how.divisor < 1.0:
+                # Masked scores may become -inf here, and their softmax is NaN.
+                logits.masked_fill_(blanks[i], 0.0)
+            torch.softmax(logits, dim=-1, out=w)
+            if blanks is not None:
+                w.masked_fill_(blanks[i], 0.0)
+            mapped = w if kept is None else (w * kept[i]).div_(1.0 - how.dropout)
+            if shape_parts is not None:
+                mapped = torch.addcmul(shape_parts.rest[i], mapped, shape_parts.beta[i])
+            torch.bmm(mapped, v, out=o)
+        ctx.save_for_backward(query, key, value, weights, kept, alpha, beta, gamma)
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        return how.joined(out), how.joined(scores) if how.carries else None
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor | None, grad_scores: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise no_second_derivative("attention with stored maps")
+        query, key, value, weights, kept, alpha, beta, gamma = ctx.saved_tensors
+        how: _How = ctx.how
+        upstream = grad
+        if upstream is None:  # only Z is used
+            upstream = value.new_zeros(()).expand(*query.shape[:3], value.shape[-1])
+        shape_parts = _shape_parts(alpha, beta, gamma, how, query)
+        above = None if grad_scores is None else how.parts(grad_scores)
+        below = torch.empty_like(weights) if ctx.needs_input_grad[3] else None
+        grads = [how.empty(x, x.shape[2], x.shape[3]) for x in (query, key, value)]
+        found: list[list[Tensor]] = [[], [], []]
+        offset = key.shape[2] - query.shape[2]
+        scale = query.shape[-1] ** -0.5
+        parts = zip(*map(how.parts, (query, key, value, upstream)), weights, *grads, strict=True)
+        for i, (q, k, v, g, w, dq, dk, dv) in enumerate(parts):
+            dropped = w if kept is None else (w * kept[i]).div_(1.0 - how.dropout)
+            mapped = dropped
+            dm = torch.bmm(g, v.transpose(1, 2))
+            if shape_parts is not None:
+                mapped = torch.addcmul(shape_parts.rest[i], dropped, shape_parts.beta[i])
+                found[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), how))
+                found[1].append(_each_head(dm, how, dropped))
+                if shape_parts.centre is not None:
+                    found[2].append(_each_head(dm, how, shape_parts.centre[i]).neg_())
+                dm.mul_(shape_parts.beta[i])
+            torch.bmm(mapped.transpose(1, 2), g, out=dv)
+            if kept is not None:
+                dm.mul_(kept[i]).div_(1.0 - how.dropout)
+            dz = torch.ops.aten._softmax_backward_data(dm, w, -1, w.dtype)
+            if how.divisor != 1.0:
+                dz.div_(how.divisor)
+            if above is not None:
+                dz.add_(above[i])
+            if below is not None:
+                below[i].copy_(dz)
+            torch.baddbmm(dq, dz, k, beta=0, alpha=scale, out=dq)
+            torch.baddbmm(dk, dz.transpose(1, 2), q, beta=0, alpha=scale, out=dk)
+        gains = (
+            how.by_gain(one, like) if one and like is not None else None
+            for one, like in zip(found, (alpha, beta, gamma), strict=True)
+        )
+        return (
+            *map(how.joined, grads),
+            None if below is None else how.joined(below),
+            *gains,
+            None,
+        )
+
+
+class _ShapeParts(NamedTuple):
+    """``alpha I - gamma C``, beta and C of each part; None without gamma."""
+
+    rest: tuple[Tensor, ...]
+    beta: tuple[Tensor, ...]
+    centre: tuple[Tensor, ...] | None
+
+
+def _shape_parts(
+    alpha: Tensor | None,
+    beta: Tensor | None,
+    gamma: Tensor | None,
+    how: _How,
+    query: Tensor,
+) -> _ShapeParts | None:
+    if alpha is None or beta is None:
+        return None
+    dtype, keys = query.dtype, how.mask.keys
+    # The queries are the newest keys.
+    rest = alpha * torch.eye(keys, dtype=dtype, device=query.device)[keys - query.shape[2] :]
+    centre = None
+    if gamma is not None:
+        centre = how.mask.allowed.to(dtype) / how.mask.count.to(dtype)
+        rest = rest - gamma * centre
+        centre = how.parts(centre)
+    rest = rest if rest.dim() == 4 else rest[None]
+    return _ShapeParts(how.parts(rest), how.parts(beta[None]), centre)
+
+
+def _each_head(x: Tensor, how: _How, factor: Tensor | None = None) -> Tensor:
+    """Return the sum of ``x * factor`` over a part ``(other, ...)``: by head if it holds heads."""
+    kept = x.shape[0] if not how.by_head else 1
+    if factor is None:
+        return x.reshape(kept, -1).sum(dim=-1)
+    return torch.linalg.vecdot(x.reshape(kept, -1), factor.expand(x.shape).reshape(kept, -1))
+
+
+def attend_with_stored_maps(
+    query: Float[Tensor, "batch head query dim"],
+    key: Float[Tensor, "batch head key dim"],
+    value: Float[Tensor, "batch head key width"],
+    mask: Mask,
+    dropout: float,
+    *,
+    below: Float[Tensor, "batch head query key"] | None = None,
+    divisor: float = 1.0,
+    carries: bool = False,
+    gains: MapGains | None = None,
+) -> tuple[Float[Tensor, "batch head query width"], Float[Tensor, "batch head query key"] | None]:
+    """Return O and, if `carries`, Z, of queries, keys and values of one type.
+
+    A mask enters at the first layer of a chain. With shaping, the queries are the newest keys.
+    """
+    batch, heads = query.shape[:2]
+    how = _How(mask, divisor, dropout, carries, batch, heads)
+    alpha, beta, gamma = (None, None, None) if gains is None else gains
+    with torch.autocast(query.device.type, enabled=False):
+        return _StoredAttention.apply(query, key, value, below, alpha, beta, gamma, how)  # pyright: ignore[reportReturnType]
