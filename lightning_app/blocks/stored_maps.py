@@ -35,7 +35,7 @@ class StoredScores(NamedTuple):
     scores: Float[Tensor, "batch head query key"]
 
 
-class _How(NamedTuple):
+class _Passes(NamedTuple):
     """Everything of one attention that has no gradient."""
 
     mask: Mask
@@ -87,7 +87,7 @@ class _StoredAttention(torch.autograd.Function):
         alpha: Tensor | None,
         beta: Tensor | None,
         gamma: Tensor | None,
-        how: _How,
+        how: _Passes,
     ) -> tuple[Tensor, Tensor | None]:
         length, width = key.shape[2], value.shape[-1]
         weights = how.empty(query, query.shape[2], length)
@@ -131,7 +131,7 @@ class _StoredAttention(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise no_second_derivative("attention with stored maps")
         query, key, value, weights, kept, alpha, beta, gamma = ctx.saved_tensors
-        how: _How = ctx.how
+        how: _Passes = ctx.how
         upstream = grad
         if upstream is None:  # only Z is used
             upstream = value.new_zeros(()).expand(*query.shape[:3], value.shape[-1])
@@ -190,7 +190,7 @@ def _shape_parts(
     alpha: Tensor | None,
     beta: Tensor | None,
     gamma: Tensor | None,
-    how: _How,
+    how: _Passes,
     query: Tensor,
 ) -> _ShapeParts | None:
     if alpha is None or beta is None:
@@ -207,7 +207,7 @@ def _shape_parts(
     return _ShapeParts(how.parts(rest), how.parts(beta[None]), centre)
 
 
-def _each_head(x: Tensor, how: _How, factor: Tensor | None = None) -> Tensor:
+def _each_head(x: Tensor, how: _Passes, factor: Tensor | None = None) -> Tensor:
     """Return the sum of ``x * factor`` over a part ``(other, ...)``: by head if it holds heads."""
     kept = x.shape[0] if not how.by_head else 1
     if factor is None:
@@ -232,7 +232,7 @@ def attend_with_stored_maps(
     A mask enters at the first layer of a chain. With shaping, the queries are the newest keys.
     """
     batch, heads = query.shape[:2]
-    how = _How(mask, divisor, dropout, carries, batch, heads)
+    how = _Passes(mask, divisor, dropout, carries, batch, heads)
     alpha, beta, gamma = (None, None, None) if gains is None else gains
     with torch.autocast(query.device.type, enabled=False):
         return _StoredAttention.apply(query, key, value, below, alpha, beta, gamma, how)  # pyright: ignore[reportReturnType]
