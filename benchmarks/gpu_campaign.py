@@ -32,7 +32,7 @@ import torch
 from gpu_sections import ROOT, SECTIONS, Where
 
 from lightning_app.atomic_write import write_whole
-from lightning_app.bench.tables import machine, plain
+from lightning_app.bench.tables import as_mappings, machine
 from lightning_app.provenance import checkout
 
 BUDGET = 570.0
@@ -70,7 +70,7 @@ def said(command: list[str]) -> str:
 
 
 def write(path: Path, content: Any) -> None:
-    write_whole(path, json.dumps(plain(content), indent=1) + "\n")
+    write_whole(path, json.dumps(as_mappings(content), indent=1) + "\n")
 
 
 def measure(name: str, where: Where, path: Path) -> int:

@@ -1,7 +1,7 @@
 """Measure the goals for speed and memory that need only a CPU, and show whether they are met.
 
     python benchmarks/speed_goals.py
-    python benchmarks/speed_goals.py --rows calls masked_lm --repeat 3 --json goals.json
+    python benchmarks/speed_goals.py --rows calls step_256 --repeat 3 --json goals.json
 
 A comparison runs in interleaved rounds on one thread, in processor time; its figure is the median
 of the ratios within the rounds. Each row has a separate process, since earlier allocations change
@@ -15,14 +15,23 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from speed_rows import ROWS, Figure, titles
+from peer_rows import PEER_ROWS
+from speed_rows import OWN_ROWS, Figure
 
 from lightning_app.bench.compare import Missing
 from lightning_app.bench.tables import machine
+
+ROWS = PEER_ROWS | OWN_ROWS
+
+
+def titles(names: Sequence[str]) -> dict[str, str]:
+    """Return what each row measures, by name."""
+    return {name: (ROWS[name].__doc__ or "").partition("\n")[0] for name in names}
 
 
 def line(figure: Figure) -> str:

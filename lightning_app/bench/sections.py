@@ -15,8 +15,8 @@ from lightning_app.bench.peers import (
     translation_peer,
 )
 from lightning_app.bench.rates import Rates, rate_in_force
+from lightning_app.bench.same_library import same_library
 from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.linear import float32_library, mkl_products, prefers_onednn
 
 BASELINE = "pre_ln"
 WORK = {True: "training step", False: "forward and backward"}
@@ -58,16 +58,18 @@ def peers(setting: Setting, how: How, rates: Rates) -> Iterator[Comparison]:
     """Compare our models with the same models of other libraries, each with our weights.
 
     Where our products are computed by another matrix library than theirs, everything is compared
-    a second time with all products by theirs: the first ratio is what a user gets, the second what
-    the form of the model gives.
+    again with the linear maps of both by each library: the first ratio is what a user gets, the
+    others what the form of the model gives.
     """
     yield from _peers(setting, how)
-    if prefers_onednn() and setting.device == "cpu" and setting.precision == "32":
-        with mkl_products():
+    if setting.device != "cpu" or setting.precision != "32":
+        return
+    for library, context in same_library().items():
+        with context():
             rate = rate_in_force(rates, setting.device, bf16=False)
-            # The process that measures resident memory would use oneDNN again.
+            # The process that measures resident memory would use the libraries as they are.
             for comparison in _peers(setting, replace(how, rate=rate, resident=False)):
-                title = f"{comparison.title}; all products by {float32_library()}"
+                title = f"{comparison.title}; linear maps of both by {library}"
                 yield replace(comparison, title=title)
 
 

@@ -110,19 +110,19 @@ def write_json(
         "machine": machine(settings["device"]),
         "rates": rates,
         "settings": settings,
-        "comparisons": plain(comparisons),
+        "comparisons": as_mappings(comparisons),
     }
     write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
-def plain(value: Any) -> Any:
+def as_mappings(value: Any) -> Any:
     """Return results as mappings, lists and numbers; JSON would make lists of named tuples."""
     if isinstance(value, Spread):
         return value._asdict()
     if isinstance(value, Comparison | Result):
-        return plain({field.name: getattr(value, field.name) for field in fields(value)})
+        return as_mappings({field.name: getattr(value, field.name) for field in fields(value)})
     if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: as_mappings(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [as_mappings(part) for part in value]
     return value
