@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from speed_rows import ROUNDS, Figure, Row, at_least, at_most, exactly
+from speed_rows import Figure, Row, at_least, at_most, exactly
 
 from lightning_app.bench.compare import Comparison, Contender, How, Missing, compare
 from lightning_app.bench.learners import Setting, masked, preset_work
@@ -27,6 +27,7 @@ from lightning_app.bench.rates import matmul_rates, rate_in_force
 from lightning_app.bench.same_library import same_library
 
 Build = Callable[[], Work]
+ROUNDS = 5
 
 
 def ways(ours: Build, peers: Sequence[tuple[str, Build]]) -> Iterator[tuple[str, Comparison]]:
