@@ -122,6 +122,48 @@ MUTANTS = (
         "q = query.to(kept).flatten(0, 1)",
     ),
     mutant(
+        "stored maps forget the scores above",
+        FORMS,
+        "dz.add_(above[i])",
+        "pass",
+    ),
+    mutant(
+        "stored maps: gradient of gamma",
+        FORMS,
+        "found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())",
+        "found[2].append(_each_head(dm, plan, shape_parts.centre[i]))",
+    ),
+    mutant(
+        "stored maps: identity of the oldest keys",
+        FORMS,
+        "[keys - query.shape[2] :]",
+        "[: query.shape[2]]",
+    ),
+    mutant(
+        "stored maps: the gradient of beta forgets dropout",
+        FORMS,
+        "found[1].append(_each_head(dm, plan, dropped))",
+        "found[1].append(_each_head(dm, plan, w))",
+    ),
+    mutant(
+        "a split of heads leaves unused parts unwritten",
+        at("blocks/test_attention.py"),
+        "split[part].zero_() if grad is None else split[part].copy_(grad)",
+        "None if grad is None else split[part].copy_(grad)",
+    ),
+    mutant(
+        "the transposed gradient of a weight is not turned back",
+        at("blocks/test_linear.py"),
+        "return product(x.t(), above).t().contiguous()",
+        "return product(x.t(), above).reshape(above.shape[1], -1)",
+    ),
+    mutant(
+        "the last block of masked words takes other tokens",
+        at("models/test_heads.py"),
+        "start = stream = start.at(call.kept)",
+        "start = stream = start.at(call.kept.flip(0))",
+    ),
+    mutant(
         "reversible scores are not undone",
         FORMS,
         "z.baddbmm_(q, k.transpose(1, 2), alpha=-scale)",
@@ -148,6 +190,8 @@ MUTANTS = (
         "rotate(heads, rotation))",
         "norm(self._split(x))",
         "self._split(x)",
+        "key = self.key_norm(self._disturbed(key))\n        if placed is not None:",
+        "key = self._disturbed(key)\n        if placed is not None:",
     ),
     mutant(
         "noise on queries in evaluation",
@@ -159,6 +203,8 @@ MUTANTS = (
         ),
         "if self.spec.query_key_noise and self.training:",
         "if self.spec.query_key_noise:",
+        "if not (self.spec.query_key_noise and self.training):",
+        "if not self.spec.query_key_noise:",
     ),
     mutant(
         "dropout before the norm of a branch",
@@ -334,6 +380,8 @@ MUTANTS = (
         LOSS,
         "(-e / len(table) * total)",
         "(0.0 * total)",
+        "row = -e / len(table) * total",
+        "row = 0.0 * total",
     ),
     mutant(
         "padding is predicted",

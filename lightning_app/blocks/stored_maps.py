@@ -35,7 +35,7 @@ class StoredScores(NamedTuple):
     scores: Float[Tensor, "batch head query key"]
 
 
-class _Passes(NamedTuple):
+class _MapPlan(NamedTuple):
     """Everything of one attention that has no gradient."""
 
     mask: Mask
@@ -87,42 +87,42 @@ class _StoredAttention(torch.autograd.Function):
         alpha: Tensor | None,
         beta: Tensor | None,
         gamma: Tensor | None,
-        how: _Passes,
+        plan: _MapPlan,
     ) -> tuple[Tensor, Tensor | None]:
         length, width = key.shape[2], value.shape[-1]
-        weights = how.empty(query, query.shape[2], length)
-        scores = torch.empty_like(weights) if how.carries else weights
+        weights = plan.empty(query, query.shape[2], length)
+        scores = torch.empty_like(weights) if plan.carries else weights
         kept = None
-        if how.dropout:
-            kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - how.dropout)
-        out = how.empty(query, query.shape[2], width)
-        shape_parts = _shape_parts(alpha, beta, gamma, how, query)
-        bias = how.mask.bias(query.dtype) if below is None else below
-        biases = None if bias is None else how.parts(bias)
-        blank = how.mask.blank
-        blanks = None if blank is None or not bool(blank.any()) else how.parts(blank)
+        if plan.dropout:
+            kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - plan.dropout)
+        out = plan.empty(query, query.shape[2], width)
+        shape_parts = _shape_parts(alpha, beta, gamma, plan, query)
+        bias = plan.mask.bias(query.dtype) if below is None else below
+        biases = None if bias is None else plan.parts(bias)
+        blank = plan.mask.blank
+        blanks = None if blank is None or not bool(blank.any()) else plan.parts(blank)
         scale = query.shape[-1] ** -0.5
-        parts = zip(*map(how.parts, (query, key, value)), scores, weights, out, strict=True)
+        parts = zip(*map(plan.parts, (query, key, value)), scores, weights, out, strict=True)
         for i, (q, k, v, z, w, o) in enumerate(parts):
             if biases is None:
                 torch.baddbmm(z, q, k.transpose(1, 2), beta=0, alpha=scale, out=z)
             else:
                 torch.baddbmm(biases[i], q, k.transpose(1, 2), alpha=scale, out=z)
-            logits = z if how.divisor == 1.0 else z / how.divisor
-            if blanks is not None and how.divisor < 1.0:
+            logits = z if plan.divisor == 1.0 else z / plan.divisor
+            if blanks is not None and plan.divisor < 1.0:
                 # Masked scores may become -inf here, and their softmax is NaN.
                 logits.masked_fill_(blanks[i], 0.0)
             torch.softmax(logits, dim=-1, out=w)
             if blanks is not None:
                 w.masked_fill_(blanks[i], 0.0)
-            mapped = w if kept is None else (w * kept[i]).div_(1.0 - how.dropout)
+            mapped = w if kept is None else (w * kept[i]).div_(1.0 - plan.dropout)
             if shape_parts is not None:
                 mapped = torch.addcmul(shape_parts.rest[i], mapped, shape_parts.beta[i])
             torch.bmm(mapped, v, out=o)
         ctx.save_for_backward(query, key, value, weights, kept, alpha, beta, gamma)
-        ctx.how = how
+        ctx.plan = plan
         ctx.set_materialize_grads(False)
-        return how.joined(out), how.joined(scores) if how.carries else None
+        return plan.joined(out), plan.joined(scores) if plan.carries else None
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -131,35 +131,35 @@ class _StoredAttention(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise no_second_derivative("attention with stored maps")
         query, key, value, weights, kept, alpha, beta, gamma = ctx.saved_tensors
-        how: _Passes = ctx.how
+        plan: _MapPlan = ctx.plan
         upstream = grad
         if upstream is None:  # only Z is used
             upstream = value.new_zeros(()).expand(*query.shape[:3], value.shape[-1])
-        shape_parts = _shape_parts(alpha, beta, gamma, how, query)
-        above = None if grad_scores is None else how.parts(grad_scores)
+        shape_parts = _shape_parts(alpha, beta, gamma, plan, query)
+        above = None if grad_scores is None else plan.parts(grad_scores)
         below = torch.empty_like(weights) if ctx.needs_input_grad[3] else None
-        grads = [how.empty(x, x.shape[2], x.shape[3]) for x in (query, key, value)]
+        grads = [plan.empty(x, x.shape[2], x.shape[3]) for x in (query, key, value)]
         found: list[list[Tensor]] = [[], [], []]
         offset = key.shape[2] - query.shape[2]
         scale = query.shape[-1] ** -0.5
-        parts = zip(*map(how.parts, (query, key, value, upstream)), weights, *grads, strict=True)
+        parts = zip(*map(plan.parts, (query, key, value, upstream)), weights, *grads, strict=True)
         for i, (q, k, v, g, w, dq, dk, dv) in enumerate(parts):
-            dropped = w if kept is None else (w * kept[i]).div_(1.0 - how.dropout)
+            dropped = w if kept is None else (w * kept[i]).div_(1.0 - plan.dropout)
             mapped = dropped
             dm = torch.bmm(g, v.transpose(1, 2))
             if shape_parts is not None:
                 mapped = torch.addcmul(shape_parts.rest[i], dropped, shape_parts.beta[i])
-                found[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), how))
-                found[1].append(_each_head(dm, how, dropped))
+                found[0].append(_each_head(dm.diagonal(offset, dim1=-2, dim2=-1), plan))
+                found[1].append(_each_head(dm, plan, dropped))
                 if shape_parts.centre is not None:
-                    found[2].append(_each_head(dm, how, shape_parts.centre[i]).neg_())
+                    found[2].append(_each_head(dm, plan, shape_parts.centre[i]).neg_())
                 dm.mul_(shape_parts.beta[i])
             torch.bmm(mapped.transpose(1, 2), g, out=dv)
             if kept is not None:
-                dm.mul_(kept[i]).div_(1.0 - how.dropout)
+                dm.mul_(kept[i]).div_(1.0 - plan.dropout)
             dz = torch.ops.aten._softmax_backward_data(dm, w, -1, w.dtype)
-            if how.divisor != 1.0:
-                dz.div_(how.divisor)
+            if plan.divisor != 1.0:
+                dz.div_(plan.divisor)
             if above is not None:
                 dz.add_(above[i])
             if below is not None:
@@ -167,12 +167,12 @@ class _StoredAttention(torch.autograd.Function):
             torch.baddbmm(dq, dz, k, beta=0, alpha=scale, out=dq)
             torch.baddbmm(dk, dz.transpose(1, 2), q, beta=0, alpha=scale, out=dk)
         gains = (
-            how.by_gain(one, like) if one and like is not None else None
+            plan.by_gain(one, like) if one and like is not None else None
             for one, like in zip(found, (alpha, beta, gamma), strict=True)
         )
         return (
-            *map(how.joined, grads),
-            None if below is None else how.joined(below),
+            *map(plan.joined, grads),
+            None if below is None else plan.joined(below),
             *gains,
             None,
         )
@@ -190,26 +190,26 @@ def _shape_parts(
     alpha: Tensor | None,
     beta: Tensor | None,
     gamma: Tensor | None,
-    how: _Passes,
+    plan: _MapPlan,
     query: Tensor,
 ) -> _ShapeParts | None:
     if alpha is None or beta is None:
         return None
-    dtype, keys = query.dtype, how.mask.keys
+    dtype, keys = query.dtype, plan.mask.keys
     # The queries are the newest keys.
     rest = alpha * torch.eye(keys, dtype=dtype, device=query.device)[keys - query.shape[2] :]
     centre = None
     if gamma is not None:
-        centre = how.mask.allowed.to(dtype) / how.mask.count.to(dtype)
+        centre = plan.mask.allowed.to(dtype) / plan.mask.count.to(dtype)
         rest = rest - gamma * centre
-        centre = how.parts(centre)
+        centre = plan.parts(centre)
     rest = rest if rest.dim() == 4 else rest[None]
-    return _ShapeParts(how.parts(rest), how.parts(beta[None]), centre)
+    return _ShapeParts(plan.parts(rest), plan.parts(beta[None]), centre)
 
 
-def _each_head(x: Tensor, how: _Passes, factor: Tensor | None = None) -> Tensor:
+def _each_head(x: Tensor, plan: _MapPlan, factor: Tensor | None = None) -> Tensor:
     """Return the sum of ``x * factor`` over a part ``(other, ...)``: by head if it holds heads."""
-    kept = x.shape[0] if not how.by_head else 1
+    kept = x.shape[0] if not plan.by_head else 1
     if factor is None:
         return x.reshape(kept, -1).sum(dim=-1)
     return torch.linalg.vecdot(x.reshape(kept, -1), factor.expand(x.shape).reshape(kept, -1))
@@ -232,7 +232,7 @@ def attend_with_stored_maps(
     A mask enters at the first layer of a chain. With shaping, the queries are the newest keys.
     """
     batch, heads = query.shape[:2]
-    how = _Passes(mask, divisor, dropout, carries, batch, heads)
+    plan = _MapPlan(mask, divisor, dropout, carries, batch, heads)
     alpha, beta, gamma = (None, None, None) if gains is None else gains
     with torch.autocast(query.device.type, enabled=False):
-        return _StoredAttention.apply(query, key, value, below, alpha, beta, gamma, how)  # pyright: ignore[reportReturnType]
+        return _StoredAttention.apply(query, key, value, below, alpha, beta, gamma, plan)  # pyright: ignore[reportReturnType]

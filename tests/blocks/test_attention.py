@@ -66,6 +66,20 @@ def test_weights_0_1_0_are_plain_attention(float64: None, mask: Mask, carry: str
     torch.testing.assert_close(run(shaped, u, mask), run(ordinary, u, mask), rtol=1e-14, atol=1e-14)
 
 
+def test_a_part_that_is_not_used_has_a_gradient_of_zero() -> None:
+    """With deterministic algorithms PyTorch fills memory that nothing was written to by NaN."""
+    attention = build()
+    torch.use_deterministic_algorithms(True)
+    try:
+        query, _, values = attention.queries_keys_values(torch.randn(BATCH, LENGTH, MODEL), None)
+        (query.sum() + values.sum()).backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for part in (attention.query, attention.value):
+        assert part.get_parameter("weight").grad.abs().sum() > 0.0  # pyright: ignore[reportOptionalMemberAccess]
+    assert attention.key.weight.grad.abs().sum() == 0.0  # pyright: ignore[reportOptionalMemberAccess]
+
+
 @masks
 def test_rows_of_the_shaped_map_sum_to_its_weights(float64: None, mask: Mask) -> None:
     """The sum of a row is what the map makes of a value that is 1 for every key."""
