@@ -17,6 +17,7 @@ from lightning_app.hardware import keep_freed_blocks
 from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.models.transformer import BlockStack
 from lightning_app.objectives.base import LossSums, ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
@@ -48,9 +49,11 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
         model: The model whose blocks are compiled.
         how: Further arguments of `torch.compile`.
     """
-    for block in model.modules():
-        if isinstance(block, Block):
-            block.compile(dynamic=True, **how)
+    for part in model.modules():
+        if isinstance(part, Block):
+            part.compile(dynamic=True, **how)
+        elif isinstance(part, BlockStack):
+            part.recomputes_norms = False
 
 
 class TransformerModule(pl.LightningModule):

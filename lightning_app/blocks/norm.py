@@ -9,6 +9,9 @@ Norm = Literal["none", "layer_norm", "rms_norm"]
 EPSILON = 1e-5
 
 
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
 def build_norm(kind: Norm, dim: int) -> nn.Module:
     """Return the normalization `kind` over the last dimension, of size `dim`.
 

@@ -1,6 +1,7 @@
 """A stack of blocks as a module: it carries scores from layer to layer and applies its norms."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import NamedTuple, final
 
 from jaxtyping import Float, Int
@@ -10,6 +11,8 @@ from lightning_app.blocks.block import Block, Call, Carries, CrossAttentionInput
 from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.norm import build_norm
+from lightning_app.blocks.placed import Placed
+from lightning_app.blocks.recomputed_norms import recomputed_norms, saves_memory
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.models.positions.base import Places, Positions
@@ -41,6 +44,8 @@ class BlockStack(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
+        # False where the blocks are compiled, which hooks of their norms would break.
+        self.recomputes_norms = True
         self.place = None if positions is None else positions.placing()
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in spec.blocks)
@@ -87,7 +92,24 @@ class BlockStack(nn.Module):
             if placed.bias is not None:
                 mask = mask.with_score_bias(placed.bias)
         x = self.input_norm(x)
-        stream, carries = Stream(x, x if self.spec.dual_stream else None), Carries()
+        stream = Stream(x, x if self.spec.dual_stream else None)
+        recomputing = self.recomputes_norms and saves_memory(x)
+        with recomputed_norms(self) if recomputing else nullcontext():
+            stream = self._run(stream, mask, memory, caches, placed, kept)
+        if stream.total is None:
+            return self.final_norm(stream.x)
+        return stream.x + self.final_norm(stream.total)
+
+    def _run(
+        self,
+        stream: Stream,
+        mask: Mask,
+        memory: Memory | None,
+        caches: list[LayerCache] | None,
+        placed: Placed | None,
+        kept: Int[Tensor, " kept"] | None,
+    ) -> Stream:
+        carries = Carries()
         for layer, block in self.layers:
             source = (
                 None
@@ -105,9 +127,7 @@ class BlockStack(nn.Module):
                 kept=kept if last else None,
             )
             stream, carries = block(stream, carries, call)
-        if stream.total is None:
-            return self.final_norm(stream.x)
-        return stream.x + self.final_norm(stream.total)
+        return stream
 
 
 def stacks(model: nn.Module) -> dict[str, BlockStack]:
