@@ -136,7 +136,9 @@ class _SplitHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        found = next(grad for grad in grads if grad is not None)
+        found = next((grad for grad in grads if grad is not None), None)
+        if found is None:
+            return None, None, None
         joined = found.new_empty(ctx.shape)
         split = joined.unflatten(-1, ctx.split).permute(2, 0, 3, 1, 4)
         for part, grad in enumerate(grads):

@@ -112,6 +112,8 @@ def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
 
     Only to train: without a backward pass SDPA is faster.
     """
+    if torch.compiler.is_compiling():
+        return False
     forced = _forced.get()
     if forced is not None:
         return forced == "stored"
@@ -121,7 +123,6 @@ def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
         and torch.is_grad_enabled()
         and query.requires_grad
         and mask.score_bias is None
-        and not torch.compiler.is_compiling()
         and key.shape[2] <= MOST_SHAPED
     )
 
@@ -140,7 +141,7 @@ def attend(
     """
     if gains is not None and stores_map(query, key, mask):
         return attend_with_stored_maps(query, key, value, mask, dropout, gains=gains)[0]
-    if _forced.get() != "plain" and few_bf16_keys(key, product_type(query), mask):
+    if few_bf16_keys(key, product_type(query), mask) and _forced.get() != "plain":
         heads = attend_few_keys(query, key, value, mask, dropout)
         return shaped_by(gains, heads, value, mask)
     how = mask.for_sdpa(query.dtype)

@@ -100,7 +100,7 @@ class _StoredAttention(torch.autograd.Function):
         bias = plan.mask.bias(query.dtype) if below is None else below
         biases = None if bias is None else plan.parts(bias)
         blank = plan.mask.blank
-        blanks = None if blank is None or not bool(blank.any()) else plan.parts(blank)
+        blanks = None if blank is None else plan.parts(blank)
         scale = query.shape[-1] ** -0.5
         parts = zip(*map(plan.parts, (query, key, value)), scores, weights, out, strict=True)
         for i, (q, k, v, z, w, o) in enumerate(parts):
