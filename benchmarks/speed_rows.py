@@ -306,13 +306,15 @@ def two_workers() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         whole, cells = [], []
         for workers in (1, 2):
-            name = f"grid{workers}"
-            grid = Path(folder) / f"{name}.yaml"
+            # Folders of their own: a grid takes over equal cells that are finished beside it.
+            name, place = f"grid{workers}", Path(folder) / str(workers)
+            place.mkdir()
+            grid = place / f"{name}.yaml"
             grid.write_text(yaml.safe_dump({"name": name, **spec}), encoding="utf-8")
             start = time.perf_counter()
-            called("-c", GRID.format(grid=str(grid), folder=folder, workers=workers))
+            called("-c", GRID.format(grid=str(grid), folder=str(place), workers=workers))
             whole.append(time.perf_counter() - start)
-            runs = (Path(folder) / name / "runs").glob("*/result.json")
+            runs = (place / name / "runs").glob("*/result.json")
             results = [json.loads(path.read_text(encoding="utf-8")) for path in runs]
             first, last = (
                 pick(datetime.fromisoformat(result[end]) for result in results)
