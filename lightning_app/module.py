@@ -105,7 +105,7 @@ class TransformerModule(pl.LightningModule):
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
-        self._has_terms = False
+        self._has_terms = True  # until the fit has looked for them
         self._seed = 0
         # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
         sums = (SumMetric(nan_strategy="disable") for _ in range(3))

@@ -89,7 +89,8 @@ def recomputed_norms(stack: nn.Module) -> Iterator[None]:
     """Let the backward pass of this context compute the outputs of the norms of `stack` again."""
     outputs = NormOutputs()
     norms = [part for part in stack.modules() if isinstance(part, NORMS)]
-    handles = [norm.register_forward_hook(outputs.follow) for norm in norms]
+    # Before other hooks, which may return another output than that of the norm.
+    handles = [norm.register_forward_hook(outputs.follow, prepend=True) for norm in norms]
     try:
         with torch.autograd.graph.saved_tensors_hooks(outputs.pack, outputs.unpack):
             yield

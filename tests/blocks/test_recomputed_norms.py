@@ -100,6 +100,16 @@ def test_what_is_computed_again_is_the_output() -> None:
     assert torch.equal(outputs.unpack(outputs.pack(output.flatten(0, 1))), output.flatten(0, 1))
 
 
+def test_an_output_that_another_hook_replaces_is_kept() -> None:
+    layer = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)).double()
+    layer[0].register_forward_hook(lambda norm, inputs, output: 2.0 * output)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    expected = gradients(layer, lambda: layer(x).pow(2).sum())
+    with recomputed_norms(layer):
+        found = gradients(layer, lambda: layer(x).pow(2).sum())
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_hooks_go_with_the_context() -> None:
     layer = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
     with mock.patch.object(NormOutputs, "follow", return_value=None) as follow:
