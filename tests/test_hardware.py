@@ -40,5 +40,5 @@ def test_freed_blocks_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
         return int(call.stdout)
 
     # A count of page faults would say more, but some kernels do not keep it.
-    assert growth(keep=True) >= 8 * 2**23
+    assert growth(keep=True) > 6 * 2**23  # the heap may have had some room
     assert growth(keep=False) < 2**23
