@@ -16,7 +16,6 @@ from lightning_app.bench.measure import (
 )
 from lightning_app.bench.rates import product_flops
 from lightning_app.bench.resident import resident
-from lightning_app.hardware import keep_freed_blocks
 
 
 class Missing(Exception):
@@ -80,13 +79,8 @@ class Comparison:
 
 
 def compare(title: str, contenders: Sequence[Contender], how: How) -> Comparison:
-    """Measure each contender in rounds together with the first one, two models at a time.
-
-    On a CPU all of them have the allocator of a fit, which keeps the memory of freed tensors.
-    """
+    """Measure each contender in rounds together with the first one, two models at a time."""
     device = torch.device(how.device)
-    if device.type == "cpu":
-        keep_freed_blocks()
     clock = Clock(device)
     first, *others = contenders
     base = first.build()
