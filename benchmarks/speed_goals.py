@@ -7,7 +7,9 @@ A comparison runs in interleaved rounds on one thread, in processor time; its fi
 of the ratios within the rounds. Each row has a separate process, since earlier allocations change
 the time of large blocks. Peers have the weights of our model, the same batch and optimizer, and
 flash attention or SDPA; `pip install -e '.[bench]'` installs them. `--repeat` prints every
-repetition. IWSLT14 is searched for in the same places as by `ablate prepare`.
+repetition. Rows without a peer have the allocator of a fit, which keeps the memory of freed
+tensors; rows with one have that of a plain program, and with `--kept-blocks` both sides have that
+of a fit. IWSLT14 is searched for in the same places as by `ablate prepare`.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from speed_rows import OWN_ROWS, Figure
 
 from lightning_app.bench.compare import Missing
 from lightning_app.bench.tables import machine
+from lightning_app.hardware import keep_freed_blocks
 
 ROWS = PEER_ROWS | OWN_ROWS
 
@@ -44,9 +47,11 @@ def line(figure: Figure) -> str:
     return f"  {figure.name:<40} {sign:>8} {figure.goal:<6g} {reached:>8}  {spread:<18} {verdict}"
 
 
-def measure(name: str) -> list[dict[str, Any]]:
+def measure(name: str, *, kept_blocks: bool) -> list[dict[str, Any]]:
     """Print one row, and return its figures."""
     found = []
+    if kept_blocks or name in OWN_ROWS:
+        keep_freed_blocks()
     try:
         for figure in ROWS[name]():
             print(line(figure), flush=True)
@@ -58,11 +63,12 @@ def measure(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def measure_apart(name: str) -> list[dict[str, Any]]:
+def measure_apart(name: str, *, kept_blocks: bool) -> list[dict[str, Any]]:
     """Measure one row in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.json"
         command = [sys.executable, __file__, "--only", name, "--json", str(path)]
+        command += ["--kept-blocks"] * kept_blocks
         subprocess.run(command, check=True)
         return json.loads(path.read_text(encoding="utf-8"))["figures"]
 
@@ -73,17 +79,19 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME")
     parser.add_argument("--only", choices=ROWS, metavar="NAME", help="one row, in this process")
     parser.add_argument("--repeat", type=int, default=1, help="times each row (default: 1)")
+    parser.add_argument("--kept-blocks", action="store_true", help="also for rows with a peer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = []
     if args.only is not None:
-        found = measure(args.only)
+        found = measure(args.only, kept_blocks=args.kept_blocks)
     else:
         for name, title in titles(args.rows).items():
             print(f"{name}: {title}", flush=True)
             for number in range(1, args.repeat + 1):
-                found += [{"repetition": number, **row} for row in measure_apart(name)]
+                rows = measure_apart(name, kept_blocks=args.kept_blocks)
+                found += [{"repetition": number, **row} for row in rows]
         missed = sorted({f"{row['row']}: {row['figure']}" for row in found if not row["met"]})
         print(f"{sum(row['met'] for row in found)} of {len(found)} figures meet their goal")
         for what in missed:
