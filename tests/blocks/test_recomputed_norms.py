@@ -101,8 +101,13 @@ def test_what_is_computed_again_is_the_output() -> None:
 
 
 def test_an_output_that_another_hook_replaces_is_kept() -> None:
-    layer = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)).double()
-    layer[0].register_forward_hook(lambda norm, inputs, output: 2.0 * output)
+    norm = nn.LayerNorm(4)
+    layer = nn.Sequential(norm, nn.Linear(4, 3)).double()
+
+    def doubled(_norm: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return 2.0 * output
+
+    norm.register_forward_hook(doubled)
     x = torch.randn(5, 4, dtype=torch.float64)
     expected = gradients(layer, lambda: layer(x).pow(2).sum())
     with recomputed_norms(layer):
