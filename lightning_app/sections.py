@@ -51,6 +51,12 @@ def part_of(hint: Any) -> Any:
     return next((kind for kind in kinds_of(hint) if is_dataclass(kind)), None)
 
 
+def parts_of(kind: type) -> set[type]:
+    """Return a dataclass and all dataclasses in its fields, at any depth."""
+    inner = (part_of(hint) for hint in hints_of(kind).values())
+    return {kind}.union(*(parts_of(part) for part in inner if part is not None))
+
+
 def arguments(
     key: str, hints: Mapping[str, Any], value: Any, expected: str = "a mapping"
 ) -> dict[str, Any]:

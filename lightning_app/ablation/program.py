@@ -19,6 +19,7 @@ from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.experiment import identity_of as identify
 from lightning_app.parser import config_parser
 from lightning_app.provenance import software
+from lightning_app.sections import PARTS, parts_of
 from lightning_app.task_facts import TASKS
 from lightning_app.tasks.base import task_class
 
@@ -41,8 +42,11 @@ def count_devices() -> int:
 
 
 def import_only_known_classes() -> None:
-    """Make the parser of this process refuse every class that a grid file may not name."""
-    known = [locate(name) for name in CLASSES]
+    """Make the parser of this process refuse every class that a grid file may not name.
+
+    It imports the dataclasses of a config, too, where one is a member of a union.
+    """
+    known = [*map(locate, CLASSES), *set().union(*map(parts_of, PARTS.values()))]
     defined = [f"{kind.__module__}.{kind.__qualname__}" for kind in known if isinstance(kind, type)]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*CLASSES, *defined])
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 import yaml
 
 from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.cli import main
 from lightning_app.errors import UserError
+from lightning_app.sections import hints_of, part_of
 from tests import warm
 
 TRAP = (
@@ -305,6 +308,33 @@ def test_what_a_cell_may_import_is_the_parsers_own_list(folder: Path) -> None:
     refusal = parse("trap.Trap")
     assert refusal.returncode == 1
     assert "UserError" in refusal.stderr
+
+
+def test_a_cell_may_have_every_part_of_a_config() -> None:
+    """A mapping that the config itself defines, such as that of shaped attention, is no import."""
+    code = (
+        "import json, sys; from lightning_app.ablation import program\n"
+        "program.import_only_known_classes()\n"
+        "from lightning_app.parser import parse_config\n"
+        "block = parse_config({'model': {'block': json.loads(sys.argv[1])}})['model']['block']\n"
+        "print(json.dumps(block))\n"
+    )
+    gain = {"value": 0.5, "learned": True}
+    block: dict[str, Any] = {"shaped_attention": {"alpha": 0.5}, "ff_skip": gain}
+    block |= {"value_projection": "identity_plus", "value_gains": {"kept": gain}}
+    parts = {
+        field.name
+        for field in fields(BlockConfig)
+        if part_of(hints_of(BlockConfig)[field.name]) is not None
+    }
+    assert {"shaped_attention", "ff_skip", "value_gains"} <= parts
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = warm.run(["-c", code, json.dumps(block)], environment=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["shaped_attention"]["alpha"] == 0.5
+    assert gain.items() <= found["ff_skip"].items()
+    assert gain.items() <= found["value_gains"]["kept"].items()
 
 
 def test_fit_may_name_classes_of_the_user(capsys, folder: Path) -> None:
