@@ -1,13 +1,11 @@
-"""Scores of one variant alone: shares of stalled runs, and the loss over warm-ups and rates.
+"""Scores of one variant at one rate: shares of stalled runs, and the loss over warm-ups.
 
 The symbols are those of `sensitivity`.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
-from lightning_app.analysis.grid_results import CellResult, failures, outcomes
+from lightning_app.analysis.grid_results import CellResult, outcomes
 from lightning_app.analysis.pairing import (
     Arm,
     Paired,
@@ -72,76 +70,6 @@ def flatness(arm: Arm, lr: float) -> Score:
     return Score(
         **score_identity(arm, lr, "R_w"), estimate=ratio, **pairs.counts, note=pairs.missing
     )
-
-
-def wortsman(arm: Arm, lr: float) -> Score:
-    """`S_w = mean_w l_bar - min_w l_bar`, nats per token (Wortsman et al. 2023, over warm-ups).
-
-    Only for comparison with that paper: it ranks a variant that stalls everywhere as insensitive.
-    """
-    reason, pairs = _over_warmups(arm, lr)
-    if reason:
-        return undefined(arm, lr, "S_w", reason, pairs)
-    means = [pairs.mean(point) for point in pairs.points]
-    never = why_never_learned(pairs, min(pairs.points, key=pairs.mean))
-    return Score(
-        **score_identity(arm, lr, "S_w"),
-        estimate=mean(means) - min(means),
-        **pairs.counts,
-        note=join_notes(never, pairs.missing),
-    )
-
-
-def retuned(arm: Arm) -> Score:
-    """`D = min_lr l_bar(0, lr) - min_{lr, w} l_bar(w, lr)`, nats per token.
-
-    The cost of no warm-up when the rate is tuned again without it.
-    """
-    pairs = arm.at((warmup, lr) for warmup, lr, _ in arm.planned)
-    bare = [point for point in pairs.points if point[0] == 0]
-    reason = "" if bare else "no arm without warm-up"
-    reason = reason or why_nothing(pairs)
-    best = pairs.points[0] if reason else min(pairs.points, key=pairs.mean)
-    reason = reason or why_never_learned(pairs, best)
-    if reason:
-        return undefined(arm, math.nan, "D", reason, pairs)
-    cost = min(pairs.mean(point) for point in bare) - pairs.mean(best)
-    return Score(
-        **score_identity(arm, math.nan, "D"), estimate=cost, **pairs.counts, note=pairs.missing
-    )
-
-
-def largest_rate(arm: Arm, warmup: int) -> Score:
-    """`eta_max w=...`: the largest rate of the grid at which no finished run failed."""
-    name = f"eta_max w={warmup}"
-    runs: dict[float, list[CellResult]] = {}
-    for key in sorted(arm.planned):
-        if key[0] == warmup and key in arm.cells:
-            runs.setdefault(key[1], []).append(arm.cells[key])
-    finished = [cell for cells in runs.values() for cell in cells]
-    failed = {lr: sum(cell.state == "diverged" for cell in cells) for lr, cells in runs.items()}
-    sound = [lr for lr, count in failed.items() if count == 0]
-    counts: dict[str, Any] = {
-        "seeds": len({key[2] for key in arm.planned if key[0] == warmup and key in arm.cells}),
-        "cells": len(finished),
-        "diverged": sum(failed.values()),
-    }
-    planned = sum(key[0] == warmup for key in arm.planned)
-    if not sound:
-        reason = f"{failures(finished)} at every rate" if runs else "no finished run"
-        return Score(**score_identity(arm, math.nan, name), **counts, note=reason)
-    best = max(sound)
-    note = join_notes(
-        "the largest rate of the grid: a lower bound" if best == max(arm.rates) else "",
-        _smaller([cell for lr, cells in runs.items() if lr < best for cell in cells]),
-        unfinished("runs", planned, len(finished)),
-    )
-    return Score(**score_identity(arm, math.nan, name), estimate=best, **counts, note=note)
-
-
-def _smaller(cells: Sequence[CellResult]) -> str:
-    failed = failures(cells)
-    return f"a smaller rate {failed}" if failed else ""
 
 
 def _over_warmups(arm: Arm, lr: float) -> tuple[str, Paired]:

@@ -1,6 +1,10 @@
 """Numbers as the report writes them, on its page and in its tables."""
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_app.analysis.score import Score
 
 DASH = "–"
 
@@ -13,6 +17,12 @@ def nats(value: float) -> str:
 def measured(value: float) -> str:
     """A value of any metric: three digits, those of huge numbers as a power of ten."""
     return f"{value:,.3f}".replace("-", "−") if abs(value) < 1e9 else f"{value:.3e}"
+
+
+def bounded(score: "Score") -> str:
+    """The estimate of a score in nats, with the sign of its bound: `≥ 2.300`."""
+    sign = {">=": "≥ ", "<=": "≤ "}.get(score.bound, "")
+    return f"{sign}{nats(score.estimate)}{' (?)' if score.bound == '?' else ''}"
 
 
 def interval(low: float, high: float) -> str:

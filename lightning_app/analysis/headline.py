@@ -1,45 +1,76 @@
-"""The headline of a report: the scores of its first table in words."""
+"""The headline of a report: what its scores say, in words.
+
+Each variant has two readings. `own_reading` is about the variant alone: does warm-up help it, cost
+it something, or is neither shown; and do its runs stall. `relation` compares it with the baseline.
+A label needs a p value under 5 % after Holm's correction over the whole grid.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from lightning_app.analysis.formatting import DASH
+from lightning_app.analysis.formatting import DASH, p_value
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET
 from lightning_app.analysis.run_summary import budget_of
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL
 
-MORE, LESS, SAME = "needs it more", "needs it less", "no difference shown"
+HELPS, COSTS, LOST, UNSHOWN = "helps", "costs", "costs only its lost steps", "not shown"
+MORE, LESS, SAME = "more", "less", "no difference shown"
 BASELINE = "the baseline"
+STALLS = "stalls w="
 _NAMES = {
     "delta": "Δ",
     "relative_delta": "relative Δ",
     "detectable": "detectable difference",
     "bleu": "ΔBLEU",
+    "steps_saved": "steps saved",
+    "lost_steps": "lost steps",
+    "stall_difference": "stalls",
+    "rate_sensitivity": "rate sensitivity",
 }
-VERDICTS = {
-    MORE: "warm-up matters more for",
-    LESS: "warm-up matters less for",
-    SAME: "no difference shown for",
-    NEVER: "never learned, with warm-up either:",
-    NOT_YET: "not yet learned, so that nothing can be said of",
+OWN = {
+    HELPS: "warm-up helps {}",
+    COSTS: "it costs {} something",
+    LOST: "it costs {} no more than its lost steps",
+    UNSHOWN: "no effect is shown for {}",
+    NEVER: "{} never learned, with warm-up either",
+    NOT_YET: "{} had not yet learned, so that nothing can be said",
+}
+VERSUS = {
+    MORE: "it helps {} more",
+    LESS: "it helps {} less, or costs it more",
+    SAME: "no difference is shown for {}",
 }
 
 
-def reading(own: Mapping[str, Score]) -> str:
-    """Classify the scores of one variant, by name, against the baseline; a dash if undefined.
+def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
+    """Classify `delta` or `need` of one variant by its sign; a dash if it is undefined.
 
-    A difference is one whose p value, corrected by Holm, is under 5 %.
+    A cost is only that of the lost steps if the interval of `steps_saved` reaches no further down
+    than the steps of rate that warm-up loses.
     """
-    versus, score = own["interaction"], own["delta"]
+    score = own[name]
     for word in (NEVER, NOT_YET):
-        if word in score.note:
+        if word in score.note and math.isnan(score.estimate):
             return word
-    if math.isnan(score.estimate):
+    if math.isnan(score.p_holm):
         return DASH
+    if score.p_holm >= 1 - LEVEL:
+        return UNSHOWN
+    if score.estimate > 0:
+        return HELPS
+    saved, lost = own.get("steps_saved"), own.get("lost_steps")
+    if name == "delta" and saved and lost and saved.low >= -lost.estimate:
+        return LOST
+    return COSTS
+
+
+def relation(own: Mapping[str, Score]) -> str:
+    """Compare Delta of one variant with the baseline's; a dash if it is undefined."""
+    versus = own["interaction"]
     if versus.note == IS_BASELINE:
-        return BASELINE
+        return BASELINE if not math.isnan(own["delta"].estimate) else DASH
     if math.isnan(versus.p_holm):
         return DASH
     if versus.p_holm >= 1 - LEVEL:
@@ -47,29 +78,91 @@ def reading(own: Mapping[str, Score]) -> str:
     return MORE if versus.estimate > 0 else LESS
 
 
+def stall_words(own: Mapping[str, Score], reference: int | None) -> str:
+    """`stalls without it (3/3 against 0/3)` where the shares of failed runs differ; else empty."""
+    bare, ref = own.get(f"{STALLS}0"), own.get(f"{STALLS}{reference}")
+    if reference in (None, 0) or bare is None or ref is None or not (bare.cells and ref.cells):
+        return ""
+    if bare.estimate == ref.estimate:
+        return ""
+    first, second = (bare, ref) if bare.estimate > ref.estimate else (ref, bare)
+    where = "without it" if first is bare else "with it"
+    counts = f"{first.diverged}/{first.cells} against {second.diverged}/{second.cells}"
+    return f"stalls {where} ({counts})"
+
+
 def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
-    """The headline, one sentence for each group and rate; empty without a baseline."""
+    """The headline in sentences, the strongest effect first; empty without a reference warm-up.
+
+    First the variants whose runs stall, over all rates; then those that warm-up helps, by Delta at
+    a single rate, by the need at the best rates where a grid has several.
+    """
     found = []
     for part in grid.parts:  # each has its own budget and baseline
         groups = {cell.group for cell in part.cells}
         found += findings(part, [score for score in scores if score.group in groups])
-    if grid.baseline is None or grid.parts:
+    if not grid.reference_warmup or grid.parts:
         return found
-    for where, variants in by_slice(scores).items():
-        read: dict[str, list[str]] = {}
-        for variant, own in variants.items():
-            if "interaction" in own:
-                read.setdefault(reading(own), []).append(variant)
-        verdicts = [
-            f"{verdict} {', '.join(read[kind])}"
-            for kind, verdict in VERDICTS.items()
-            if kind in read
-        ]
-        if verdicts:
-            rate = f", at {where}" if where else ""
-            budget = f"Within {budget_of(grid)}{rate}, compared with {grid.baseline}"
-            found.append(f"{budget}: {'; '.join(verdicts)}.")
+    groups = dict.fromkeys(score.group for score in scores)
+    for group in groups:
+        own: dict[str, dict[str, Score]] = {}
+        for score in scores:
+            if score.group == group:
+                own.setdefault(score.variant, {})[score.score] = score
+        rates = {score.lr for score in scores if score.group == group and not math.isnan(score.lr)}
+        sentences = [_stalling(own), *_helped(own, grid, several=len(rates) > 1)]
+        where = "" if group == "all" else f", {group}"
+        texts = [text for text in sentences if text]
+        rest = [text[0].upper() + text[1:] for text in texts[1:]]
+        if texts:
+            found.append(" ".join(f"{text}." for text in [_start(grid, where, texts[0]), *rest]))
     return found
+
+
+def _start(grid: GridResults, where: str, text: str) -> str:
+    return f"Within {budget_of(grid)}{where}: {text}"
+
+
+def _stalling(own: Mapping[str, Mapping[str, Score]]) -> str:
+    """The variants whose runs stall more often without warm-up, or with it; by the evidence."""
+    rows = [of["stall_difference"] for of in own.values() if "stall_difference" in of]
+    rows = [row for row in rows if not math.isnan(row.estimate) and row.estimate != 0]
+    parts = []
+    for row in sorted(rows, key=lambda row: (row.p, -abs(row.estimate))):
+        where = "without warm-up" if row.estimate > 0 else "with warm-up"
+        counts = row.note.split("; ", 1)[1]
+        if row.estimate < 0:
+            counts = f"{counts}, the first number without warm-up"
+        parts.append(f"{row.variant} stalls {where} ({counts}; exact p {p_value(row.p_holm)})")
+    return "; ".join(parts)
+
+
+def _helped(
+    own: Mapping[str, Mapping[str, Score]], grid: GridResults, *, several: bool
+) -> list[str]:
+    """What warm-up does to each variant, and how that compares with the baseline."""
+    name = "need" if several else "delta"
+    read: dict[str, list[str]] = {}
+    for variant, of in own.items():
+        if name in of:
+            read.setdefault(own_reading(of, name), []).append(variant)
+    at = "at the best rates of each, " if several else ""
+    parts = [text.format(_listed(read[kind])) for kind, text in OWN.items() if kind in read]
+    sentences = [at + "; ".join(parts)] if parts else []
+    versus: dict[str, list[str]] = {}
+    if grid.baseline is not None and not several:
+        for variant, of in own.items():
+            if "interaction" in of:
+                versus.setdefault(relation(of), []).append(variant)
+    parts = [text.format(_listed(versus[kind])) for kind, text in VERSUS.items() if kind in versus]
+    if parts:
+        sentences.append(f"compared with {grid.baseline}, {'; '.join(parts)}")
+    return sentences
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def by_slice(scores: Sequence[Score]) -> dict[str, dict[str, dict[str, Score]]]:

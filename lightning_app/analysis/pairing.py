@@ -1,17 +1,20 @@
 """The runs of each variant, and runs of the same seeds compared at several settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_app.analysis.grid_results import CellResult, GridResults, failures
 from lightning_app.analysis.score import Score, join_notes
-from lightning_app.analysis.statistics import ended_alike, mean, seeds_interval
+from lightning_app.analysis.statistics import FEW_SEEDS, ended_alike, mean, seeds_interval
 
 NEVER = "never learned"
 IS_BASELINE = "is the baseline"
 NOT_YET = "not yet learned within this budget"
 LEARNED = 0.1  # a variant has learned if its mean loss is this many nats under `H_uni`
+ESCAPED = (
+    1 / 3
+)  # a run has half escaped if it learned under this share of what the best seed learned
 
 Key = tuple[int, float, int]  # warm-up, rate, seed
 
@@ -60,6 +63,7 @@ class Paired:
         planned: int,
     ) -> None:
         self.points, self.seeds, self.planned = points, seeds, planned
+        self._cells = cells
         self.runs = {(point, s): cells[(*point, s)] for point in points for s in seeds}
 
     def losses(self, point: tuple[int, float]) -> list[float]:
@@ -79,7 +83,9 @@ class Paired:
 
     @property
     def missing(self) -> str:
-        return join_notes(unfinished("seeds", self.planned, len(self.seeds)), self.early)
+        few = len(self.seeds) < FEW_SEEDS  # `mixed` has the note then
+        partly = "" if few else self.partly
+        return join_notes(unfinished("seeds", self.planned, len(self.seeds)), self.early, partly)
 
     @property
     def early(self) -> str:
@@ -96,17 +102,50 @@ class Paired:
     def failed(self, point: tuple[int, float]) -> list[bool]:
         return [self.runs[point, seed].state == "diverged" for seed in self.seeds]
 
+    def half_escaped(self, point: tuple[int, float]) -> list[bool]:
+        """Which runs left the plateau at `H_uni` so late that they lag far behind the best seed.
+
+        By chance one seed leaves it early and another late, so their losses have two modes.
+        """
+        every = [cell for key, cell in self._cells.items() if key[:2] == point]
+        best = max((cell.entropy - cell.loss for cell in every), default=0.0)
+        runs = [self.runs[point, seed] for seed in self.seeds]
+        return [
+            best >= LEARNED and run.entropy - run.loss < ESCAPED * best and not run.failed
+            for run in runs
+        ]
+
+    def alike(self, point: tuple[int, float]) -> bool:
+        """Whether the runs of a point ended alike: none stalled or half escaped, or all stalled."""
+        return ended_alike(self.failed(point)).item() and not any(self.half_escaped(point))
+
     @property
     def mixed(self) -> str:
-        """Why there is no interval over these seeds, if some failed and others did not."""
-        counted = [
-            f"{sum(self.failed(point))} of {len(self.seeds)} at warm-up {point[0]}"
+        """Why there is no interval over these seeds; empty if there is one.
+
+        Either some failed and others did not, or some of few seeds half escaped.
+        """
+        counted = self._counted(self.failed)
+        if counted:
+            kinds = failures(self.runs.values())
+            return f"{kinds} {counted}, so no interval over seeds"
+        if self.partly and len(self.seeds) < FEW_SEEDS:
+            return f"{self.partly}, so no interval over seeds"
+        return ""
+
+    @property
+    def partly(self) -> str:
+        """A note on runs that half escaped."""
+        counted = self._counted(self.half_escaped)
+        return f"half escaped {counted}" if counted else ""
+
+    def _counted(self, which: Callable[[tuple[int, float]], list[bool]]) -> str:
+        """The numbers of runs at each point where it holds for some and not for all."""
+        return " and ".join(
+            f"{sum(which(point))} of {len(self.seeds)} at warm-up {point[0]}"
             for point in self.points
-            if not ended_alike(self.failed(point))
-        ]
-        if not counted:
-            return ""
-        return f"{failures(self.runs.values())} {' and '.join(counted)}, so no interval over seeds"
+            if not ended_alike(which(point))
+        )
 
 
 def arms(grid: GridResults) -> list[Arm]:

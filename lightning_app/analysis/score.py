@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 class Score:
     """One row of `sensitivity.csv`. `lr` is NaN for a score over all rates.
 
+    `p` decides labels (`statistics.guarded_ps`), `p_holm` corrects it over the whole grid, and
+    `p_sign` is the exact p value by sign flips. `bound` is ">=" or "<=" where the estimate is
+    censored, and "?" where it is on both sides.
+
     `each` holds seed and value if there are fewer than 5 seeds, or if there is no interval because
     some seeds failed; `bootstrap` holds the ends of the bootstrap-t interval, from 5 seeds on. The
     table has both in the note.
@@ -27,6 +31,8 @@ class Score:
     high: float = math.nan
     p: float = math.nan
     p_holm: float = math.nan
+    p_sign: float = math.nan
+    bound: str = ""
     seeds: int = 0
     cells: int = 0
     diverged: int = 0

@@ -9,16 +9,19 @@ in its note.
 
 A failure is nats away from other losses, so an interval needs seeds with the same ending: there is
 no interval if some seeds of an arm failed and others did not, and with fewer than 5 seeds no p
-value if the compared arms differ in failures. `stalls` has intervals for the share of failures.
+value if the compared arms differ in failures, or some runs half escaped (`Paired.half_escaped`).
+
+A label needs a `p_holm` under 5 %. The p value is the larger of two (`statistics.guarded_ps`), and
+Holm's correction covers all variants, rates and other axes of the grid that ask the same question.
 `benchmarks/coverage.py` measures how well these rules work.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_app.analysis.arm_scores import flatness, largest_rate, retuned, stalls, wortsman
+from lightning_app.analysis.arm_scores import flatness, stalls
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.pairing import (
     IS_BASELINE,
@@ -30,7 +33,9 @@ from lightning_app.analysis.pairing import (
     why_never_learned,
     why_nothing,
 )
+from lightning_app.analysis.rate_scores import largest_rate, needs, octaves, rate_sensitivity
 from lightning_app.analysis.score import Score, join_notes
+from lightning_app.analysis.stall_test import stall_difference
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
     POWER,
@@ -38,59 +43,121 @@ from lightning_app.analysis.statistics import (
     detectable,
     ended_alike,
     fieller_interval,
+    guarded_ps,
     holm_values,
     mean,
+    pooled_spread,
+    sign_flip_p,
     t_interval,
     t_quantile,
 )
+from lightning_app.analysis.steps_saved import steps_saved
+
+CORRECTED = ("delta", "interaction", "stall_difference", "need")  # a family of tests each
 
 
 def sensitivity_scores(grid: GridResults) -> list[Score]:
     """Every score of every variant, in the order of the plan; none where bad runs were pruned.
 
-    Of a grid that joins several: those of each, with its own reference.
+    Of a grid that joins several: those of each, with its own reference; p values are corrected
+    over all of them.
     """
-    if grid.parts:
-        return [score for part in grid.parts for score in sensitivity_scores(part)]
+    rows = [row for part in grid.parts or (grid,) for row in _of_grid(part)]
+    for name in CORRECTED:
+        family = [number for number, row in enumerate(rows) if row.score == name]
+        if name == "stall_difference":  # without any failure no test can find one (Tarone 1990)
+            family = [number for number in family if not math.isnan(rows[number].p)]
+        for number, row in zip(family, holm([rows[i] for i in family]), strict=True):
+            rows[number] = row
+    return rows
+
+
+def _of_grid(grid: GridResults) -> list[Score]:
+    """The scores of one grid before Holm's correction."""
     if grid.pruner is not None:
         return []
     found = arms(grid)
-    several_rates = len(grid.rates) > 1
     rows: list[Score] = []
     for group in dict.fromkeys(arm.group for arm in found):
         members = {arm.variant: arm for arm in found if arm.group == group}
         for lr in sorted({lr for arm in members.values() for lr in arm.rates}):
-            present = [arm for arm in members.values() if lr in arm.rates]
-            compared = holm(
-                [interaction(a, members.get(a.baseline or ""), lr, grid) for a in present]
-            )
-            for arm, versus in zip(present, compared, strict=True):
-                rows += [delta(arm, lr, grid), relative_delta(arm, lr, grid), versus]
-                rows += [smallest_found(arm, lr, versus, compared)]
-                rows += [stalls(arm, lr, warmup) for warmup in arm.warmups]
-                rows += [flatness(arm, lr), wortsman(arm, lr)]
-        if several_rates:
-            for arm in members.values():
-                rows += [retuned(arm), *(largest_rate(arm, warmup) for warmup in arm.warmups)]
+            rows += _of_slice(members, lr, grid)
+        rows += [stall_difference(arm, grid.reference_warmup) for arm in members.values()]
+        if len(grid.rates) > 1:
+            rows += _over_rates(list(members.values()), grid)
     return rows
 
 
-def delta(arm: Arm, lr: float, grid: GridResults) -> Score:
+def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[Score]:
+    """The scores at one rate of the variants of one group."""
+    present = [arm for arm in members.values() if lr in arm.rates]
+    spread = pooled_spread([_deltas(arm, lr, grid) for arm in present])
+    compared = [interaction(a, members.get(a.baseline or ""), lr, grid, spread) for a in present]
+    rows = []
+    for arm, versus in zip(present, compared, strict=True):
+        rows += [delta(arm, lr, grid, spread), relative_delta(arm, lr, grid), versus]
+        rows += [smallest_found(arm, lr, versus, compared)]
+        rows += steps_saved(arm, lr, grid.reference_warmup)
+        rows += [stalls(arm, lr, warmup) for warmup in arm.warmups]
+        rows += [flatness(arm, lr)]
+    return rows
+
+
+def _over_rates(members: Sequence[Arm], grid: GridResults) -> list[Score]:
+    """The scores over all rates of the variants of one group."""
+    ref = grid.reference_warmup
+    rows: list[Score] = list(needs(members, ref))
+    for arm in members:
+        rows += [octaves(arm, ref), rate_sensitivity(arm, ref)]
+        for warmup in arm.warmups:
+            rows += [rate_sensitivity(arm, None, warmup), largest_rate(arm, warmup)]
+    return rows
+
+
+def _deltas(arm: Arm, lr: float, grid: GridResults) -> list[float]:
+    """Delta seed by seed, where it is defined."""
+    reason, pairs, ref = _against_reference(arm, lr, grid)
+    if reason or why_never_learned(pairs, (ref, lr)):
+        return []
+    return _differences(pairs, (0, lr), (ref, lr))
+
+
+def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> Score:
     """`Delta = mean_s [l(0, s) - l(ref, s)]`, nats per token; Student's t interval over seeds.
 
-    Undefined where the variant never learned, with the reference warm-up either.
+    `spread` is the standard deviation of Delta over seeds, pooled over the variants of the slice,
+    and its degrees of freedom. Undefined where the variant never learned, with the reference
+    warm-up either. A lower bound where every run without warm-up failed: all count as `H_uni`.
     """
     reason, pairs, ref = _against_reference(arm, lr, grid)
     reason = reason or why_never_learned(pairs, (ref, lr))
     if reason:
         return undefined(arm, lr, "delta", reason, pairs)
     differences = _differences(pairs, (0, lr), (ref, lr))
+    alike = all(pairs.alike(point) for point in pairs.points)
     return Score(
         **score_identity(arm, lr, "delta"),
         estimate=mean(differences),
+        bound=_bound(pairs, lr),
         **pairs.counts,
         **_over_seeds(pairs.seeds, differences, pairs.mixed, pairs.missing),
+        **_tested(differences, spread, alike=alike),
     )
+
+
+def _bound(pairs: Paired, lr: float) -> str:
+    """Whether Delta is capped, because no run without warm-up trained."""
+    return ">=" if all(pairs.failed((0, lr))) else ""
+
+
+def _tested(
+    differences: Sequence[float], spread: tuple[float, int], *, alike: bool
+) -> dict[str, Any]:
+    """The p values of mean zero; none from few seeds that did not end alike."""
+    found: dict[str, Any] = {"p_sign": sign_flip_p(differences)}
+    if alike or len(differences) >= FEW_SEEDS:
+        found["p"] = float(guarded_ps(differences, *spread))
+    return found
 
 
 def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
@@ -112,6 +179,7 @@ def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     return Score(
         **score_identity(arm, lr, "relative_delta"),
         estimate=mean(lost) / mean(learned),
+        bound=_bound(pairs, lr),
         low=low,
         high=high,
         **pairs.counts,
@@ -120,11 +188,13 @@ def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     )
 
 
-def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: GridResults) -> Score:
-    """`Delta_v - Delta_baseline` over the same seeds: does it need warm-up more than the baseline?
+def interaction(
+    arm: Arm, baseline: Arm | None, lr: float, grid: GridResults, spread: tuple[float, int]
+) -> Score:
+    """`Delta_v - Delta_baseline` over the same seeds: does warm-up help it more than the baseline?
 
-    `mean_s [(l_v(0, s) - l_v(ref, s)) - (l_b(0, s) - l_b(ref, s))]`, nats per token; t interval,
-    and the p value of the two-sided t test of zero (`holm` corrects it over the variants).
+    `mean_s [(l_v(0, s) - l_v(ref, s)) - (l_b(0, s) - l_b(ref, s))]`, nats per token; t interval.
+    `spread` as in `delta`: the difference of two Deltas has sqrt(2) times their spread.
     """
     reason, own, ref = _against_reference(arm, lr, grid)
     reason = reason or why_never_learned(own, (ref, lr))
@@ -152,12 +222,16 @@ def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: GridResults) ->
         )
     ]
     mixed = join_notes(own.mixed, other.mixed and f"baseline {other.mixed}")
-    alike = all(ended_alike(own.failed(point) + other.failed(point)) for point in points)
+    alike = all(
+        ended_alike(own.failed(point) + other.failed(point)).item()
+        and own.alike(point)
+        and other.alike(point)
+        for point in points
+    )
     counts = {name: own.counts[name] + other.counts[name] for name in ("cells", "diverged")}
     rest = _over_seeds(seeds, differences, mixed, own.missing)
-    if alike or len(seeds) >= FEW_SEEDS:
-        rest["p"] = t_interval(differences)[2]
-    elif len(seeds) > 1:
+    rest |= _tested(differences, (math.sqrt(2) * spread[0], spread[1]), alike=alike)
+    if "p" not in rest and len(seeds) > 1:
         chance = f"{len(seeds)} seeds are too few to tell stalls from chance, so no p value"
         rest["note"] = join_notes(rest["note"], chance)
     return Score(

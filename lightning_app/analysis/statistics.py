@@ -17,6 +17,7 @@ from scipy import special  # scipy.stats would need 50 MB and a second more
 LEVEL = 0.95
 POWER = 0.8
 FEW_SEEDS = 5  # with fewer: no bootstrap, and no p value where stalls differ
+MOST_FLIPPED = 16  # values whose signs are all flipped: 65,536 choices
 DRAWS = 1999  # of a bootstrap; (DRAWS + 1) * (1 - LEVEL) / 2 is whole
 
 Floats = NDArray[np.float64]
@@ -68,6 +69,50 @@ def t_quantile(count: int, comparisons: int = 1) -> float:
     At `1 - (1 - LEVEL) / comparisons`.
     """
     return float(special.stdtrit(count - 1, 1 - (1 - LEVEL) / (2 * comparisons)))
+
+
+def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int) -> Floats:
+    """The p value of mean zero that decides a label: the larger of two, by spread.
+
+    The one is Student's t of the values themselves, `n - 1` degrees of freedom. The other takes
+    the standard deviation `spread`, pooled over the arms of a slice, with its own `freedom`. A few
+    seeds that agree by chance thus make no finding, while other arms show how far seeds differ.
+    NaN for one value, and where values or arms do not differ.
+    """
+    found = np.asarray(values, dtype=float)
+    count, centre = found.shape[-1], found.mean(axis=-1)
+    if count < 2 or freedom < 1:
+        return np.full_like(centre, math.nan)
+    own = t_intervals(found)[2]
+    error = np.asarray(spread, dtype=float) / math.sqrt(count)
+    error = np.where(error > 0, error, math.nan)
+    return np.maximum(own, 2 * special.stdtr(freedom, -np.abs(centre) / error))
+
+
+def pooled_spread(arms: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The standard deviation within arms, over arms, and its degrees of freedom.
+
+    `sqrt(sum_v (n_v - 1) sd_v^2 / sum_v (n_v - 1))`; NaN and 0 without two values in any arm.
+    """
+    freedom = sum(len(arm) - 1 for arm in arms if arm)
+    if freedom < 1:
+        return math.nan, 0
+    squares = math.fsum(float(np.var(arm) * len(arm)) for arm in arms if arm)
+    return math.sqrt(squares / freedom), freedom
+
+
+def sign_flip_p(values: Sequence[float]) -> float:
+    """The exact two-sided p value of mean zero by sign flips (Fisher 1935), at least `2 / 2^n`.
+
+    The share of the `2^n` choices of signs whose sum is at least as far from zero. It needs no form
+    of the noise, only symmetry about zero. NaN for one value, and for more than 16.
+    """
+    count = len(values)
+    if not 2 <= count <= MOST_FLIPPED:
+        return math.nan
+    signs = 1.0 - 2.0 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
+    sums = np.abs(signs @ np.asarray(values, dtype=float))
+    return float((sums >= sums[0] * (1 - 1e-12)).mean())
 
 
 def fieller_interval(

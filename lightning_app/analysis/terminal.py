@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_app.analysis.formatting import DASH, interval, measured, nats, p_value
+from lightning_app.analysis.formatting import DASH, bounded, interval, measured, nats, p_value
 from lightning_app.analysis.grid_results import GridResults, failures
-from lightning_app.analysis.headline import by_slice, findings, reading
+from lightning_app.analysis.headline import STALLS, by_slice, findings, own_reading, relation
 from lightning_app.analysis.merge_grids import different
 from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled
 from lightning_app.analysis.run_summary import state_counts
@@ -22,9 +22,10 @@ from lightning_app.mixtures import KINDS, left_out, mixed
 ROWS = 60  # of all tables together; the first one is always whole
 TRACK, LEAST = 60, 16  # characters of the plot's scale: with enough room, and at least
 SEVERAL = "*"
-FIELDS = ("estimate", "low", "high", "p", "p_holm", "seeds", "cells", "diverged", "note")
-READS, STALLS = ("reads",), "stalls w="
-PLAIN = str.maketrans({"Δ": "delta", "−": "-", DASH: "-", "·": ".", "│": "|"})
+FIELDS = ("estimate", "low", "high", "bound", "p", "p_holm", "p_sign")
+FIELDS += ("seeds", "cells", "diverged", "note")
+WORDS = (("warm-up",), ("against",))
+PLAIN = str.maketrans({"Δ": "delta", "−": "-", DASH: "-", "·": ".", "│": "|", "≥": ">=", "≤": "<="})
 
 Words = tuple[str, ...]  # the words of a heading, between which it may break
 Variants = Mapping[str, Mapping[str, Score]]  # scores by variant and name
@@ -79,19 +80,23 @@ def mixture_line(grid: GridResults) -> str:
 
 
 def headline_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """The headline for scripts: for each group, rate and variant its reading and scores by name.
+    """The headline for scripts: for each group, rate and variant its readings and scores by name.
 
-    Undefined scores are NaN. Scores over all rates (`lr` NaN) have a row without a reading.
+    `reads` is about the variant alone, `versus` compares it with the baseline.
+
+    Undefined scores are NaN. Scores over all rates (`lr` NaN) have a row without readings.
     """
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for score in scores:
         key = (score.group, f"{score.lr}", score.variant)
-        who = {"group": score.group, "lr": score.lr, "variant": score.variant, "reads": None}
+        who = {"group": score.group, "lr": score.lr, "variant": score.variant}
+        who |= {"reads": None, "versus": None}
         row = rows.setdefault(key, {**who, "scores": {}})
         row["scores"][score.score] = score
     for row in rows.values():
         if "interaction" in row["scores"]:
-            row["reads"] = reading(row["scores"])
+            row["reads"] = own_reading(row["scores"])
+            row["versus"] = relation(row["scores"])
         row["scores"] = {
             name: {field: getattr(score, field) for field in FIELDS}
             for name, score in row["scores"].items()
@@ -176,7 +181,7 @@ class Writer:
         table = Table(box=None, pad_edge=False, collapse_padding=narrow, header_style="bold")
         table.add_column("variant")
         for title in titles:
-            justify = "left" if title == READS else "right"
+            justify = "left" if title in WORDS else "right"
             table.add_column(self._text(between.join(title)), justify=justify)
         for name, values in rows.items():
             broken = (value.replace(" [", f"{between}[") for value in values)
@@ -189,13 +194,14 @@ class Writer:
 
 def _titles(variants: Variants, failed: str) -> list[Words]:
     level = f"[{LEVEL:.0%}]"
-    fixed = [READS, ("Δ", level), ("interaction", level), ("p", "(Holm)")]
+    fixed = [*WORDS, ("Δ", level), ("interaction", level), ("p", "(Holm)")]
     return [*fixed, *((failed, f"w={warmup}") for warmup in _warmups(variants))]
 
 
 def _values(variants: Variants, own: Mapping[str, Score]) -> list[str]:
     return [
-        reading(own),
+        own_reading(own),
+        relation(own),
         _estimate(own["delta"]),
         _estimate(own["interaction"]),
         p_value(own["interaction"].p_holm),
@@ -231,7 +237,7 @@ def _estimate(score: Score) -> str:
     if math.isnan(score.estimate):
         return DASH
     ends = "" if math.isnan(score.low) else f" {interval(score.low, score.high)}"
-    return nats(score.estimate) + ends
+    return bounded(score) + ends
 
 
 def _stalls(score: Score | None) -> str:

@@ -167,10 +167,11 @@ def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
     rows = {row[0]: row for row in headline_table(grid, sensitivity_scores(grid)).bodies[""]}
     assert list(rows) == PRESETS
     delta = found["sas", "delta"]
-    assert rows["sas"][2] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
-    assert rows["post_ln"][6].split("\n")[0] == "3 / 3"
-    assert rows["pre_ln"][1] == "the baseline"
-    assert rows["pre_ln"][4] == "–"
+    assert rows["sas"][3] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
+    assert rows["post_ln"][1].endswith("stalls without it (3/3 against 0/3)")
+    assert rows["post_ln"][7].split("\n")[0] == "3 / 3"
+    assert rows["pre_ln"][2] == "the baseline"
+    assert rows["pre_ln"][5] == "–"
     means = {row[0]: row for row in loss_by_warmup(grid, sensitivity_scores(grid)).bodies[""]}
     own = [cell.loss for cell in grid.cells if (cell.variant, cell.warmup) == ("sas", 60)]
     assert means["sas"][2].split("\n")[0] == nats(sum(own) / 3)

@@ -132,7 +132,8 @@ def test_what_the_page_says(make_grid, outcome):
     for said in (
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
-        "warm-up matters more for post_ln",
+        "post_ln stalls without warm-up (5/5 against 0/5",
+        "Compared with pre_ln, it helps post_ln more",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
         "Every run ended after 200 steps.",
         "One learning rate, 0.004.",
@@ -151,13 +152,14 @@ def test_the_headline_table_says_what_the_csv_says(make_grid, outcome):
     scores = pd.read_csv(folder / "sensitivity.csv")
     for variant in ("post_ln", "sas"):
         own = scores[scores["variant"] == variant].set_index("score")
-        start = next(i for i, row in enumerate(page.rows) if row[1:2] == ["Reads"])
+        start = next(i for i, row in enumerate(page.rows) if row[1:2] == ["Warm-up"])
         row = next(row for row in page.rows[start:] if row[0] == variant)
-        for cell, name in ((row[2], "delta"), (row[4], "interaction")):
+        for cell, name in ((row[3], "delta"), (row[5], "interaction")):
             shown = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]
             estimate = own.loc[name, ["estimate", "low", "high"]].astype(float)
             assert shown == pytest.approx(estimate.tolist(), abs=6e-4)
-        assert row[1].startswith("needs it") == (own.loc["interaction", "p_holm"] < 0.05)
+        assert (row[2] in ("more", "less")) == (own.loc["interaction", "p_holm"] < 0.05)
+        assert row[1].startswith(("helps", "costs")) == (own.loc["delta", "p_holm"] < 0.05)
 
 
 def test_every_string_is_escaped(make_grid):

@@ -54,7 +54,7 @@ def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outc
         delta = fmean(a - b for a, b in zip(without, with_, strict=True))
         row = next(line for line in text.splitlines() if line.startswith(variant))
         assert f" {delta:.3f} [" in row, row
-    assert re.search(r"^post_ln +needs it more .* 5/5 +0/5$", text, re.M)
+    assert re.search(r"^post_ln +helps +more .* 5/5 +0/5$", text, re.M)
     for sentence in findings(grid, sensitivity_scores(grid)):
         assert sentence in text
 
@@ -141,7 +141,9 @@ def test_scripts_get_every_score_with_its_reading(make_grid: Make, outcome: Any)
     assert sum(len(row["scores"]) for row in rows) == len(found)
     assert {row["reads"] for row in rows if math.isnan(row["lr"])} == {None}
     told = {(row["variant"], row["lr"]): row["reads"] for row in rows if not math.isnan(row["lr"])}
-    assert told["pre_ln", 0.004] == "the baseline"
+    assert told["pre_ln", 0.004] == "not shown"
+    against = {(row["variant"], row["lr"]): row["versus"] for row in rows}
+    assert against["pre_ln", 0.004] == "the baseline"
     for score in found:
         (row,) = [
             row

@@ -6,31 +6,31 @@ with `sensitivity`; the tests run the printed cells and compare.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from lightning_app.analysis.exports.notebook_cell import NotebookCell
+from lightning_app.analysis.exports.rate_cells import (
+    COMPLETE,
+    EXACT,
+    EXACT_P,
+    FACED,
+    LARGEST,
+    NEED,
+    NEED_P,
+    OCTAVES,
+    RISEN,
+)
 from lightning_app.analysis.grid_results import GridResults
-from lightning_app.analysis.pairing import LEARNED
+from lightning_app.analysis.pairing import ESCAPED, LEARNED
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import FEW_SEEDS
+from lightning_app.task_facts import LOSS
 
 NOT_COVERED = (
     "Not recomputed here: bootstrap-t intervals, which depend on the resamples drawn; p values "
-    "over test sentences, which come from the stored translations; and the curves of runs, which "
-    "are in validations.parquet and in each run's metrics.csv."
+    "over test sentences, which come from the stored translations; lost steps, which come from the "
+    "learning rates in each run's metrics.csv; and the curves of runs, which are in "
+    "validations.parquet."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotebookCell:
-    """At most ten lines of code. `table` is the name of the table that they define, or "".
-
-    A table has the columns of `sensitivity.csv` that it fills; an undefined score has no row. Cells
-    run in their order, in the folder of the report.
-    """
-
-    title: str
-    table: str
-    code: str
 
 
 def notebook(grid: GridResults, scores: Sequence[Score]) -> list[NotebookCell]:
@@ -39,14 +39,22 @@ def notebook(grid: GridResults, scores: Sequence[Score]) -> list[NotebookCell]:
         return []
     defined = {score.score.split()[0] for score in scores if not math.isnan(score.estimate)}
     cells = [READ, COST, STALLS, MEANS, FLATNESS]
+    if defined & {"delta", "stall_difference"}:
+        cells += [COMPARED, HOLM]
     if "delta" in defined:
-        cells += [PAIRS, DELTA, RATIO]
+        cells += [PAIRS, TESTS, DELTA, RATIO]
     if "interaction" in defined:
-        cells += [INTERACTION, HOLM]
+        cells += [BESIDE, INTERACTION]
     if "detectable" in defined:
         cells.append(POWER)
+    if "steps_saved" in defined:
+        cells += [CURVES, SAVED]
+    if "stall_difference" in defined:
+        cells += [FACED, EXACT, EXACT_P]
     if "eta_max" in defined:
-        cells.append(RATES)
+        cells.append(LARGEST)
+    if defined & {"need", "octaves", "rate_sensitivity"}:
+        cells += [COMPLETE, NEED, NEED_P, OCTAVES, RISEN]
     if "bleu" in defined:
         cells.append(BLEU)
     return [*cells, METRICS] if any(part.published for part in grid.parts or (grid,)) else cells
@@ -84,11 +92,21 @@ ratios = cost / base.set_index(["group", "variant"])[took]
 hours = variants.seconds.sum() / 3600""",
 )
 
+COMPARED = NotebookCell(
+    title="Runs with a reference; late ones learned under a third of what the best seed learned",
+    table="",
+    code=f"""\
+compared = runs[runs.reference_warmup > 0].dropna(subset="loss")
+gain = compared.unigram_entropy - compared.loss
+best = gain.groupby([compared[key] for key in [*arm, "warmup"]]).transform("max")
+late = (best >= {LEARNED}) & (gain < best * {ESCAPED}) & (compared.failed == 0)
+compared = compared.assign(late=late)""",
+)
+
 PAIRS = NotebookCell(
     title="Pair the runs without warm-up and with the reference warm-up, seed by seed",
     table="",
     code=f"""\
-compared = runs[runs.reference_warmup > 0].dropna(subset="loss")
 without, warm = (compared[compared.warmup == w] for w in (0, compared.reference_warmup))
 pairs = without.merge(warm, on=[*arm, "seed"], suffixes=("", "_ref"))
 pairs["lost"] = pairs.loss - pairs.loss_ref
@@ -100,15 +118,43 @@ stalled = ["failed", "failed_ref"]
 alike = pairs.groupby(arm)[stalled].nunique().max(axis=1) == 1""",
 )
 
-DELTA = NotebookCell(
-    title="Δ with Student's t interval",
-    table="delta",
+TESTS = NotebookCell(
+    title="p values: the larger of two, corrected by Holm over the whole grid",
+    table="",
+    code=f"""\
+late = pairs.groupby(arm)[["late", "late_ref"]].max().max(axis=1).astype(bool)
+alike &= ~(late & (pairs.groupby(arm).size() < {FEW_SEEDS}))
+spread = pairs.groupby(arm).lost.agg(["var", "count"])
+free = (spread["count"] - 1).groupby(["group", "lr"]).sum()
+sd = (spread["var"].fillna(0) * (spread["count"] - 1)).groupby(["group", "lr"]).sum() / free
+pool = {{who: (sd[who] ** 0.5, free[who]) for who in free.index}}
+def larger(x, sd, free):  # Student's p, and that of the spread pooled over the variants
+    pooled = 2 * stats.t.sf(abs(np.mean(x)) / (sd / len(x) ** 0.5), free) if sd > 0 else np.nan
+    return np.maximum(t_test(x)[2], pooled)""",
+)
+
+HOLM = NotebookCell(
+    title="Holm's correction over the whole grid",
+    table="",
     code="""\
+def holm(table):
+    tested = table[table.seeds > 1].sort_values("p")  # a p value that is withheld counts as 1
+    steps = tested.p.fillna(1) * np.arange(len(tested), 0, -1)
+    corrected = steps.clip(upper=1).cummax().where(tested.p.notna())
+    return table.assign(p_holm=corrected.reindex(table.index))""",
+)
+
+DELTA = NotebookCell(
+    title="Δ with Student's t interval and its p value",
+    table="delta",
+    code=f"""\
 rows = []
 for who, own in pairs.groupby(arm):
     ends = t_test(own.lost)[:2] if alike[who] else (np.nan, np.nan)
-    rows.append((*who, "delta", own.lost.mean(), *ends, len(own)))
-delta = pd.DataFrame(rows, columns=[*arm, *columns[:4], "seeds"])""",
+    sure = alike[who] or len(own) >= {FEW_SEEDS}  # else stalls may be chance
+    p = larger(own.lost, *pool[who[:2]]) if sure else np.nan
+    rows.append((*who, "delta", own.lost.mean(), *ends, p, len(own)))
+delta = holm(pd.DataFrame(rows, columns=[*arm, *columns]))""",
 )
 
 RATIO = NotebookCell(
@@ -127,31 +173,31 @@ for who, own in pairs.groupby(arm):
 relative = pd.DataFrame(rows, columns=[*arm, *columns[:4], "seeds"])""",
 )
 
+BESIDE = NotebookCell(
+    title="Pair the runs of each variant with those of the baseline, seed by seed",
+    table="",
+    code=f"""\
+own, base = ["group", "lr", "seed", "baseline"], ["group", "lr", "seed", "variant"]
+both = pairs.merge(pairs, left_on=own, right_on=base, suffixes=("", "_base"))
+both = both[both.variant != both.baseline]
+def endings(own):  # whether seeds of one arm ended differently, and arms of one warm-up
+    few, late = len(own) < {FEW_SEEDS}, own.filter(like="late").to_numpy().any()
+    level = [np.ptp(own.filter(regex=f"^{{of}}(_base)?$").to_numpy()) == 0 for of in stalled]
+    mixed = own.filter(like="failed").nunique().max() > 1 or (few and late)
+    return mixed, len(own) < 2 or (few and (late or not all(level)))""",
+)
+
 INTERACTION = NotebookCell(
     title="The interaction: Δ less that of the baseline, over the seeds of both, and its p value",
     table="versus",
-    code=f"""\
-rows, own, base = [], ["group", "lr", "seed", "baseline"], ["group", "lr", "seed", "variant"]
-both = pairs.merge(pairs, left_on=own, right_on=base, suffixes=("", "_base"))
-for who, own in both[both.variant != both.baseline].groupby(arm):
-    low, high, p = t_test(own.lost - own.lost_base)
-    mixed = own.filter(like="failed").nunique().max() > 1  # some seeds of an arm stalled, some not
-    level = all(np.ptp(own.filter(regex=f"^{{arms}}(_base)?$").to_numpy()) == 0 for arms in stalled)
-    low, high = (np.nan, np.nan) if mixed else (low, high)
-    p = p if level or len(own) >= {FEW_SEEDS} else np.nan  # else stalls may be chance
-    rows.append((*who, "interaction", (own.lost - own.lost_base).mean(), low, high, p, len(own)))
-versus = pd.DataFrame(rows, columns=[*arm, *columns])""",
-)
-
-HOLM = NotebookCell(
-    title="Holm's correction over the variants of one rate and group",
-    table="versus",
     code="""\
-family = versus[versus.seeds > 1].sort_values("p")  # a p value that is withheld counts as 1
-left = family.groupby(["group", "lr"]).cumcount(ascending=False) + 1
-steps = (family.p.fillna(1) * left).clip(upper=1)
-corrected = steps.groupby([family.group, family.lr]).cummax()
-versus["p_holm"] = corrected.where(family.p.notna()).reindex(versus.index)""",
+rows = []
+for who, own in both.groupby(arm):
+    lost, (mixed, chance) = own.lost - own.lost_base, endings(own)
+    low, high = (np.nan, np.nan) if mixed else t_test(lost)[:2]
+    p = np.nan if chance else larger(lost, 2**0.5 * pool[who[:2]][0], pool[who[:2]][1])
+    rows.append((*who, "interaction", lost.mean(), low, high, p, len(own)))
+versus = holm(pd.DataFrame(rows, columns=[*arm, *columns]))""",
 )
 
 POWER = NotebookCell(
@@ -193,7 +239,7 @@ means = pd.DataFrame(rows, columns=[*arm, *columns[:4], "seeds"])""",
 )
 
 FLATNESS = NotebookCell(
-    title="R_w and S_w: how flat the loss is over the warm-ups",
+    title="R_w: how flat the loss is over the warm-ups",
     table="flat",
     code=f"""\
 rows = []
@@ -201,26 +247,38 @@ for who, own in runs.groupby(arm):
     loss = own.pivot(index="seed", columns="warmup", values="loss").dropna()
     if len(loss) and loss.shape[1] > 1:
         top, mean = own[own.seed.isin(loss.index)].unigram_entropy.mean(), loss.mean()
-        rows.append((*who, "S_w", mean.mean() - mean.min()))
         if top - mean.min() >= {LEARNED}:
             rows.append((*who, "R_w", (mean.mean() - mean.min()) / (top - mean.min())))
 flat = pd.DataFrame(rows, columns=[*arm, *columns[:2]])""",
 )
 
-RATES = NotebookCell(
-    title="D and η_max: over the learning rates",
-    table="rates",
+CURVES = NotebookCell(
+    title="The steps by which one run is ahead of the other, from the validations",
+    table="",
     code=f"""\
-rows = []
-for (group, variant), own in runs.groupby(["group", "variant"]):
-    loss = own.pivot(index="seed", columns=["warmup", "lr"], values="loss").dropna()
-    mean, top = loss.mean(), own[own.seed.isin(loss.index)].unigram_entropy.mean()
-    if 0 in mean.index and top - mean.min() >= {LEARNED}:
-        rows.append((group, np.nan, variant, "D", mean[0].min() - mean.min()))
-    for warmup, some in own.dropna(subset="loss").groupby("warmup"):
-        sound = some.groupby("lr").filter(lambda one: one.failed.sum() == 0)
-        rows.append((group, np.nan, variant, f"eta_max w={{warmup}}", sound.lr.max()))
-rates = pd.DataFrame(rows, columns=[*arm, *columns[:2]])""",
+log = pd.read_parquet("validations.parquet").dropna(subset="{LOSS}")
+curves = {{run: own.set_index("step")["{LOSS}"] for run, own in log.groupby("id")}}
+def first(curve, x):  # the first step with a loss of x or less, linear between validations
+    k = int(np.argmax(curve.to_numpy() <= x)) if (curve <= x).any() else len(curve) - 1
+    (t0, y0), (t1, y1) = [(curve.index[i], curve.iloc[i]) for i in (max(k - 1, 0), k)]
+    return t1 if k == 0 or y1 > x else t0 + (y0 - x) / (y0 - y1) * (t1 - t0)
+def ahead(run):
+    bare, ref = curves[run.id], curves[run.id_ref]
+    saved = ref.index[-1] - first(ref, run.loss)
+    return saved if run.loss_ref <= run.loss else first(bare, run.loss_ref) - bare.index[-1]""",
+)
+
+SAVED = NotebookCell(
+    title="Steps saved with Student's t interval",
+    table="saved",
+    code="""\
+rows, known = [], {run for run, curve in curves.items() if len(curve) > 1}
+for who, own in pairs.groupby(arm):
+    if {*own.id, *own.id_ref} <= known:
+        steps = np.array([ahead(run) for run in own.itertuples()])
+        ends = t_test(steps)[:2] if alike[who] else (np.nan, np.nan)
+        rows.append((*who, "steps_saved", steps.mean(), *ends, len(own)))
+saved = pd.DataFrame(rows, columns=[*arm, *columns[:4], "seeds"])""",
 )
 
 BLEU = NotebookCell(

@@ -88,7 +88,7 @@ def topics_of(grid: GridResults) -> list[str]:
     used += ["metric/bleu"] * any("bleu" in name for name in metrics)
     if grid.pruner is None:
         used += [f"statistic/{name}" for name in ("t", "fieller", "wilson", "holm", "bootstrap")]
-        used.append("score/S_w")
+        used += ["score/rate_sensitivity"] * (len(grid.rates) > 1)
     versions = (cell.record.get("versions") or {} for cell in grid.finished)
     return [*used, *dict.fromkeys(f"library/{name}" for each in versions for name in each)]
 

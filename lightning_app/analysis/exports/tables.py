@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lightning_app.analysis.formatting import (
     DASH,
+    bounded,
     interval,
     nats,
     p_value,
@@ -15,7 +16,14 @@ from lightning_app.analysis.formatting import (
     share_of,
 )
 from lightning_app.analysis.grid_results import CellResult, GridResults, failures
-from lightning_app.analysis.headline import by_slice, reading, score_notes
+from lightning_app.analysis.headline import (
+    STALLS,
+    by_slice,
+    own_reading,
+    relation,
+    score_notes,
+    stall_words,
+)
 from lightning_app.analysis.pairing import mean_loss
 from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.score import Score
@@ -23,6 +31,7 @@ from lightning_app.analysis.statistics import LEVEL
 from lightning_app.atomic_write import write_whole
 
 Own = Mapping[str, Score]
+SAVED = ("steps_saved", "lost_steps")  # which the reading of a cost needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +62,16 @@ def write_tables(grid: GridResults, scores: Sequence[Score], folder: Path) -> No
 def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
     """The loss of each variant without warm-up, as in the report's first table."""
     wanted = ("delta", "relative_delta", "interaction")
-    shown = [score for score in scores if score.score.startswith((*wanted, "stalls"))]
+    shown = [score for score in scores if score.score.startswith((*wanted, *SAVED, STALLS))]
+
+    reference = grid.reference_warmup
 
     def row(variant: str, own: Own) -> tuple[str, ...]:
         rates = (_share(own.get(f"stalls w={warmup}")) for warmup in grid.warmups)
         versus = own["interaction"]
         numbers = (*(_estimate(own[name]) for name in wanted), p_value(versus.p_holm), *rates)
-        return variant, reading(own), *numbers, str(own["delta"].seeds)
+        words = "; ".join(filter(None, (own_reading(own), stall_words(own, reference))))
+        return variant, words, relation(own), *numbers, str(own["delta"].seeds)
 
     baseline = f" of {grid.baseline}" if grid.baseline else " of the baseline"
     caption = (
@@ -72,12 +84,14 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
     stalls = (
         f"{failures(grid.finished) or 'stalled'}, warm-up {warmup:,}" for warmup in grid.warmups
     )
-    header = ("variant", "reads", "Δ", "relative Δ", "interaction", "p (Holm)", *stalls, "seeds")
+    versus = f"against {grid.baseline}" if grid.baseline else "against the baseline"
+    scored = ("Δ", "relative Δ", "interaction", "p (Holm)")
+    header = ("variant", "warm-up", versus, *scored, *stalls, "seeds")
     return PaperTable(
         name="headline",
         caption=caption,
         header=header,
-        words=2,
+        words=3,
         bodies=_bodies(shown, row),
         notes=tuple(score_notes(shown)),
     )
@@ -85,7 +99,7 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
 
 def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
     """The mean final loss of each arm, and how flat it is over the warm-ups."""
-    shown = [score for score in scores if score.score in ("R_w", "S_w")]
+    shown = [score for score in scores if score.score == "R_w"]
     arms: dict[tuple[str, str, float, int | None], list[CellResult]] = {}
     for cell in grid.finished:
         key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
@@ -94,19 +108,19 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
     def row(variant: str, own: Own) -> tuple[str, ...]:
         key = (variant, own["R_w"].group, own["R_w"].lr)
         means = (_mean(arms.get((*key, warmup), [])) for warmup in grid.warmups)
-        return variant, *means, _estimate(own["R_w"]), _estimate(own["S_w"])
+        return variant, *means, _estimate(own["R_w"])
 
     caption = (
         "Final validation loss by warm-up, in nats per token: mean over the finished seeds, "
         f"failures counted as the unigram entropy, with its {LEVEL:.0%} t interval where all seeds "
-        "of an arm end alike. R_w and S_w: how flat the loss is over the warm-ups. "
+        "of an arm end alike. R_w: how flat the loss is over the warm-ups (0 is flat). "
         f"{in_short(grid)}"
     )
     warmups = (f"warm-up {warmup:,}" for warmup in grid.warmups)
     return PaperTable(
         name="loss_by_warmup",
         caption=caption,
-        header=("variant", *warmups, "R_w", "S_w"),
+        header=("variant", *warmups, "R_w"),
         words=1,
         bodies=_bodies(shown, row),
         notes=tuple(score_notes(shown)),
@@ -220,8 +234,8 @@ def _estimate(score: Score) -> str:
     if math.isnan(score.estimate):
         return DASH
     if math.isnan(score.low):
-        return nats(score.estimate)
-    return f"{nats(score.estimate)}\n{interval(score.low, score.high)}"
+        return bounded(score)
+    return f"{bounded(score)}\n{interval(score.low, score.high)}"
 
 
 def _share(score: Score | None) -> str:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_app.analysis.arm_scores import largest_rate
 from lightning_app.analysis.figures.drawing import Part, Sketch
 from lightning_app.analysis.figures.layout import arrange, dots, panels, title
 from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.style import INK, MUTED, PAPER
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.pairing import Arm, arms
+from lightning_app.analysis.rate_scores import largest_rate
 from lightning_app.analysis.statistics import mean, wilson_interval
 
 if TYPE_CHECKING:

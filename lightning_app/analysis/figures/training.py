@@ -74,8 +74,9 @@ BY_TOKENS = CurveKind(
     tag=VALID,
     cost=TOKENS,
     beside=True,
-    limits="At fewer tokens the schedule had not ended; a run planned for fewer tokens would have "
-    "ended its schedule there and may have had a lower loss.",
+    limits="At fewer tokens, a linear schedule had not ended: a run planned for fewer tokens would "
+    "have ended it there, and may have had a lower loss. The inverse square root and the constant "
+    "rate do not depend on the number of steps, so there a shorter run would end on this curve.",
 )
 BY_SECONDS = CurveKind(
     title="Validation loss against training time",

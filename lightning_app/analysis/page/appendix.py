@@ -42,15 +42,25 @@ def _formulas(grid: GridResults) -> Markup:
         "relative Δ": "Δ / (H − l at the reference); undefined if the denominator is under "
         f"{LEARNED:g} nats (“never learned”)",
         "interaction": "Δ of the variant − Δ of the baseline, the same seeds in all four arms",
+        "p": "the larger of two: Student's t of the values over seeds, and the same with the "
+        "spread between seeds pooled over the variants of the slice; Holm's correction covers the "
+        "whole grid",
+        "steps saved": "τ = T − the step at which the run with warm-up reached the final loss of "
+        "the run without, or minus the same the other way round; seed by seed",
+        "lost steps": "T − the step at which the sum of the rates without warm-up reaches the sum "
+        "with warm-up over all T steps",
         "R_w": "(mean over warm-ups of l − smallest l) / (H − smallest l), l averaged over seeds",
-        "S_w": "mean over warm-ups of l − smallest l; it ranks a variant that stalls everywhere as "
-        "insensitive, and is here only for comparison with Wortsman et al. 2023",
     }
     if len(grid.rates) > 1:
-        terms["D"] = "smallest l over rates without warm-up − smallest l over rates and warm-ups"
-        terms["η_max"] = (
-            "largest rate of the grid at which no finished run stalled or was non-finite"
-        )
+        terms |= {
+            "N": "mean over seeds of l(0, best rate) − l(reference, best rate); the best rate of "
+            "a warm-up is that of the smallest mean loss over the other seeds",
+            "O": "mean over seeds of log2(θ(reference) / θ(0)); θ is the largest rate, going up "
+            "from the best one, with l at most l* + 0.1 (H − l*), l* the smallest l of that seed "
+            "and warm-up",
+            "S": "mean over ln(rate) of l − l at the best rate, as in N (Wortsman et al. 2023)",
+            "η_max": "largest rate of the grid at which no finished run stalled or was non-finite",
+        }
     rows = (join_markup([element("dt", name), element("dd", text)]) for name, text in terms.items())
     return element("dl", *rows, class_="formulas")
 

@@ -20,30 +20,10 @@ def cost(contents: Contents) -> Markup:
     return section(
         "cost",
         "What does it cost?",
-        _retuned(contents),
         _bleu(contents),
         _resources(contents),
         figures(contents, "cost"),
     )
-
-
-def _retuned(contents: Contents) -> Markup:
-    """The loss without warm-up after the rate is tuned again, if the grid has several rates."""
-    shown = [score for score in contents.scores if score.score == "D"]
-    if not shown:
-        return Markup("")
-    columns = [column("Variant", text=True), column("D", "nats per token")]
-
-    def row(variant: str, own: dict[str, Score]) -> Markup:
-        return element("tr", head(variant), estimate(own["D"]))
-
-    rates = ", ".join(f"{lr:g}" for lr in contents.grid.rates)
-    caption = (
-        "The cost of no warm-up with the rate tuned again: D is the smallest mean loss over rates "
-        f"without warm-up minus the smallest over rates and warm-ups. Rates: {rates}. "
-        f"{in_short(contents.grid)}"
-    )
-    return scored(contents.next_table(), caption, columns, shown, row)
 
 
 def _bleu(contents: Contents) -> Markup:

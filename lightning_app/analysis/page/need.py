@@ -3,10 +3,17 @@
 import math
 from collections.abc import Sequence
 
-from lightning_app.analysis.formatting import nats, p_value
+from lightning_app.analysis.formatting import DASH, nats, p_value
 from lightning_app.analysis.grid_results import CellResult, failures
-from lightning_app.analysis.headline import SAME, by_slice, reading
-from lightning_app.analysis.markup import Markup, element
+from lightning_app.analysis.headline import (
+    SAME,
+    STALLS,
+    by_slice,
+    own_reading,
+    relation,
+    stall_words,
+)
+from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.metric import metric_table
@@ -24,6 +31,7 @@ from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 
 HEADLINE = ("delta", "relative_delta", "interaction")
+SAVED = ("steps_saved", "lost_steps")
 
 
 def need(contents: Contents) -> Markup:
@@ -39,14 +47,16 @@ def need(contents: Contents) -> Markup:
 
 def _headline(contents: Contents) -> Markup:
     grid, scores = contents.grid, contents.scores
-    shown = [s for s in scores if s.score in HEADLINE or s.score.startswith("stalls")]
+    shown = [s for s in scores if s.score in (*HEADLINE, *SAVED) or s.score.startswith(STALLS)]
     columns = [
         column("Variant", text=True),
-        column("Reads", text=True),
+        column("Warm-up", text=True),
+        column(f"Against {grid.baseline}" if grid.baseline else "No baseline", text=True),
         column("Δ", "nats per token"),
         column("relative Δ", "of what is learned"),
         column("interaction", f"Δ − Δ of {grid.baseline}" if grid.baseline else "no baseline"),
         column("p", "Holm"),
+        column("steps saved", "by warm-up"),
         *(
             column(failures(grid.finished) or "stalled", f"warm-up {warmup:,}")
             for warmup in grid.warmups
@@ -58,9 +68,11 @@ def _headline(contents: Contents) -> Markup:
         return element(
             "tr",
             head(variant),
-            element("td", reading(own), class_="text"),
+            element("td", *_readings(own, grid.reference_warmup), class_="text"),
+            element("td", relation(own), class_="text"),
             *(estimate(own[name]) for name in HEADLINE),
             element("td", p_value(own["interaction"].p_holm)),
+            _steps(own),
             *(stalled_share(own.get(f"stalls w={warmup}")) for warmup in grid.warmups),
             element("td", str(own["delta"].seeds)),
         )
@@ -78,6 +90,29 @@ def _headline(contents: Contents) -> Markup:
     heading = "A dash is an undefined score. Notes:"
     found = scored(contents.next_table(), caption, columns, shown, row, heading)
     return Markup(found + _power(scores))
+
+
+def _readings(own: dict[str, Score], reference: int | None) -> list[Child]:
+    """What warm-up does to the variant, and whether its runs stall."""
+    shown: list[Child] = [own_reading(own)]
+    if stalls := stall_words(own, reference):
+        shown.append(element("span", stalls, class_="interval"))
+    return shown
+
+
+def _steps(own: dict[str, Score]) -> Markup:
+    """Steps saved with the interval, and the steps that warm-up loses by its small rates."""
+    saved, lost = own.get("steps_saved"), own.get("lost_steps")
+    if saved is None or math.isnan(saved.estimate):
+        return element("td", DASH, title=saved.note if saved else "not in the grid")
+    sign = {">=": "≥ ", "<=": "≤ "}.get(saved.bound, "")
+    shown: list[Child] = [f"{sign}{saved.estimate:,.0f}".replace("-", "−")]
+    if not math.isnan(saved.low):
+        ends = f"[{saved.low:,.0f}, {saved.high:,.0f}]".replace("-", "−")
+        shown.append(element("span", ends, class_="interval"))
+    if lost is not None and not math.isnan(lost.estimate):
+        shown.append(element("span", f"loses {lost.estimate:,.0f}", class_="interval"))
+    return element("td", *shown)
 
 
 def _power(scores: Sequence[Score]) -> Markup:
@@ -103,12 +138,11 @@ def _power(scores: Sequence[Score]) -> Markup:
 
 def _by_warmup(contents: Contents) -> Markup:
     grid = contents.grid
-    shown = [score for score in contents.scores if score.score in ("R_w", "S_w")]
+    shown = [score for score in contents.scores if score.score == "R_w"]
     columns = [
         column("Variant", text=True),
         *(column(f"warm-up {warmup:,}", f"{grid.monitored.loss}, nats") for warmup in grid.warmups),
         column("R_w"),
-        column("S_w", "nats"),
     ]
     finished: dict[tuple[str, str, float, int | None], list[CellResult]] = {}
     for cell in grid.finished:
@@ -122,13 +156,12 @@ def _by_warmup(contents: Contents) -> Markup:
             head(variant),
             *(mean_of(finished.get((*key, warmup), [])) for warmup in grid.warmups),
             estimate(own["R_w"]),
-            estimate(own["S_w"]),
         )
 
     caption = (
         "Final loss by warm-up: mean over the finished seeds with its t interval; failures count "
         "as the unigram entropy, and there is no interval if some seeds failed and others did not. "
-        "R_w and S_w show how flat it is over warm-ups (0 is flat; formulas in the appendix). "
+        "R_w shows how flat it is over warm-ups (0 is flat; formulas in the appendix). "
         f"{in_short(grid)}"
     )
     return scored(contents.next_table(), caption, columns, shown, row)

@@ -3,7 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from lightning_app.analysis.formatting import DASH, interval, nats, share_interval, share_of
+from lightning_app.analysis.formatting import (
+    DASH,
+    bounded,
+    interval,
+    nats,
+    share_interval,
+    share_of,
+)
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.headline import by_slice, score_notes
 from lightning_app.analysis.markup import Child, Markup, element
@@ -78,7 +85,7 @@ def estimate(score: Score) -> Markup:
     """Estimate, interval below it, and the values of the seeds if they are few."""
     if math.isnan(score.estimate):
         return element("td", DASH, title=score.note)
-    shown: list[Child] = [nats(score.estimate)]
+    shown: list[Child] = [bounded(score)]
     if not math.isnan(score.low):
         shown.append(element("span", interval(score.low, score.high), class_="interval"))
     if len(score.each) > 1:

@@ -1,0 +1,247 @@
+"""How often does a report label a difference that does not exist, and how often does it find one?
+
+    python benchmarks/false_labels.py
+    python benchmarks/false_labels.py --grids 2000 --json false_labels.json
+
+Simulated grids: slices (learning rates) x variants x warm-up {0, reference} x seeds, where no
+variant differs from the baseline. The labels are those of a report
+(`lightning_app/analysis/sensitivity.py`). One grid counts once: if it has any label "more" or
+"less" than the baseline (`versus`), and if it has any label "helps" or "costs" where the true mean
+of Delta is zero or has the other sign (`own`). A rule holds up to 6 %. The noise:
+
+- `normal`, `heavy-tailed` (Student's t, 3 degrees of freedom) and `skewed` (lognormal, log-sd 1),
+  sd 0.06 without warm-up and 0.03 with it, and the last two growing to 4 times the baseline's;
+- `plateau`: a run ends at 4.4, or by chance (30 %) still at 5.1, with H_uni = 5.38; in both arms,
+  or without warm-up alone;
+- `stall`: 10, 30 or 50 % of the runs without warm-up end at H_uni, or 30 % of all runs;
+- `our spreads`: the sd of Delta of each variant is that of our 24 wirings in `placements`
+  (`ablations/README.md`), which differ 40-fold; normal and skewed (log-sd 0.5).
+
+Power: how often a variant whose Delta is 0.5 nats above the baseline's gets the label "more".
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_app.analysis.pairing import ESCAPED, LEARNED
+from lightning_app.analysis.statistics import (
+    FEW_SEEDS,
+    LEVEL,
+    Floats,
+    ended_alike,
+    guarded_ps,
+    holm_values,
+)
+
+SEEDS, FAMILIES, SLICES = (3, 5, 10), (3, 23), (1, 6)
+HOLDS = 0.06
+ENTROPY, LOSS = 5.38, 4.4  # nats: H_uni, and the loss of every run without noise
+OWN = np.array([0.06, 0.03])[:, None]  # sd of a run without warm-up and with it
+EFFECT = 0.5  # nats
+PART = 4_000_000  # numbers drawn at a time
+# Half widths of the 95 % t intervals of Delta, 3 seeds, in `placements`: 4.303 sd / sqrt(3).
+HALVES = (0.345, 0.908, 0.637, 0.975, 0.384, 0.204, 0.183, 0.485, 0.461, 0.385, 0.065, 0.345)
+HALVES += (0.100, 0.151, 0.213, 0.085, 0.073, 0.095, 0.068, 0.025, 0.213, 0.113, 0.247, 0.252)
+SPREADS = np.array(HALVES) * np.sqrt(3) / 4.303
+
+# Here runs are worse without warm-up on average, so only the label "costs" is false.
+HELPING = ("plateau, without warm-up", "10 % stall", "30 % stall", "50 % stall")
+
+Shape = tuple[int, int, int, int, int]  # grid, slice, variant, warm-up, seed
+Draw = Callable[[Shape, np.random.Generator], Floats]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One line of the table, in shares of grids; `holds` is about both false labels."""
+
+    noise: str
+    seeds: int
+    comparisons: int
+    slices: int
+    versus: float
+    own: float
+    power: float
+    holds: bool
+
+
+class Labels(NamedTuple):
+    """The sign of each label or 0, [grid, slice, variant]; `versus` is without the baseline."""
+
+    versus: NDArray[np.int_]
+    own: NDArray[np.int_]
+
+
+def spread_out(
+    kind: str, shape: tuple[int, ...], rng: np.random.Generator, log_sd: float = 1.0
+) -> Floats:
+    """Draws of mean 0 and standard deviation 1."""
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    if kind == "heavy-tailed":
+        return rng.standard_t(3, shape) / np.sqrt(3)
+    centre, variance = np.exp(log_sd**2 / 2), np.exp(log_sd**2) * np.expm1(log_sd**2)
+    return (rng.lognormal(0.0, log_sd, shape) - centre) / np.sqrt(variance)
+
+
+def plain(kind: str, scale: float = 1.0) -> Draw:
+    """Noise that grows from the baseline to `scale` times as much in the last variant."""
+
+    def draw(shape: Shape, rng: np.random.Generator) -> Floats:
+        factors = np.linspace(1.0, scale, shape[2])[:, None, None]
+        return LOSS + factors * OWN * spread_out(kind, shape, rng)
+
+    return draw
+
+
+def plateau(arms: int) -> Draw:
+    """Runs of the first `arms` warm-ups leave the plateau late by chance."""
+
+    def draw(shape: Shape, rng: np.random.Generator) -> Floats:
+        late = rng.random(shape) < 0.3
+        late[..., arms:, :] = False
+        return np.where(late, 5.1, LOSS) + OWN * rng.standard_normal(shape)
+
+    return draw
+
+
+def stalls(share: float, arms: int = 1) -> Draw:
+    """Runs of the first `arms` warm-ups stall with this chance."""
+
+    def draw(shape: Shape, rng: np.random.Generator) -> Floats:
+        stalled = rng.random(shape) < share
+        stalled[..., arms:, :] = False
+        return np.where(stalled, ENTROPY, LOSS - 1.0 + OWN * rng.standard_normal(shape))
+
+    return draw
+
+
+def ours(kind: str) -> Draw:
+    """The spreads of Delta of our own 24 wirings, all of it in the runs without warm-up."""
+
+    def draw(shape: Shape, rng: np.random.Generator) -> Floats:
+        found = np.full(shape, LOSS - 1.5)
+        noise = spread_out(kind, (*shape[:3], shape[4]), rng, log_sd=0.5)
+        found[..., 0, :] += np.resize(SPREADS, shape[2])[:, None] * noise
+        return np.minimum(found, ENTROPY)
+
+    return draw
+
+
+NOISE: dict[str, Draw] = {
+    "normal": plain("normal"),
+    "heavy-tailed": plain("heavy-tailed"),
+    "skewed": plain("skewed"),
+    "heavy-tailed, to 4 times": plain("heavy-tailed", 4.0),
+    "skewed, to 4 times": plain("skewed", 4.0),
+    "plateau, both arms": plateau(2),
+    "plateau, without warm-up": plateau(1),
+    "10 % stall": stalls(0.1),
+    "30 % stall": stalls(0.3),
+    "50 % stall": stalls(0.5),
+    "30 % stall, both arms": stalls(0.3, arms=2),
+    "our spreads, normal": ours("normal"),
+    "our spreads, skewed": ours("skewed"),
+}
+
+
+def labels(losses: Floats) -> Labels:
+    """The labels of a report; `losses` is [grid, slice, variant, warm-up, seed]."""
+    seeds = losses.shape[-1]
+    failed = losses >= ENTROPY
+    gain = np.where(failed, 0.0, ENTROPY - losses)
+    best = gain.max(axis=-1, keepdims=True)
+    late = (best >= LEARNED) & (gain < ESCAPED * best) & ~failed
+    lost = losses[..., 0, :] - losses[..., 1, :]
+    pooled = np.sqrt(lost.var(axis=-1, ddof=1).mean(axis=-1, keepdims=True))
+    freedom = lost.shape[2] * (seeds - 1)
+    versus = lost[:, :, 1:] - lost[:, :, :1]
+    p_versus = guarded_ps(versus, np.sqrt(2) * pooled, freedom)
+    p_own = guarded_ps(lost, pooled, freedom)
+    if seeds < FEW_SEEDS:
+        both = np.concatenate(
+            [failed[:, :, 1:], np.broadcast_to(failed[:, :, :1], failed[:, :, 1:].shape)], axis=-1
+        )
+        ended = ended_alike(both).all(axis=-1)
+        sound = ~late.any(axis=(-2, -1))
+        p_versus = np.where(ended & sound[:, :, 1:] & sound[:, :, :1], p_versus, 1.0)
+        p_own = np.where(ended_alike(failed).all(axis=-1) & sound, p_own, 1.0)
+    return Labels(
+        *(
+            np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
+            for p, values in ((p_versus, versus), (p_own, lost))
+        )
+    )
+
+
+def _corrected(p: Floats) -> Floats:
+    """Holm's correction over all slices and variants of a grid."""
+    return holm_values(np.nan_to_num(p, nan=1.0).reshape(len(p), -1)).reshape(p.shape)
+
+
+def rates(
+    noise: str, seeds: int, comparisons: int, slices: int, grids: int, rng: np.random.Generator
+) -> Rates:
+    """Draw the grids in parts, and count those with a false label and those with a true one."""
+    shape = (slices, comparisons + 1, 2, seeds)
+    part = max(1, min(grids, PART // int(np.prod(shape))))
+    draw = NOISE[noise]
+    wrong = [-1] if noise in HELPING else [-1, 1]
+    false_versus = false_own = found = drawn = 0
+    while drawn < grids:
+        count = min(part, grids - drawn)
+        losses = draw((count, *shape), rng)
+        given = labels(losses)
+        false_versus += int(given.versus.any(axis=(1, 2)).sum())
+        false_own += int(np.isin(given.own, wrong).any(axis=(1, 2)).sum())
+        losses[:, 0, 1, 1] -= EFFECT  # warm-up helps the first variant at the first rate
+        found += int((labels(losses).versus[:, 0, 0] > 0).sum())
+        drawn += count
+    shares = [count / grids for count in (false_versus, false_own, found)]
+    return Rates(noise, seeds, comparisons, slices, *shares, holds=max(shares[:2]) <= HOLDS)
+
+
+def simulate(grids: int, seed: int) -> Iterator[Rates]:
+    """Every row, in the order of the table."""
+    rng = np.random.default_rng(seed)
+    for noise in NOISE:
+        for slices in SLICES:
+            for comparisons in FAMILIES:
+                for seeds in SEEDS:
+                    yield rates(noise, seeds, comparisons, slices, grids, rng)
+
+
+def main() -> None:
+    """Print the table, and write it to the given file."""
+    parser = argparse.ArgumentParser(description="False labels of a report, and power.")
+    parser.add_argument("--grids", type=int, default=20_000, help="of each kind (default: 20000)")
+    parser.add_argument("--seed", type=int, default=1, help="of the simulation (default: 1)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    args = parser.parse_args()
+    started, rows = time.perf_counter(), []
+    print(f"{args.grids} grids of each kind, simulation seed {args.seed}; shares in %")
+    print(f"{'noise':<27}{'rates':>6}{'compared':>9}{'seeds':>6}", end="")
+    print(f"{'versus':>8}{'own':>6}{'power':>7}  holds")
+    for row in simulate(args.grids, args.seed):
+        rows.append(row)
+        print(
+            f"{row.noise:<27}{row.slices:>6}{row.comparisons:>9}{row.seeds:>6}"
+            f"{100 * row.versus:>8.1f}{100 * row.own:>6.1f}{100 * row.power:>7.1f}"
+            f"  {'yes' if row.holds else 'NO'}",
+            flush=True,
+        )
+    print(f"{time.perf_counter() - started:.0f} s")
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

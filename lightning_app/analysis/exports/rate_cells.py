@@ -1,0 +1,123 @@
+"""Cells of the appendix's notebook that compute the scores over all learning rates again."""
+
+from lightning_app.analysis.exports.notebook_cell import NotebookCell
+from lightning_app.analysis.pairing import LEARNED
+from lightning_app.analysis.rate_scores import TOLERATED
+
+FACED = NotebookCell(
+    title="The runs of each rate that has some without warm-up and some with the reference",
+    table="",
+    code="""\
+faced = compared[(compared.warmup == 0) | (compared.warmup == compared.reference_warmup)]
+faced = faced[faced.groupby(arm).warmup.transform("nunique") == 2]
+faced = faced.assign(bare=faced.warmup == 0)
+of = runs.groupby(["group", "variant"]).lr
+only = of.min().where(of.nunique() == 1)  # the rate of a variant that has one""",
+)
+
+EXACT = NotebookCell(
+    title="Stalls without warm-up against stalls with it: an exact test over the rates",
+    table="exact",
+    code="""\
+rows = []
+for (group, variant), own in faced.groupby(["group", "variant"]):
+    chances, bare, rest = np.ones(1), own[own.bare].failed, own[~own.bare].failed
+    for _, one in own.groupby("lr"):
+        given = stats.hypergeom(len(one), one.failed.sum(), one.bare.sum())
+        chances = np.convolve(chances, given.pmf(np.arange(one.failed.sum() + 1)))
+    p = chances[chances <= chances[bare.sum()] * (1 + 1e-9)].sum() if own.failed.any() else np.nan
+    who = (group, only[group, variant], variant, "stall_difference")
+    rows.append((*who, bare.mean() - rest.mean(), p, own.seed.nunique()))
+exact = pd.DataFrame(rows, columns=[*arm, "score", "estimate", "p", "seeds"])""",
+)
+
+EXACT_P = NotebookCell(
+    title="Holm's correction over the variants with a stall; the others have no test",
+    table="exact",
+    code="""\
+exact["p_holm"] = holm(exact.dropna(subset="p")).p_holm""",
+)
+
+LARGEST = NotebookCell(
+    title="η_max: the largest rate without a stall",
+    table="rates",
+    code="""\
+rows = []
+for who, own in runs.dropna(subset="loss").groupby(["group", "variant", "warmup"]):
+    sound = own.groupby("lr").filter(lambda one: one.failed.sum() == 0)
+    rows.append((who[0], np.nan, who[1], f"eta_max w={who[2]}", sound.lr.max()))
+rates = pd.DataFrame(rows, columns=[*arm, *columns[:2]])""",
+)
+
+COMPLETE = NotebookCell(
+    title="The losses [seed, rate] of the seeds that finished at every rate, by warm-up",
+    table="",
+    code="""\
+full, planned = {}, runs.groupby(["group", "variant"]).lr.unique().map(np.sort)
+for who, own in compared.groupby(["group", "variant"]):
+    wide = own.pivot(index="seed", columns=["warmup", "lr"], values="loss")
+    for warmups in ([0, own.reference_warmup.iloc[0]], *([w] for w in own.warmup.unique())):
+        points = pd.MultiIndex.from_product([warmups, planned[who]])
+        some = wide.reindex(columns=points).dropna()
+        used = own[own.seed.isin(some.index) & own.warmup.isin(warmups)]
+        tops = used.groupby("seed").unigram_entropy.mean().to_numpy()
+        if len(some) and len(planned[who]) > 1:
+            full[*who, *warmups] = planned[who], [some[w].to_numpy() for w in warmups], tops""",
+)
+
+NEED = NotebookCell(
+    title="N: the need at the best rates, each chosen on the other seeds",
+    table="needed",
+    code=f"""\
+def at_best(loss):  # the loss of each seed at the rate that is best for the other seeds
+    return loss[np.arange(len(loss)), (loss.sum(axis=0) - loss).argmin(axis=1)]
+pairs_of = {{who: (of[0], *of[1], of[2]) for who, of in full.items() if len(of[1]) == 2}}
+needs = {{(g, v): at_best(bare) - at_best(ref) for (g, v, *_), (_, bare, ref, tops)
+    in pairs_of.items() if len(bare) > 1 and tops.mean() - ref.mean(axis=0).min() >= {LEARNED}}}
+rows = [(g, np.nan, v, "need", x.mean(), *t_test(x), len(x)) for (g, v), x in needs.items()]
+needed = pd.DataFrame(rows, columns=[*arm, *columns])
+mass = {{g: [x for (of, _), x in needs.items() if of == g] for g in needed.group}}""",
+)
+
+NEED_P = NotebookCell(
+    title="p values of N, with the spread pooled over the variants of a group",
+    table="needed",
+    code="""\
+found = []
+for (group, _), x in needs.items():
+    free = sum(len(y) - 1 for y in mass[group])
+    sd = (sum((len(y) - 1) * y.var(ddof=1) for y in mass[group]) / free) ** 0.5
+    found.append(larger(x, sd, free))
+needed = holm(needed.assign(p=found))""",
+)
+
+OCTAVES = NotebookCell(
+    title="O: the octaves of learning rate that warm-up buys",
+    table="bought",
+    code=f"""\
+def tolerated(rates, loss, top):  # log2 of the largest rate, going up from the best
+    limit, at = loss.min() + {TOLERATED} * (top - loss.min()), np.log2(rates)
+    over = [k for k in range(loss.argmin(), len(rates)) if loss[k] > limit][:1]
+    theta = [np.interp(limit, loss[k - 1 : k + 1], at[k - 1 : k + 1]) for k in over] or [at[-1]]
+    return theta[0] if top - loss.min() >= {LEARNED} else np.nan
+rows = []
+for (g, v, *_), (lrs, bare, ref, tops) in pairs_of.items():
+    x = np.subtract(*[[tolerated(lrs, *one) for one in zip(of, tops)] for of in (ref, bare)])
+    rows.append((g, np.nan, v, "octaves", x.mean(), *t_test(x), len(x)))
+bought = pd.DataFrame(rows, columns=[*arm, *columns]).dropna(subset="estimate")""",
+)
+
+RISEN = NotebookCell(
+    title="S: how much the loss rises over the rates",
+    table="risen",
+    code="""\
+rows = []
+for (group, variant, *warmups), (lrs, losses, _) in full.items():
+    wide = np.log(lrs[-1] / lrs[0])
+    s = [np.trapezoid(x, np.log(lrs), axis=1) / wide - at_best(x) for x in losses]
+    value, name = (s[0] - s[1], "") if len(s) == 2 else (s[0], f" w={warmups[0]}")
+    low, high, p = t_test(value)
+    row = (group, np.nan, variant, f"rate_sensitivity{name}", value.mean(), low, high)
+    rows += [(*row, np.nan if name else p, len(value))] * (len(value) > 1)
+risen = pd.DataFrame(rows, columns=[*arm, *columns])""",
+)
