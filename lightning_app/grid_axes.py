@@ -1,7 +1,7 @@
 """The axes of a grid: the keys with a special meaning, equal values, names of variants."""
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 SEED = "seed_everything"
@@ -39,12 +39,32 @@ def lookup(tree: Any, key: str) -> Any:
     return tree
 
 
-def variant(axes: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def variant(
+    axes: Mapping[str, Any],
+    config: Mapping[str, Any],
+    labels: Mapping[str, Mapping[Hashable, str]] | None = None,
+) -> str:
     """The values of the block's axes joined by "+": the preset alone, others as `key=value`.
 
-    If no axis varies the block, it is the preset of `config`.
+    `labels` has the names of values by axis and `key_of`; an empty one is left out. If nothing
+    remains, it is the preset of `config`.
     """
-    others = [key for key in axes if key.startswith(BLOCK) and key != PRESET]
+    known = labels or {}
     parts = [label(axes[PRESET])] if PRESET in axes else []
-    parts += [f"{key.removeprefix(BLOCK)}={label(axes[key])}" for key in others]
-    return "+".join(parts) or label(lookup(config, PRESET) or "base")
+    for key in axes:
+        if key in known and key.startswith(BLOCK):
+            name = known[key][key_of(axes[key])]
+            parts = [name] if key == PRESET else [*parts, name]
+        elif key.startswith(BLOCK) and key != PRESET:
+            parts.append(f"{key.removeprefix(BLOCK)}={label(axes[key])}")
+    return "+".join(filter(None, parts)) or label(lookup(config, PRESET) or "base")
+
+
+def named_values(
+    labels: Mapping[str, Sequence[str]], axes: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[Hashable, str]]:
+    """The names of `labels:` in a grid file by axis and value (`key_of`)."""
+    return {
+        axis: dict(zip(map(key_of, axes[axis]), names, strict=True))
+        for axis, names in labels.items()
+    }

@@ -11,7 +11,7 @@ from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Plan, save_plan
 from lightning_app.atomic_write import write_whole
 from lightning_app.errors import UserError
-from lightning_app.grid_axes import variant
+from lightning_app.grid_axes import named_values, variant
 from lightning_app.grid_folder import GridFolder
 from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import DamagedRun, RunState, read_state
@@ -68,7 +68,8 @@ class Grid:
 
     def variant(self, cell: Cell) -> str:
         """The variant of a cell: the block that its axes describe."""
-        return variant(cell.axes, self.spec.base_config)
+        labels = named_values(self.spec.labels, self.spec.axes)
+        return variant(cell.axes, self.spec.base_config, labels)
 
     def is_saved(self) -> bool:
         """Whether `grid.yaml` has the content that `save` would write."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
-from lightning_app.grid_axes import PRESET, SEED, WARMUP, key_of, lookup, same
+from lightning_app.grid_axes import BLOCK, PRESET, RATE, SEED, WARMUP, key_of, lookup, same
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
@@ -144,6 +144,41 @@ def check_pruner(
             f"not known; expected one of val/..."
         )
     return pruner
+
+
+def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[str]]:
+    """The names of the values of block axes in a report; an empty one is left out."""
+    found = {} if labels is None else mapping(labels, "labels")
+    for axis, names in found.items():
+        if axis not in axes or not axis.startswith(BLOCK):
+            known = [known for known in axes if known.startswith(BLOCK)]
+            raise UserError(f"labels: {axis}: no axis of the block{nearest(axis, known)}")
+        count = len(axes[axis])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"labels: {axis}: expected a list of {count} texts, found {names!r}")
+        if len(names) != count or len(set(names)) != count:
+            raise UserError(
+                f"labels: {axis}: expected {count} different texts, one for each value, found "
+                f"{names!r}"
+            )
+    return found
+
+
+def check_factors(factors: Any, axes: Mapping[str, list[Any]]) -> dict[str, str]:
+    """The axes of two values whose effects the report contrasts, by the name of the factor."""
+    found = {} if factors is None else mapping(factors, "factors")
+    for name, axis in found.items():
+        if axis not in axes:
+            raise UserError(f"factors: {name}: no axis {axis!r}{nearest(str(axis), axes)}")
+        if axis in (SEED, WARMUP, RATE):
+            raise UserError(f"factors: {name}: {axis} has measures of its own and is no factor")
+        if len(axes[axis]) != 2:
+            raise UserError(
+                f"factors: {name}: {axis} has {len(axes[axis])} values; a factor has two"
+            )
+    if len(set(found.values())) < len(found):
+        raise UserError("factors: an axis is given twice")
+    return found
 
 
 def check_checkpoints(checkpoints: Any) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from lightning_app.ablation.grid_checks import (
     check_checkpoints,
     check_config_numbers,
     check_exclude,
+    check_factors,
+    check_labels,
     check_metric,
     check_pruner,
     check_published,
@@ -23,7 +25,7 @@ from lightning_app.errors import UserError, named, nearest
 from lightning_app.shipped import shipped_folder
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
-_KEYS += ("pruner", "checkpoints", "published")
+_KEYS += ("pruner", "checkpoints", "published", "labels", "factors")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -34,7 +36,9 @@ class GridSpec:
     `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
     none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
-    papers that the report puts beside ours. `source` is the file as messages name it.
+    papers that the report puts beside ours. `labels` has the names of the values of block axes in
+    the report, `factors` the axes of two values whose effects it contrasts, by name. `source` is
+    the file as messages name it.
     """
 
     source: str
@@ -49,6 +53,8 @@ class GridSpec:
     pruner: str | None = None
     checkpoints: str = "all"
     published: tuple[Mapping[str, Any], ...] = ()
+    labels: Mapping[str, list[str]] = field(default_factory=dict)
+    factors: Mapping[str, str] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
         """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
@@ -63,6 +69,8 @@ class GridSpec:
             "pruner": self.pruner,
             "checkpoints": self.checkpoints,
             "published": list(self.published),
+            "labels": dict(self.labels),
+            "factors": dict(self.factors),
         }
 
 
@@ -115,6 +123,8 @@ def read_spec(grid: str | Path) -> GridSpec:
             pruner=check_pruner(tree.get("pruner"), axes, metric, sensitivity),
             checkpoints=check_checkpoints(tree.get("checkpoints")),
             published=check_published(tree.get("published")),
+            labels=check_labels(tree.get("labels"), axes),
+            factors=check_factors(tree.get("factors"), axes),
         )
 
 

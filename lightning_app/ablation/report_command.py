@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ def _check_apart(out: Path) -> None:
 
 def show_headline(grid: "GridResults") -> dict[str, Any]:
     """Print the headline of a report, and return it for the document."""
+    from lightning_app.analysis.factors import effects
     from lightning_app.analysis.grid_results import damaged_files
     from lightning_app.analysis.headline import findings
     from lightning_app.analysis.metric import metrics_document
@@ -88,6 +90,7 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         "damaged": damaged,
         "findings": findings(grid, found),
         "headline": headline_document(found),
+        "effects": [asdict(effect) for effect in effects(grid, found)],
         "metrics": metrics_document(grid),
         "mixtures": mixtures(grid),
         "left_out": dict(grid.strangers),

@@ -1,7 +1,7 @@
 """Read a grid folder: the plan, and the files of every planned cell so far."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,17 @@ from typing import Any, Literal
 
 from lightning_app.analysis.papers import number_of, read_grid_file, read_plan
 from lightning_app.errors import UserError
-from lightning_app.grid_axes import BLOCK, PRESET, RATE, SEED, WARMUP, label, lookup, variant
+from lightning_app.grid_axes import (
+    BLOCK,
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    label,
+    lookup,
+    named_values,
+    variant,
+)
 from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import Groups, strangers
 from lightning_app.records import (
@@ -176,6 +186,7 @@ class GridResults:
     parts: tuple["GridResults", ...] = ()
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     damaged_configs: tuple[str, ...] = ()
+    factors: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -233,6 +244,7 @@ def read_results(folder: Path) -> GridResults:
             raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
     plan, grid = read_plan(paths.plan), read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
+    factors = grid.get("factors") or {}
     config, damaged = _config(paths, plan, grid)
     monitored = task_facts(lookup(config, TASKS.field)).monitored
     found = GridResults(
@@ -245,10 +257,11 @@ def read_results(folder: Path) -> GridResults:
         mode=metric.get("mode") or monitored.mode,
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
-        cells=tuple(_cell(paths, entry, config, grid) for entry in plan["cells"]),
+        cells=tuple(_cell(paths, entry, config, grid, plan["axes"]) for entry in plan["cells"]),
         pruner=grid.get("pruner"),
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
+        factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
     )
     return without_strangers(found)
 
@@ -304,9 +317,14 @@ def _merge(under: Any, over: Any) -> Any:
 
 
 def _cell(
-    paths: GridFolder, entry: Mapping[str, Any], config: Mapping[str, Any], grid: Mapping[str, Any]
+    paths: GridFolder,
+    entry: Mapping[str, Any],
+    config: Mapping[str, Any],
+    grid: Mapping[str, Any],
+    planned: Mapping[str, list[Any]],
 ) -> CellResult:
     axes, run = entry["axes"], paths.run(entry["name"])
+    labels = _labels(grid, planned)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
@@ -314,16 +332,22 @@ def _cell(
 
     metric = (grid.get("metric") or {}).get("name")
     result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
-    others = [key for key in axes if key not in (SEED, WARMUP, RATE) and not key.startswith(BLOCK)]
+    others = [
+        key
+        for key in axes
+        if key not in (SEED, WARMUP, RATE)
+        and not key.startswith(BLOCK)
+        and len(planned.get(key, ())) != 1  # an axis of one value distinguishes nothing
+    ]
     baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
-        baseline = variant({**axes, PRESET: baseline}, config)
+        baseline = variant({**axes, PRESET: baseline}, config, labels)
     return CellResult(
         id=entry["id"],
         name=entry["name"],
         folder=run.path,
         axes=axes,
-        variant=variant(axes, config),
+        variant=variant(axes, config, labels),
         baseline=baseline,
         group=", ".join(f"{key}={label(axes[key])}" for key in others) or "all",
         warmup=value(WARMUP, int),
@@ -334,6 +358,17 @@ def _cell(
         error=error,
         monitored=task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field)).monitored,
     )
+
+
+def _labels(
+    grid: Mapping[str, Any], axes: Mapping[str, list[Any]]
+) -> dict[str, dict[Hashable, str]]:
+    """The names of values that still fit the axes of the plan."""
+    given = grid.get("labels") or {}
+    fitting = {
+        axis: names for axis, names in given.items() if len(axes.get(axis, ())) == len(names)
+    }
+    return named_values(fitting, axes)
 
 
 def _outcome(

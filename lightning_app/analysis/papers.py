@@ -53,6 +53,8 @@ def read_grid_file(path: Path) -> dict[str, Any]:
     metric = check("metric", tree, _is_mapping, "a mapping") or {}
     scores = check("sensitivity", tree, _is_mapping, "a mapping") or {}
     published = check("published", tree, _is_list, "a list") or []
+    check("labels", tree, lambda value: _is_mapping(value, _is_list), "lists by axis")
+    check("factors", tree, lambda value: _is_mapping(value, is_text), "axes by name")
     check.within = "metric."
     check("name", metric, is_text, "text")
     check("mode", metric, lambda value: value in ("min", "max"), "'min' or 'max'")

@@ -36,10 +36,10 @@ TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
     """`need` of each variant of a group, with p values by their pooled spread."""
     rows = [need_at_best_rates(arm, reference) for arm in members]
-    spread = pooled_spread([[value for _, value in row.each] for row in rows])
+    spread = pooled_spread([[value for _, value in row.values] for row in rows])
     return [
-        replace(row, p=float(guarded_ps([value for _, value in row.each], *spread)))
-        if row.each
+        replace(row, p=float(guarded_ps([value for _, value in row.values], *spread)))
+        if row.values
         else row
         for row in rows
     ]
@@ -80,7 +80,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
             f"best rates {_listed(arm, chosen[0])} without warm-up, "
             f"{_listed(arm, chosen[reference])} with it",
         ),
-        each=_each(pairs, values),
+        values=_by_seed(pairs, values),
     )
 
 
@@ -124,7 +124,7 @@ def octaves(arm: Arm, reference: int | None) -> Score:
         bound={(True, False): "<=", (False, True): ">=", (True, True): "?"}.get(censored, ""),
         **pairs.counts,
         note=join_notes(pairs.missing, f"tolerated to {at[0]} without, {at[reference]} with it"),
-        each=_each(pairs, values),
+        values=_by_seed(pairs, values),
     )
 
 
@@ -171,7 +171,7 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
         p=p if reference is not None else math.nan,
         **pairs.counts,
         note=pairs.missing,
-        each=_each(pairs, values),
+        values=_by_seed(pairs, values),
     )
 
 
@@ -247,5 +247,5 @@ def _listed(arm: Arm, chosen: "np.ndarray[Any, Any]") -> str:
     return "/".join(f"{arm.rates[place]:g}" for place in dict.fromkeys(chosen.tolist()))
 
 
-def _each(pairs: Paired, values: "np.ndarray[Any, Any]") -> tuple[tuple[int, float], ...]:
+def _by_seed(pairs: Paired, values: "np.ndarray[Any, Any]") -> tuple[tuple[int, float], ...]:
     return tuple(zip(pairs.seeds, values.tolist(), strict=True))

@@ -17,9 +17,9 @@ class Score:
     `p_sign` is the exact p value by sign flips. `bound` is ">=" or "<=" where the estimate is
     censored, and "?" where it is on both sides.
 
-    `each` holds seed and value if there are fewer than 5 seeds, or if there is no interval because
-    some seeds failed; `bootstrap` holds the ends of the bootstrap-t interval, from 5 seeds on. The
-    table has both in the note.
+    `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
+    with fewer than 5 seeds, or without an interval because some seeds failed. `bootstrap` holds the
+    ends of the bootstrap-t interval, from 5 seeds on. The table has the last two in the note.
     """
 
     group: str
@@ -39,13 +39,14 @@ class Score:
     note: str = ""
     each: tuple[tuple[int, float], ...] = ()
     bootstrap: tuple[float, float] | None = None
+    values: tuple[tuple[int, float], ...] = ()
 
 
 def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [column.name for column in fields(Score)][:-2]
+    columns = [column.name for column in fields(Score)][:-3]
     table = []
     for row in rows:
         listed = ", ".join(f"{seed}: {value:.4f}" for seed, value in row.each)

@@ -322,6 +322,7 @@ def _over_seeds(
         "high": high,
         "note": join_notes(missing, mixed or _no_interval(values, low)),
         "each": _each(seeds, values, mixed),
+        "values": tuple(zip(seeds, values, strict=True)),
         "bootstrap": None if math.isnan(ends[0]) else ends,
     }
 

@@ -59,6 +59,7 @@ def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool
         low=low,
         high=high,
         bound=CENSORED.get((bare, ref), ""),
+        values=tuple(zip(pairs.seeds, values, strict=True)),
         **pairs.counts,
         note=join_notes(
             "a loss was reached before the first validation" if early else "",

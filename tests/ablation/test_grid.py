@@ -108,6 +108,63 @@ def test_a_mistake_names_file_field_and_what_is_near(
     assert "\n" not in str(error.value)
 
 
+TWO = {
+    "model.block.preset": ["pre_ln", "post_ln"],
+    "model.block.norm": ["layer_norm", "rms_norm"],
+    "model.optimizer.lr": [1e-3, 2e-3],
+    "seed_everything": [1, 2, 3],
+}
+
+
+def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
+    given = {
+        "labels": {"model.block.norm": ["", "rms"]},
+        "factors": {"placement": "model.block.preset", "norm": "model.block.norm"},
+    }
+    spec = read_spec(write(tmp_path, axes=TWO, sensitivity={}, exclude=[], **given))
+    assert (spec.labels, spec.factors) == (given["labels"], given["factors"])
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(spec.tree()))
+    again = read_spec(copy)
+    assert (again.labels, again.factors) == (spec.labels, spec.factors)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"labels": {"model.block.nrom": ["a", "b"]}}, "did you mean 'model.block.norm'"),
+        ({"labels": {"model.optimizer.lr": ["a", "b"]}}, "labels: model.optimizer.lr: no axis of"),
+        ({"labels": {"model.block.norm": ["a"]}}, "expected 2 different texts"),
+        ({"labels": {"model.block.norm": ["a", "a"]}}, "expected 2 different texts"),
+        ({"labels": {"model.block.norm": "ab"}}, "expected a list of 2 texts, found 'ab'"),
+        ({"factors": {"norm": "model.block.nrom"}}, "factors: norm: no axis 'model.block.nrom'"),
+        ({"factors": {"rate": "model.optimizer.lr"}}, "has measures of its own"),
+        ({"factors": {"seed": "seed_everything"}}, "has measures of its own"),
+        ({"factors": {"a": "model.block.norm", "b": "model.block.norm"}}, "given twice"),
+        ({"factors": ["model.block.norm"]}, "factors: expected a mapping"),
+    ],
+)
+def test_a_mistake_in_labels_or_factors_is_one_line(tmp_path: Path, given: dict, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_spec(write(tmp_path, axes=TWO, sensitivity={}, exclude=[], **given))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_factor_has_two_values(tmp_path: Path) -> None:
+    axes = {**TWO, "model.block.preset": ["pre_ln", "post_ln", "sas"]}
+    with pytest.raises(UserError, match=r"placement: .* has 3 values; a factor has two"):
+        read_spec(
+            write(
+                tmp_path,
+                axes=axes,
+                sensitivity={},
+                exclude=[],
+                factors={"placement": "model.block.preset"},
+            )
+        )
+
+
 FIGURE = {
     "paper": "xiong2020layer",
     "setting": "IWSLT14, 6+6 blocks",

@@ -11,6 +11,7 @@ FILES = {
     "results.csv, results.parquet": "a row for each cell: axes, state, metrics, time and memory",
     "validations.csv, validations.parquet": "a row for each cell and validation",
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
+    "effects.csv": "a row for each effect of the factors of the grid, if it has any",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
     "tables/": "the headline and the losses by warm-up for LaTeX (booktabs) and Markdown",
     "references.bib": "the papers to cite",

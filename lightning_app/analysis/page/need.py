@@ -15,6 +15,7 @@ from lightning_app.analysis.headline import (
 )
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.factors import factor_table
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.metric import metric_table
 from lightning_app.analysis.page.parts import (
@@ -39,6 +40,7 @@ def need(contents: Contents) -> Markup:
         "need",
         "Who needs warm-up?",
         _headline(contents),
+        factor_table(contents),
         _by_warmup(contents),
         metric_table(contents),
         figures(contents, "need"),
