@@ -71,7 +71,8 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
         return undefined(arm, lr, "stall_difference", reason)
     _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
     runs = [cell for key, cell in arm.cells.items() if key[0] in (0, reference)]
-    each = "; ".join(f"{table.words} at {table.lr:g}" for table in tables)
+    told = [table for table in tables if table.failed_bare or table.failed_ref]
+    each = "; ".join(f"{table.words} at {table.lr:g}" for table in told)
     return Score(
         **score_identity(arm, lr, "stall_difference"),
         estimate=failed_bare / bare - failed_ref / ref,
