@@ -37,7 +37,7 @@ def run_command(
         tree |= {"grid": spec.name, "folder": folder.path, "cells": 0, "elsewhere": 0}
         tree |= by_status(Counter(), _STATES)
         tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
-        tree |= {"metrics": (), "mixtures": {}, "left_out": {}}
+        tree |= {"effects": (), "metrics": (), "mixtures": {}, "left_out": {}}
         tree["exit_code"] = _run(spec, folder, options, tree)
     return tree["exit_code"]
 

@@ -9,6 +9,7 @@ from typing import get_args
 
 from lightning_app.analysis.figures import (
     attention,
+    effect,
     gains,
     need,
     resources,
@@ -40,6 +41,7 @@ class FigureKind:
 
 
 OF_A_RATE = (
+    FigureKind("warmup_effect", "need", effect.warmup_effect),
     FigureKind("loss_by_warmup", "need", need.final_loss),
     FigureKind("quality_by_warmup", "need", need.final_quality),
     FigureKind(

@@ -1,5 +1,6 @@
 """Final loss and quality against warm-up: every run, and intervals only where one holds."""
 
+import csv
 import json
 import re
 
@@ -9,6 +10,7 @@ import yaml
 from scipy import stats
 
 from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.sensitivity import sensitivity_scores
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -103,3 +105,54 @@ def test_quality_is_what_the_task_has(make_grid, draw, metrics, kind, title):
     expected = min(metrics.values(), default=0.5)
     runs = drawn.table("quality_by_warmup").query("mark == 'run'")
     assert set(runs["value"]) == {expected}
+
+
+def test_the_effect_of_warm_up_is_that_of_the_scores(make_grid, draw, outcome):
+    """The forest by variant, the largest Delta first, and the last point of each curve."""
+    folder = make_grid(outcome).folder
+    drawn = draw(folder)
+    table = drawn.table("warmup_effect")
+    scores = {
+        score.variant: score
+        for score in sensitivity_scores(read_results(folder))
+        if score.score == "delta"
+    }
+    means = table[table["mark"] == "mean"].set_index("variant")
+    assert set(means.index) == set(scores)
+    assert means["value"].is_monotonic_decreasing
+    for variant, score in scores.items():
+        row = means.loc[variant]
+        assert row["value"] == pytest.approx(score.estimate)
+        ends = pytest.approx((score.low, score.high), nan_ok=True)
+        assert (row["low"], row["high"]) == ends
+        seeds = table[(table["mark"] == "seed") & (table["variant"] == variant)]
+        assert dict(zip(seeds["seed"], seeds["value"], strict=True)) == pytest.approx(
+            dict(score.values)
+        )
+    curves = table[table["mark"] == "curve"]
+    assert set(curves["variant"]) == set(scores)
+    for variant in scores:
+        own = curves[curves["variant"] == variant].set_index("step")["value"]
+        for step, value in own.items():
+            assert value == pytest.approx(delta_at(folder, variant, int(step)))
+
+
+def delta_at(folder, variant, step):
+    """The mean over seeds of the capped validation losses at a step, read by hand."""
+    found = {}
+    for cell in json.loads((folder / "plan.json").read_text())["cells"]:
+        if cell["axes"][PRESET] == variant:
+            with (folder / "runs" / cell["name"] / "metrics.csv").open() as file:
+                losses = {
+                    int(r["step"]): r["val/nll"] for r in csv.DictReader(file) if r["val/nll"]
+                }
+            found[cell["axes"][SEED], cell["axes"][WARMUP]] = min(float(losses[step]), 4.5)
+    seeds = {seed for seed, _ in found}
+    return np.mean([found[seed, 0] - found[seed, 60] for seed in seeds])
+
+
+def test_several_rates_or_no_reference_have_no_single_effect(make_grid, draw):
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], SEED: [1, 2]}
+    bare = {"reference_warmup": None, "baseline": None}
+    drawn = draw(make_grid(lambda a: 2.0 + 0.1 * a[SEED], axes, sensitivity=bare).folder)
+    assert "warmup_effect" not in drawn.names

@@ -51,7 +51,9 @@ def test_figures_come_by_question(make_grid, draw, outcome):
     drawn = draw(folder)
     places = [QUESTIONS.index(drawing.question) for drawing in drawn.list]
     assert places == sorted(places)
-    assert [(d.path.stem, d.lr) for d in drawn.list[:4]] == [
+    assert [(d.path.stem, d.lr) for d in drawn.list[:6]] == [
+        ("warmup_effect-1", 1e-3),
+        ("warmup_effect-2", 4e-3),
         ("loss_by_warmup-1", 1e-3),
         ("loss_by_warmup-2", 4e-3),
         ("training_train-1", 1e-3),
@@ -152,7 +154,7 @@ def test_all_figures_are_of_the_combinations_that_are_drawn(make_grid, draw, mon
     drawn = draw(make_grid(lambda a: 2.0, axes, curves=False).folder)
     groups = {f"model.architecture.model_dim={width}" for width in (64, 65)}
     assert {drawing.group for drawing in drawn.list} == groups
-    assert len(drawn.list) == 4  # loss and resources of each
+    assert len(drawn.list) == 6  # effect, loss and resources of each
 
 
 def test_long_curves_are_thinned_evenly_on_the_log_scale():
