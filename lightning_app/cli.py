@@ -116,6 +116,7 @@ def report(args: argparse.Namespace) -> int:
         args.grids,
         args.experiments,
         out=args.out,
+        publish_in=args.publish,
         port=port if args.serve else None,
         as_json=args.json,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 RESULT = "result.json"
 PRUNED = "pruned.json"
 CONFIG = "config.yaml"
+IDENTITY = "identity.json"
 BLOCK = "block.json"
 ENVIRONMENT = "env.json"
 METRICS = "metrics.csv"
@@ -40,7 +41,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / CONFIG
-        self.identity = path / "identity.json"
+        self.identity = path / IDENTITY
         self.block = path / BLOCK
         self.environment = path / ENVIRONMENT
         self.metrics = path / METRICS

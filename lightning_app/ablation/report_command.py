@@ -29,21 +29,27 @@ def report_command(
     experiments: Path = Path("experiments"),
     out: Path | None = None,
     *,
+    publish_in: Path | None = None,
     port: int | None = None,
     as_json: bool = False,
 ) -> int:
     """`ablate report`: tables, figures and `report.html` from run folders alone.
 
-    Several grids get one report, in a folder of its own. With a `port` the page is served together
-    with TensorBoard until a signal arrives; port 0 takes a free one. Raises `UserError`.
+    Several grids get one report, in a folder of its own. A grid may also be the folder of a
+    published study, whose runs are then restored in `experiments`; `publish_in` is where to write
+    such a folder. With a `port` the page is served together with TensorBoard until a signal
+    arrives; port 0 takes a free one. Raises `UserError`.
     """
     from lightning_app.analysis.grid_results import read_results
     from lightning_app.analysis.merge_grids import different, together
+    from lightning_app.analysis.publish import publish
     from lightning_app.analysis.report import write
     from lightning_app.analysis.serve import claim, serve
     from lightning_app.analysis.tensorboard import write_index
 
-    folders = [experiments / read_spec(grid).name for grid in grids]
+    if publish_in is not None and len(grids) > 1:
+        raise UserError(f"--publish: takes the results of one grid, found {len(grids)} grids")
+    folders = [_folder(Path(grid), experiments) for grid in grids]
     with ExitStack() as held, document("report", as_json) as tree:
         claimed = None if port is None else held.enter_context(claim(port))
         read = [read_results(folder) for folder in folders]
@@ -51,6 +57,8 @@ def report_command(
         if grid.parts:
             _check_apart(out or grid.folder)
         page = write(grid, out or grid.folder)
+        if publish_in is not None:
+            publish(grid, publish_in)
         for folder in folders:
             write_index(folder)
         cells = different(grid)
@@ -61,6 +69,15 @@ def report_command(
         if claimed is not None:
             serve(page, folders, claimed)
     return 1 if tree["damaged"] else 0
+
+
+def _folder(grid: Path, experiments: Path) -> Path:
+    """The folder of a grid; a published study is restored first."""
+    from lightning_app.analysis.packed_grid import PACKED, unpack
+
+    if (grid / PACKED).is_file() and not GridFolder(grid).plan.is_file():
+        return unpack(grid / PACKED, experiments).path
+    return experiments / read_spec(grid).name
 
 
 def _check_apart(out: Path) -> None:

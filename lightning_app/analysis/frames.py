@@ -95,19 +95,20 @@ def _kinds(columns: Iterable[str]) -> dict[str, str]:
 
 def _validations(cell: CellResult) -> dict[int, dict[str, float]]:
     """The values of each validation of a run, by step."""
-    curves = cell.curves(lambda name: name.startswith("val/") or name in _SUMS)
+    curves = cell.curves(lambda name: name.startswith("val/") or name in SUMS)
     found: dict[int, dict[str, float]] = {}
     for name, curve in curves.items():
-        if name not in _SUMS:
+        if name not in SUMS:
             for step, value in curve.items():
                 found.setdefault(step, {})[name] = value
     for step, values in found.items():
-        sums = {_SUMS[name]: curves[name] for name in _SUMS if name in curves}
+        sums = {SUMS[name]: curves[name] for name in SUMS if name in curves}
         values |= {name: curve[step] for name, curve in sums.items() if step in curve}
     return found
 
 
-_SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
+SUMS = {"train/tokens": "tokens", "train/seconds": "seconds"}
+"""The sums since the start of training, by their names in `metrics.csv` and in the frame."""
 
 
 def _columns_as_text(axes: Mapping[str, list[Any]], keys: Iterable[str]) -> set[str]:

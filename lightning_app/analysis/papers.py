@@ -36,7 +36,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         if not isinstance(cell, dict):
             raise check.unexpected("", cell, "a cell")
         check("id", cell, is_text, "text")
-        check("name", cell, _is_file_name, "the name of a folder")
+        check("name", cell, is_file_name, "the name of a folder")
         known = check("axes", cell, lambda value: _is_mapping(value), "values by dotted key")
         if unknown := [key for key in known if key not in axes]:
             raise check.unexpected("axes", unknown[0], "an axis of the plan")
@@ -131,5 +131,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_file_name(value: Any) -> bool:
+def is_file_name(value: Any) -> bool:
     return is_text(value) and value not in ("", ".", "..") and Path(value).name == value

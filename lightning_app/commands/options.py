@@ -32,7 +32,8 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 def add_report(command: argparse.ArgumentParser) -> None:
     """Add the grids of a report, its folder, and its server."""
-    command.add_argument("grids", metavar="GRID", nargs="+", help=f"{GRID}; several are compared")
+    what = f"{GRID}, or the folder of a published study; several are compared"
+    command.add_argument("grids", metavar="GRID", nargs="+", help=what)
     add_experiments(command)
     add = command.add_argument
     add(
@@ -40,6 +41,12 @@ def add_report(command: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="default: the grid's folder; of several, A-vs-B beside it",
+    )
+    add(
+        "--publish",
+        type=Path,
+        metavar="DIR",
+        help="also write the study into DIR: its results as one file, scores and headline figure",
     )
     add(
         "--serve",

@@ -10,8 +10,7 @@ from lightning_app.atomic_write import write_whole
 from lightning_app.errors import UserError
 from lightning_app.identity.ids import SCHEMA, experiment_id
 from lightning_app.identity.relevant import Tree, pins, relevant, relevant_blocks
-
-NAME = "identity.json"
+from lightning_app.run_folder import IDENTITY
 
 CONTINUED = "continued_from"
 """The field of a record for the checkpoints of other experiments from which the run went on."""
@@ -78,7 +77,7 @@ class Record:
 def write_record(folder: Path, record: Record) -> None:
     """Write `identity.json` into a run's folder."""
     tree = {"schema": SCHEMA, "id": record.id, **asdict(record)}
-    write_whole(folder / NAME, json.dumps(tree, indent=1))
+    write_whole(folder / IDENTITY, json.dumps(tree, indent=1))
 
 
 def read_record(folder: Path) -> Record | None:
@@ -87,7 +86,7 @@ def read_record(folder: Path) -> Record | None:
     Raises:
         UserError: where it is damaged.
     """
-    path = folder / NAME
+    path = folder / IDENTITY
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         return Record(config=tree["config"], blocks=tree["blocks"], corpus=tree["corpus"])

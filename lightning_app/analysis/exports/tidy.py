@@ -1,11 +1,14 @@
-"""Tidy tables of a grid, as CSV and as Parquet: a row per cell, a row per cell and validation."""
+"""Tidy tables of a grid: a row per cell, per cell and validation, per score and per effect."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_app.analysis.factors import effects, effects_frame
 from lightning_app.analysis.frames import results_frame, validations_frame
 from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.score import Score, scores_frame
 from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
@@ -18,6 +21,14 @@ def write_tidy(grid: GridResults, out: Path) -> "pd.DataFrame":
     _write(results, out / "results")
     _write(validations_frame(grid), out / "validations")
     return results
+
+
+def write_scores(grid: GridResults, scores: Sequence[Score], out: Path) -> None:
+    """Write `sensitivity.csv` and, if the grid has factors, `effects.csv`."""
+    write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
+    if grid.factors:
+        table = effects_frame(effects(grid, scores))
+        write_whole(out / "effects.csv", table.to_csv(index=False))
 
 
 def _write(table: "pd.DataFrame", path: Path) -> None:

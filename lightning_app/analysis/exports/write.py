@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from lightning_app.analysis.exports.bibliography import references
 from lightning_app.analysis.exports.tables import write_tables
-from lightning_app.analysis.exports.tidy import write_tidy
-from lightning_app.analysis.factors import effects, effects_frame
+from lightning_app.analysis.exports.tidy import write_scores, write_tidy
 from lightning_app.analysis.grid_results import GridResults
-from lightning_app.analysis.score import Score, scores_frame
+from lightning_app.analysis.score import Score
 from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
@@ -23,10 +22,7 @@ def write_exports(grid: GridResults, scores: Sequence[Score], out: Path) -> "pd.
     grid has factors, `tables/*.tex` and `.md`, and `references.bib`.
     """
     results = write_tidy(grid, out)
-    write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
-    if grid.factors:
-        contrasts = effects_frame(effects(grid, scores)).to_csv(index=False)
-        write_whole(out / "effects.csv", contrasts)
+    write_scores(grid, scores, out)
     write_tables(grid, scores, out / "tables")
     write_whole(out / "references.bib", references(grid))
     return results

@@ -1,0 +1,155 @@
+"""A grid in one Parquet file, `results.parquet`: its table of cells and the records of its runs.
+
+A row for each planned cell. After the columns of the table there is a column for each kind of file,
+`result.json` and so on, with its text, null where a run does not have it. Of `metrics.csv` only the
+validations and the learning rates are kept: the losses of single training batches, from which no
+score is computed, would be five sixths of the file. The metadata of the file hold `plan.json` and
+`grid.yaml`, compressed (zlib, base64). Any reader of Parquet gets the table.
+"""
+
+import csv
+import io
+import tempfile
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_app.analysis.frames import SUMS
+from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.papers import is_file_name, read_grid_file, read_plan
+from lightning_app.analysis.steps_saved import LEARNING_RATE
+from lightning_app.atomic_write import output_folder, write_whole
+from lightning_app.errors import UserError
+from lightning_app.grid_folder import GridFolder
+from lightning_app.run_folder import BLOCK, CONFIG, ENVIRONMENT, IDENTITY, METRICS, PRUNED, RESULT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PACKED = "results.parquet"
+FILES = (RESULT, PRUNED, CONFIG, IDENTITY, BLOCK, ENVIRONMENT, METRICS)
+"""The files of a run that are packed, once it has finished or was pruned."""
+
+_OVER = ("ok", "diverged", "pruned", "other_data")
+
+
+def pack(grid: GridResults, table: "pd.DataFrame", path: Path) -> None:
+    """Write the `table` of a grid, a row for each cell, and the files of the runs that are over."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = GridFolder(grid.folder)
+    packed = pa.Table.from_pandas(table, preserve_index=False)
+    for name in FILES:
+        texts = [_text(cell, name) if cell.state in _OVER else None for cell in grid.cells]
+        packed = packed.append_column(name, pa.array(texts, pa.string()))
+    grid_files = (folder.plan, folder.specification)
+    whole = {file.name: b64encode(zlib.compress(file.read_bytes(), 9)) for file in grid_files}
+    packed = packed.replace_schema_metadata({**(packed.schema.metadata or {}), **whole})
+    sink = pa.BufferOutputStream()
+    pq.write_table(packed, sink, compression="zstd", compression_level=19)
+    write_whole(path, sink.getvalue().to_pybytes())
+
+
+def unpack(path: Path, experiments: Path) -> GridFolder:
+    """Restore the folder of a packed grid in `experiments`, under the name of the grid.
+
+    A folder of this name stays as it is if it holds every packed file. Raises `UserError` if it
+    differs, and for a file that is no packed grid.
+    """
+    held, runs = _contents(path)
+    with output_folder(experiments), _working_folder(experiments) as made:
+        for name, content in held.items():
+            (made.path / name).write_bytes(content)
+        plan = read_plan(made.plan)
+        read_grid_file(made.specification)
+        if [cell["id"] for cell in plan["cells"]] != list(runs):
+            raise UserError(f"{path}: its rows are not the cells of its plan")
+        if not is_file_name(plan["name"]):
+            raise UserError(f"{path}: name: expected the name of a folder, found {plan['name']!r}")
+        there = GridFolder(experiments / plan["name"])
+        for cell in plan["cells"]:
+            folder = made.run(cell["name"]).path
+            for name, text in runs[cell["id"]].items():
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(text.encode())
+        if there.path.exists():
+            _check_same(made.path, there.path, path)
+        else:
+            made.path.rename(there.path)
+    return there
+
+
+def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
+    """The files of the grid by name, and the files of each run by id of the cell and name."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        packed = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    grid = GridFolder(Path())
+    metadata = packed.schema.metadata or {}
+    held = {file.name: metadata.get(file.name.encode()) for file in (grid.plan, grid.specification)}
+    found = {name: zlib.decompress(b64decode(text)) for name, text in held.items() if text}
+    if found.keys() != held.keys() or not {"id", *FILES} <= {*packed.column_names}:
+        raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
+    runs = {
+        row.pop("id"): {name: text for name, text in row.items() if text is not None}
+        for row in packed.select(["id", *FILES]).to_pylist()
+    }
+    return found, runs
+
+
+@contextmanager
+def _working_folder(experiments: Path) -> Iterator[GridFolder]:
+    """A folder of a grid that is removed at the end, unless it was renamed before."""
+    with tempfile.TemporaryDirectory(dir=experiments, prefix=".unpacking-") as held:
+        made = GridFolder(Path(held) / "grid")
+        made.runs.mkdir(parents=True)
+        yield made
+
+
+def _check_same(made: Path, there: Path, packed: Path) -> None:
+    for file in sorted(each for each in made.rglob("*") if each.is_file()):
+        name = file.relative_to(made)
+        other = there / name
+        if name.name == METRICS:
+            continue  # of which only a part is packed
+        if not other.is_file() or other.read_bytes() != file.read_bytes():
+            raise UserError(
+                f"{there}: {name} is not the one in {packed}; name another --experiments"
+            )
+
+
+def _text(cell: CellResult, name: str) -> str | None:
+    path = cell.sound(name)
+    if path is None:
+        return None
+    try:
+        text = path.read_bytes().decode()
+    except ValueError as error:
+        raise UserError(f"{path}: is not a text: {error}") from error
+    return _without_training(text) if name == METRICS else text
+
+
+def _without_training(text: str) -> str:
+    """The steps, validations and learning rates of `metrics.csv`, the sums at validations only."""
+    names, *rows = csv.reader(text.splitlines())
+    validation = [place for place, name in enumerate(names) if name.startswith("val/")]
+    sums = [place for place, name in enumerate(names) if name in SUMS]
+    rates = [place for place, name in enumerate(names) if name == LEARNING_RATE]
+    step = names.index("step")
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names[place] for place in (step, *rates, *sums, *validation))
+    for row in rows:
+        validated = any(row[place] for place in validation)
+        if validated or any(row[place] for place in rates):
+            shown = [row[place] if validated else "" for place in (*sums, *validation)]
+            writer.writerow([row[step], *(row[place] for place in rates), *shown])
+    return out.getvalue()

@@ -1,0 +1,152 @@
+"""A published study gives the report of the runs that it comes from, and refuses what is none."""
+
+import json
+import math
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from lightning_app.ablation.report_command import report_command
+from lightning_app.analysis.frames import results_frame
+from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.packed_grid import PACKED, unpack
+from lightning_app.analysis.publish import publish
+from lightning_app.analysis.report import write_report
+from lightning_app.errors import UserError
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+AXES = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: [0.004, 0.008], SEED: [1, 2, 3]}
+
+
+def mixed(axes: Mapping[str, Any]) -> float | str | None:
+    """One stalled, one non-finite, one failed, one waiting; the others differ by seed."""
+    place = (axes[PRESET], axes[WARMUP], axes[RATE], axes[SEED])
+    odd = {
+        ("post_ln", 0, 0.008, 1): 4.49,
+        ("post_ln", 0, 0.008, 2): None,
+        ("pre_ln", 0, 0.008, 1): "failed",
+        ("pre_ln", 60, 0.008, 2): "waiting",
+    }
+    need = 0.4 * (axes[PRESET] == "post_ln" and axes[WARMUP] == 0)
+    return odd.get(place, 2.0 + need + 0.05 * axes[SEED] + 10 * axes[RATE])
+
+
+@pytest.fixture
+def runs(make_grid: Any) -> Path:
+    """The folder of the runs."""
+    return make_grid(mixed, AXES).folder
+
+
+@pytest.fixture
+def study(runs: Path, tmp_path: Path) -> Path:
+    """The folder of the published study."""
+    publish(read_results(runs), tmp_path / "study")
+    return tmp_path / "study"
+
+
+def test_the_report_of_a_published_study_has_the_numbers_of_its_runs(
+    runs: Path, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiments = tmp_path / "elsewhere"
+    assert report_command([str(study)], experiments) == 0
+    assert f"report: {experiments / 'demo' / 'report.html'}" in capsys.readouterr().out
+    first, second = tmp_path / "first", experiments / "demo"
+    write_report(runs, first)
+    for name in ("sensitivity.csv", "validations.csv"):
+        text = (second / name).read_text()
+        kept = [line for line in (first / name).read_text().splitlines() if ",failed," not in line]
+        assert text.splitlines() == kept, name
+        assert len(kept) > 40
+    assert (study / "sensitivity.csv").read_text() == (second / "sensitivity.csv").read_text()
+
+
+def test_the_table_of_a_published_study_is_that_of_a_report(runs: Path, study: Path) -> None:
+    table, whole = results_frame(read_results(runs)), pd.read_parquet(study / "results.parquet")
+    pd.testing.assert_frame_equal(whole.loc[:, table.columns], table)
+    finished = whole[whole["result.json"].notna()]
+    assert len(finished) == len(table) - 2  # one failed, one waits
+    for text, loss in zip(finished["result.json"], finished["val/nll"], strict=True):
+        recorded = json.loads(text)["metrics"]["val/nll"]
+        assert recorded == loss or (recorded is None and math.isnan(loss))
+
+
+def test_a_study_is_published_in_the_same_bytes_each_time(
+    runs: Path, study: Path, tmp_path: Path
+) -> None:
+    publish(read_results(runs), tmp_path / "again")
+    names = sorted(path.name for path in study.iterdir())
+    assert names == ["results.parquet", "sensitivity.csv"]
+    for name in names:
+        assert (study / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_a_restored_study_is_published_again_from_its_folder(study: Path, tmp_path: Path) -> None:
+    folder = unpack(study / PACKED, tmp_path / "elsewhere")
+    publish(read_results(folder.path), tmp_path / "again")
+    first, second = (pd.read_parquet(at / PACKED) for at in (study, tmp_path / "again"))
+    over = first["result.json"].notna()
+    pd.testing.assert_frame_equal(first.loc[over], second.loc[over])
+
+
+def test_a_folder_that_holds_the_study_is_kept(runs: Path, study: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    assert unpack(study / PACKED, runs.parent).path == runs
+    assert before == {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    assert not list(tmp_path.glob(".unpacking-*"))
+
+
+def test_a_folder_with_other_results_is_not_replaced(runs: Path, study: Path) -> None:
+    result = sorted(runs.rglob("result.json"))[0]
+    result.write_text(result.read_text().replace("204800", "204801"))
+    with pytest.raises(UserError, match=r"demo: runs/.*/result\.json is not the one in .*study"):
+        unpack(study / PACKED, runs.parent)
+    assert "204801" in result.read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be read"),
+        (lambda path: pd.DataFrame({"id": ["a"]}).to_parquet(path), "holds no grid"),
+        (lambda path: changed(path, lambda plan: plan["cells"].pop()), "not the cells of its plan"),
+        (
+            lambda path: changed(path, lambda plan: plan["cells"][0].update(name="../../out")),
+            "the name of a folder",
+        ),
+        (lambda path: changed(path, lambda plan: plan.update(name="../out")), "name: expected"),
+        (lambda path: changed(path, lambda plan: plan.update(schema=99)), "newer version"),
+    ],
+)
+def test_a_file_that_is_no_whole_grid_is_refused(
+    study: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(study / PACKED)
+    with pytest.raises(UserError, match=message):
+        unpack(study / PACKED, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the plan of a packed grid."""
+    table = pq.read_table(path)
+    metadata = dict(table.schema.metadata or {})
+    plan = json.loads(zlib.decompress(b64decode(metadata[b"plan.json"])))
+    change(plan)
+    metadata[b"plan.json"] = b64encode(zlib.compress(json.dumps(plan).encode()))
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def test_one_grid_is_published_at_a_time(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--publish: takes the results of one grid, found 2"):
+        report_command(["demo", "demo_mlm"], runs.parent, publish_in=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
