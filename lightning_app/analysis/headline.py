@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from lightning_app.analysis.formatting import DASH, p_value
 from lightning_app.analysis.grid_results import GridResults
-from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET
+from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET, arms
 from lightning_app.analysis.run_summary import budget_of
 from lightning_app.analysis.score import Score
+from lightning_app.analysis.stall_test import stall_counts, stall_tables
 from lightning_app.analysis.statistics import LEVEL
 
 HELPS, COSTS, LOST, UNSHOWN = "helps", "costs", "costs only its lost steps", "not shown"
@@ -31,15 +32,16 @@ _NAMES = {
 }
 OWN = {
     HELPS: "warm-up helps {}",
-    COSTS: "it costs {} something",
-    LOST: "it costs {} no more than its lost steps",
+    COSTS: "warm-up costs {} something",
+    LOST: "warm-up costs {} no more than its lost steps",
     UNSHOWN: "no effect is shown for {}",
     NEVER: "{} never learned, with warm-up either",
     NOT_YET: "{} had not yet learned, so that nothing can be said",
+    DASH: "no test is possible for {}",
 }
 VERSUS = {
-    MORE: "it helps {} more",
-    LESS: "it helps {} less, or costs it more",
+    MORE: "warm-up helps {} more",
+    LESS: "warm-up helps {} less, or costs it more",
     SAME: "no difference is shown for {}",
 }
 
@@ -95,7 +97,8 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
     """The headline in sentences, the strongest effect first; empty without a reference warm-up.
 
     First the variants whose runs stall, over all rates; then those that warm-up helps, by Delta at
-    a single rate, by the need at the best rates where a grid has several.
+    a single rate, by the need at the best rates where a grid has several. The first sentence of
+    each group of the other axes names the budget.
     """
     found = []
     for part in grid.parts:  # each has its own budget and baseline
@@ -110,31 +113,43 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
             if score.group == group:
                 own.setdefault(score.variant, {})[score.score] = score
         rates = {score.lr for score in scores if score.group == group and not math.isnan(score.lr)}
-        sentences = [_stalling(own), *_helped(own, grid, several=len(rates) > 1)]
-        where = "" if group == "all" else f", {group}"
-        texts = [text for text in sentences if text]
-        rest = [text[0].upper() + text[1:] for text in texts[1:]]
+        texts = [*_stalling(grid, group, own), *_helped(own, grid, several=len(rates) > 1)]
         if texts:
-            found.append(" ".join(f"{text}." for text in [_start(grid, where, texts[0]), *rest]))
+            where = "" if group == "all" else f"{group}: "
+            start = f"Within {budget_of(grid)}{', ' if where else ': '}{where}"
+            found.append(f"{start}{texts[0]}.")
+            found += [f"{where or text[0].upper()}{text[not where :]}." for text in texts[1:]]
     return found
 
 
-def _start(grid: GridResults, where: str, text: str) -> str:
-    return f"Within {budget_of(grid)}{where}: {text}"
+def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Score]]) -> list[str]:
+    """The variants whose runs stall more often without warm-up, or with it, in sentences.
 
-
-def _stalling(own: Mapping[str, Mapping[str, Score]]) -> str:
-    """The variants whose runs stall more often without warm-up, or with it; by the evidence."""
-    rows = [of["stall_difference"] for of in own.values() if "stall_difference" in of]
-    rows = [row for row in rows if not math.isnan(row.estimate) and row.estimate != 0]
-    parts = []
-    for row in sorted(rows, key=lambda row: (row.p, -abs(row.estimate))):
-        where = "without warm-up" if row.estimate > 0 else "with warm-up"
-        counts = row.note.split("; ", 1)[1]
-        if row.estimate < 0:
-            counts = f"{counts}, the first number without warm-up"
-        parts.append(f"{row.variant} stalls {where} ({counts}; exact p {p_value(row.p_holm)})")
-    return "; ".join(parts)
+    First those whose difference chance does not explain, by the evidence.
+    """
+    found: dict[tuple[bool, bool], list[tuple[Score, str]]] = {}
+    for arm in arms(grid):
+        score = own.get(arm.variant, {}).get("stall_difference")
+        if arm.group != group or score is None or math.isnan(score.estimate) or not score.estimate:
+            continue
+        bare, ref = stall_counts(stall_tables(arm, grid.reference_warmup))
+        without = score.estimate > 0
+        counts = f"{bare} runs against {ref}" if without else f"{ref} runs against {bare}"
+        words = f"{arm.variant} ({counts})"
+        found.setdefault((score.p_holm >= 1 - LEVEL, not without), []).append((score, words))
+    sentences = []
+    for (by_chance, with_it), rows in sorted(found.items(), key=lambda item: item[0]):
+        rows.sort(key=lambda row: (row[0].p, -abs(row[0].estimate)))
+        verb = "stalls" if len(rows) == 1 else "stall"
+        where = "with warm-up" if with_it else "without warm-up"
+        if by_chance:
+            least = p_value(min(score.p_holm for score, _ in rows))
+            evidence = f", which chance can explain (exact p {least}{' or more' * (len(rows) > 1)})"
+        else:
+            most = p_value(max(score.p_holm for score, _ in rows))
+            evidence = f" (exact p {most}{' or less' * (len(rows) > 1)})"
+        sentences.append(f"{_listed([words for _, words in rows])} {verb} more {where}{evidence}")
+    return sentences
 
 
 def _helped(
@@ -144,8 +159,9 @@ def _helped(
     name = "need" if several else "delta"
     read: dict[str, list[str]] = {}
     for variant, of in own.items():
-        if name in of:
-            read.setdefault(own_reading(of, name), []).append(variant)
+        reading = own_reading(of, name) if name in of else DASH
+        if reading != DASH or (name in of and not math.isnan(of[name].estimate)):
+            read.setdefault(reading, []).append(variant)
     at = "at the best rates of each, " if several else ""
     parts = [text.format(_listed(read[kind])) for kind, text in OWN.items() if kind in read]
     sentences = [at + "; ".join(parts)] if parts else []

@@ -10,7 +10,6 @@ from lightning_app.analysis.run_summary import (
     coupling_of,
     range_of,
     records_of,
-    trained_on,
 )
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.strays import stray_runs
@@ -18,31 +17,28 @@ from lightning_app.grid_axes import label
 from lightning_app.mixtures import left_out, statements
 from lightning_app.task_facts import LOSS
 
+SHORT = 3  # of the other limits are in view on the page, one line each
+
 
 def limits(grid: GridResults) -> list[str]:
-    """The limits of a grid, one sentence each."""
+    """The limits of a grid, one sentence each, the `urgent` ones first."""
     if grid.parts:
         return _limits_of_all(grid)
-    items = [text for text in (left_out(grid.strangers), stray_runs(grid)) if text]
-    items += statements(records_of(grid)).values()
-    items += [
-        f"Every run ended after {budget_of(grid)}. A run that stalls at the unigram entropy can "
-        "leave it later, so “stalls” and Δ hold for this budget, not for training to the end.",
+    items = [
+        *urgent(grid),
+        f"Every run ended after {budget_of(grid)}: a run that stalls can learn later, so “stalls” "
+        "and Δ hold for this budget only.",
     ]
     rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
     if len(rates) == 1:
-        items.append(
-            f"One learning rate, {rates[0]:g}. The rate at which warm-up begins to matter depends "
-            "on the variant and on the data; another rate can change the order."
-        )
+        items.append(f"One learning rate, {rates[0]:g}: another rate can change the order.")
     elif rates:
         items.append(
             f"Learning rates from {rates[0]:g} to {rates[-1]:g}; other rates were not tried."
         )
     items.append(
-        f"Training data: {trained_on(grid)}; {range_of(grid, 'parameters')} parameters. "
-        "Intervals are over seeds only: they do not cover other corpora, languages, depths or "
-        "widths."
+        f"One corpus, {range_of(grid, 'parameters')} parameters: intervals are over seeds only, "
+        "not over corpora, languages, depths or widths."
     )
     seeds = len({cell.seed for cell in grid.finished})
     if seeds < 2:
@@ -80,7 +76,7 @@ def limits(grid: GridResults) -> list[str]:
             f"{FEW_SEEDS} seeds no p value where arms differ in stalls, or where a run half "
             "escaped: it learned less than a third of what the best seed learned."
         )
-    items += [*_early(grid), *_damaged(grid), *_not_asked(grid)]
+    items += _not_asked(grid)
     kind, coupling = coupling_of(grid)
     if kind == "inverse_sqrt" and coupling == "paper":
         items.append(
@@ -95,6 +91,14 @@ def limits(grid: GridResults) -> list[str]:
             f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
             "comparable with papers that couple the two (Xiong et al. 2020)."
         )
+    return items
+
+
+def urgent(grid: GridResults) -> list[str]:
+    """What is wrong or missing among the runs of one grid."""
+    items = [text for text in (left_out(grid.strangers), stray_runs(grid)) if text]
+    items += statements(records_of(grid)).values()
+    items += [*_early(grid), *_damaged(grid)]
     pruned = sum(cell.state == "pruned" for cell in grid.cells)
     if grid.pruner is not None:
         items.append(

@@ -241,6 +241,12 @@ def in_short(grid: GridResults) -> str:
     return f"Data: {trained_on(grid)}. {steps} steps, {tokens} tokens a run."
 
 
+def setting_of(grid: GridResults) -> str:
+    """Data, budget and devices of all runs, said once for all tables and figures."""
+    devices = ", ".join(_distinct(grid, "device")).replace(" 1 threads", " 1 thread")
+    return f"{in_short(grid)} Device: {devices}." if grid.finished else ""
+
+
 def trained_on(grid: GridResults) -> str:
     found = {}
     for cell in grid.finished:

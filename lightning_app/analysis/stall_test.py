@@ -58,6 +58,12 @@ def stall_tables(arm: Arm, reference: int | None) -> list[StallTable]:
     return found
 
 
+def stall_counts(tables: Sequence[StallTable]) -> tuple[str, str]:
+    """Failed runs of all over the rates, without warm-up and with the reference: `6/9`, `0/9`."""
+    _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
+    return f"{failed_bare}/{bare}", f"{failed_ref}/{ref}"
+
+
 def stall_difference(arm: Arm, reference: int | None) -> Score:
     """`stall_difference`: the share of failed runs without warm-up less that with the reference.
 
@@ -71,8 +77,8 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
         return undefined(arm, lr, "stall_difference", reason)
     _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
     runs = [cell for key, cell in arm.cells.items() if key[0] in (0, reference)]
-    told = [table for table in tables if table.failed_bare or table.failed_ref]
-    each = "; ".join(f"{table.words} at {table.lr:g}" for table in told)
+    failing = [table for table in tables if table.failed_bare or table.failed_ref]
+    each = "; ".join(f"{table.words} at {table.lr:g}" for table in failing)
     return Score(
         **score_identity(arm, lr, "stall_difference"),
         estimate=failed_bare / bare - failed_ref / ref,

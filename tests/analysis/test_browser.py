@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lightning_app.analysis.report import write_report
-from tests.analysis.conftest import FakeGrid, typical
+from tests.analysis.conftest import DEMO, FakeGrid, typical
 
 pytestmark = pytest.mark.xdist_group("browser")  # what they share is made once
 
@@ -56,6 +56,32 @@ def opened(browser: Browser, report: Path, width: int = 1440, scheme: Any = "lig
     return page
 
 
+@pytest.fixture(scope="module")
+def one_rate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(FakeGrid(tmp_path_factory.mktemp("one") / "demo", typical, DEMO).folder)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("grid", ["report", "one_rate"])
+def test_the_first_screen_answers(
+    browser: Browser, grid: str, scheme: str, request: pytest.FixtureRequest
+) -> None:
+    """The claim and its figure lie above the fold of a laptop."""
+    page = opened(browser, request.getfixturevalue(grid), 1440, scheme)
+    claim, figure = page.locator("h1"), page.locator("#figure-1 svg")
+    assert "stall" in claim.inner_text()
+    for shown in (claim, figure):
+        box = shown.bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 900
+        assert box["width"] > 600
+    urgent = page.locator("aside li", has_text="version of the code is not recorded")
+    assert page.locator("aside li:visible").count() == 3 + urgent.count() == 4
+    page.locator("aside summary").click()
+    assert page.locator("aside li:visible").count() > 5
+    assert page.__dict__["trouble"] == []
+
+
 def test_a_reader_clicks_through_it(browser: Browser, report: Path) -> None:
     page = opened(browser, report)
     links = page.locator("nav a")
@@ -72,8 +98,8 @@ def test_a_reader_clicks_through_it(browser: Browser, report: Path) -> None:
         if plot:
             expect(page.locator(f"#explore-{plot} .ytitle")).to_contain_text(label)
     page.locator("#explore-final-value").select_option(index=0)
-    page.locator("summary").click()
-    expect(page.locator("details pre").first).to_be_visible()
+    page.locator("#appendix summary").click()
+    expect(page.locator("#appendix details pre").first).to_be_visible()
     assert page.__dict__["trouble"] == []
 
 
@@ -116,7 +142,7 @@ def test_nothing_sticks_out_and_everybody_can_read_it(
 ) -> None:
     page = opened(browser, report, width, scheme)
     page.locator("#explore").scroll_into_view_if_needed()
-    expect(page.locator("#explore-curves .trace")).to_have_count(3)
+    expect(page.locator("#explore-curves .trace")).to_have_count(6)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = Axe().run(page, options={"runOnly": RULES})
     violations = found.response["violations"]

@@ -143,16 +143,16 @@ def test_the_headline_names_the_stalling_variant_first(make_grid: Any) -> None:
     axes = {PRESET: ["pre_ln", "sas", "post_ln"], WARMUP: [0, 60], RATE: [0.001, 0.002, 0.004]}
     folder = make_grid(three_rates, {**axes, SEED: [1, 2, 3]}, curves=False).folder
     grid = read_results(folder)
-    (text,) = findings(grid, sensitivity_scores(grid))
-    start = "Within 200 steps: post_ln stalls without warm-up (1/3 against 0/3 at 0.001; "
-    assert text.startswith(start + "2/3 against 0/3 at 0.002; 3/3 against 0/3 at 0.004; exact p ")
+    text, *_ = findings(grid, sensitivity_scores(grid))
+    start = "Within 200 steps: post_ln (6/9 runs against 0/9) stalls more without warm-up "
+    assert text.startswith(f"{start}(exact p 0.0")
     own = scores_of(folder)["post_ln", "stall_difference", math.nan]
     assert own.estimate == pytest.approx(6 / 9)
     assert own.p < 0.05
 
 
 def test_a_grid_of_stalls_has_a_sentence(make_grid: Any) -> None:
-    """Three of three runs stall at one rate: no test can show it, and the headline tells it."""
+    """Three of three runs stall at one rate: no test can show it, and the headline says it."""
 
     def outcome(axes: Mapping[str, Any]) -> float:
         stalls = axes[PRESET] == "post_ln" and axes[WARMUP] == 0
@@ -160,9 +160,9 @@ def test_a_grid_of_stalls_has_a_sentence(make_grid: Any) -> None:
 
     axes = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     grid = read_results(make_grid(outcome, axes, curves=False).folder)
-    (text,) = findings(grid, sensitivity_scores(grid))
-    stalls = "post_ln stalls without warm-up (3/3 against 0/3 at 0.004; exact p 0.100)"
-    assert text.startswith(f"Within 200 steps: {stalls}.")
+    text, *_ = findings(grid, sensitivity_scores(grid))
+    stalls = "post_ln (3/3 runs against 0/3) stalls more without warm-up"
+    assert text == f"Within 200 steps: {stalls}, which chance can explain (exact p 0.100)."
     own = of(grid.folder, "post_ln")
     assert stall_words(own, 60) == "stalls without it (3/3 against 0/3)"
     assert own_reading(own) == HELPS

@@ -76,7 +76,7 @@ def test_the_files_of_a_report(make_grid, outcome):
     left = {path.name for path in grid.folder.iterdir()}
     assert left >= {"results.csv", "results.parquet", "sensitivity.csv", "report.html", "figures"}
     figures = {path.name for path in (grid.folder / "figures").iterdir()}
-    names = ("loss_by_warmup", "training_train", "training_valid", "resources")
+    names = ("warmup_effect", "loss_by_warmup", "training", "resources")
     assert figures >= {f"{name}.{kind}" for name in names for kind in ("svg", "pdf", "csv")}
     assert len(list(grid.folder.glob("runs/*/events.out.tfevents*"))) == 30
     table = pd.read_csv(grid.folder / "results.csv")
@@ -132,14 +132,15 @@ def test_what_the_page_says(make_grid, outcome):
     for said in (
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
-        "post_ln stalls without warm-up (5/5 against 0/5",
-        "Compared with pre_ln, it helps post_ln more",
+        "post_ln (5/5 runs against 0/5) stalls more without warm-up",
+        "Compared with pre_ln, warm-up helps post_ln more",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
-        "Every run ended after 200 steps.",
-        "One learning rate, 0.004.",
+        "Every run ended after 200 steps:",
+        "One learning rate, 0.004:",
         "all arms share the decay of reference 60 steps",
-        "n = 5 seeds, 30 finished runs; learning rate 0.004. Data: synthetic",
-        "Device: cpu.",
+        "n = 5 seeds, 30 finished runs; learning rate 0.004.",
+        "Data: synthetic, 30,000 / 500 / 500 examples. 200 steps, 204,800 tokens a run.",
+        "tokens a run. Device: cpu.",
         "None: every planned cell has a result.",
         "tensorboard --logdir",
     ):
@@ -318,7 +319,7 @@ def test_figures_that_are_too_many_are_said_to_be_missing(make_grid, monkeypatch
     widths = list(range(100, 104))
     axes = {SEED: [1], PRESET: list("abcdef"), "model.architecture.model_dim": widths}
     page = Page(write_report(make_grid(lambda a: 2.0, axes, curves=False).folder))
-    assert "the first 2 of 4 combinations of learning rate and other axes" in page.text
+    assert "the first 2 of 4 combinations of the other axes" in page.text
     assert f"model_dim={widths[-1]}" in page.text  # in the tables
 
 

@@ -64,12 +64,9 @@ def warmup_effect(part: Part) -> list[Sketch]:
             figure=figure,
             table=pd.DataFrame(table),
             title="What warm-up gives each variant",
-            text="Left: Δ, the final loss without warm-up minus that with it, for each seed, and "
-            "its mean with Student's t interval, which is left out if seeds ended differently. "
-            "Right: the mean of Δ over seeds at each validation, every loss capped at the unigram "
-            "entropy.",
-            limits="Δ belongs to this budget and this rate. While the warm-up lasts, a run with "
-            "it trains at smaller rates, so the curves begin below zero.",
+            text="Left: Δ, the final loss without warm-up minus that with it; the t interval is "
+            "left out if seeds ended differently. Right: its mean over seeds at each validation.",
+            limits="Δ belongs to this budget and this rate.",
             links=links,
             cells=cells,
         )

@@ -9,7 +9,7 @@ from lightning_app.tables import Curve
 from lightning_app.task_facts import LOSS
 
 TRAIN, VALID = "train/nll", LOSS
-TOKENS, SECONDS = "train/tokens", "train/seconds"
+SECONDS = "train/seconds"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,12 @@ Value = Callable[[CellResult], float]
 
 
 def final_loss(part: Part) -> list[Sketch]:
-    """Final loss against warm-up, one panel for each variant."""
+    """Final loss against warm-up, one panel for each variant; for a grid of one rate.
+
+    With several rates `loss_by_rate` shows the same runs.
+    """
+    if len({cell.lr for cell in part.grid.finished if cell.group == part.group}) > 1:
+        return []
     text = (
         "Crosses are runs that stalled or were non-finite, at the unigram entropy H (dashed), as "
         "in the scores; the loss of a run that has not yet learned is capped there, too."

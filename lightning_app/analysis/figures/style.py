@@ -1,6 +1,6 @@
 """The look of every figure. Nothing here touches matplotlib's global state."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,26 @@ def styled() -> Iterator[None]:
         yield
 
 
+FIXED = ("post_ln", "pre_ln", "realformer", "sas")
+"""The presets that have the first colours in every report."""
+
+
 def colours(variants: Iterable[str]) -> dict[str, str]:
-    """A colour for each variant, in their order; after seven the colours repeat."""
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(variants)}
+    """A colour for each variant, in their order: one of its own for each preset of `FIXED`.
+
+    The others take the first colours that are free in the grid; after seven the colours repeat.
+    """
+    names = list(variants)
+    fixed = {name: COLOURS[FIXED.index(name)] for name in names if name in FIXED}
+    free = [colour for colour in COLOURS if colour not in fixed.values()] or [*COLOURS]
+    others = [name for name in names if name not in fixed]
+    chosen = fixed | {name: free[i % len(free)] for i, name in enumerate(others)}
+    return {name: chosen[name] for name in names}
+
+
+def warmup_colours(warmups: Sequence[int]) -> dict[int, str]:
+    """A colour for each warm-up in ascending order: the shortest is red, the longest blue."""
+    blue, red, *others = COLOURS
+    between = [others[i % len(others)] for i in range(len(warmups) - 2)]
+    shown = [red, *between, blue] if len(warmups) > 1 else [blue]
+    return dict(zip(warmups, shown, strict=True))

@@ -1,4 +1,4 @@
-"""The loss during training: against the step, and against the cost of training."""
+"""The loss during training: against the step, and against the time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,14 @@ from lightning_app.analysis.figures.layout import (
     arrange,
     dash,
     entropy_line,
-    log_steps,
     panels,
     thin_lines,
     thinned,
     title,
 )
 from lightning_app.analysis.figures.links import Links
-from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, Curve, Log
-from lightning_app.analysis.figures.style import INK, MUTED, REFERENCE
+from lightning_app.analysis.figures.logs import SECONDS, TRAIN, VALID, Curve, Log
+from lightning_app.analysis.figures.style import MUTED, REFERENCE, warmup_colours
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import mean
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_LINKED = 60  # curves of one figure with links: each is a separate node of the SVG
 MEAN_POINTS = 300  # points of one curve of means, at most
-SIZES = {1e9: "billions", 1e6: "millions", 1e3: "thousands"}
+FEWEST = 4  # validations of a run from which their curve shows more than that of the batches
 TIMES = {3600.0: "hours", 60.0: "minutes"}
 
 
@@ -68,16 +67,6 @@ VALIDATION = CurveKind(
     tag=VALID,
     limits=_EARLY,
 )
-BY_TOKENS = CurveKind(
-    title="Validation loss against training tokens",
-    loss="validation loss (nats per token)",
-    tag=VALID,
-    cost=TOKENS,
-    beside=True,
-    limits="At fewer tokens, a linear schedule had not ended: a run planned for fewer tokens would "
-    "have ended it there, and may have had a lower loss. The inverse square root and the constant "
-    "rate do not depend on the number of steps, so there a shorter run would end on this curve.",
-)
 BY_SECONDS = CurveKind(
     title="Validation loss against training time",
     loss="validation loss (nats per token)",
@@ -87,6 +76,12 @@ BY_SECONDS = CurveKind(
     limits="Time depends on this machine, this implementation and other programs that ran at the "
     "same time: it does not show how fast a variant could be.",
 )
+
+
+def during_training(part: Part) -> list[Sketch]:
+    """The validation loss against the step, or the training loss if validations are rare."""
+    validations = max((len(log[VALID]) for log in part.logs.values()), default=0)
+    return training_figures(part, VALIDATION if validations >= FEWEST else TRAINING)
 
 
 def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
@@ -99,7 +94,9 @@ def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
     cells = [run.cell for run in runs]
     warmups = sorted({warmup_of(cell) for cell in cells})
     variants = part.variants(cells)
-    unit, scale = _unit(kind, max(x for run in runs for x, _ in run.points.values()))
+    furthest = max(x for run in runs for x, _ in run.points.values())
+    unit, scale = _unit(kind, furthest)
+    colours = warmup_colours(warmups)
     links = Links(len(runs), MOST_LINKED)
     figure, axes_of = panels(len(variants), width=2.7, height=2.8)
     means = {
@@ -112,11 +109,10 @@ def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
     rows: list[dict[str, Any]] = []
     for axes, variant in zip(axes_of, variants, strict=True):
         entropy_line(axes, mean([cell.entropy for cell in cells]))
-        colour = part.colours[variant]
         own = [run for run in runs if run.cell.variant == variant]
         baseline = own[0].cell.baseline
         for warmup in warmups:
-            style = dash(warmup, warmups)
+            style, colour = dash(warmup, warmups), colours[warmup]
             if kind.beside and baseline != variant:
                 other = means.get((baseline or "", warmup), {})
                 _line(axes, other, scale, color=MUTED, linewidth=1.1, linestyle=style)
@@ -127,7 +123,7 @@ def training_figures(part: Part, kind: CurveKind) -> list[Sketch]:
             who = {"mark": "mean", "variant": variant, "warmup": warmup, "lr": part.lr}
             rows += [{**who, "step": step, **_named(line[step], kind)} for step in line]
         title(axes, variant)
-    _x_axis(axes_of, runs, kind, scale)
+    axes_of[0].set_xlim(0.0, 1.03 * furthest / scale)
     beside = kind.beside and any(cell.baseline in variants for cell in cells) and len(variants) > 1
     arrange(figure, axes_of, unit, kind.loss, _legend(warmups, beside))
     return [
@@ -216,35 +212,17 @@ def _line(
 def _unit(kind: CurveKind, largest: float) -> tuple[str, float]:
     """The label of the x axis, and what its numbers are divided by."""
     if kind.cost is None:
-        return "optimizer step (log scale)", 1.0
-    name, units, one = (
-        ("training tokens", SIZES, "")
-        if kind.cost == TOKENS
-        else ("training time", TIMES, "seconds")
-    )
-    size = next((size for size in units if largest >= 2 * size), 1.0)
-    unit = units.get(size, one)
-    return (f"{name} ({unit})" if unit else name), size
-
-
-def _x_axis(
-    axes_of: Sequence["Axes"], runs: Sequence[LossCurve], kind: CurveKind, scale: float
-) -> None:
-    places = [x for run in runs for x, _ in run.points.values()]
-    if kind.cost is None:
-        for axes in axes_of:
-            log_steps(axes, min(places), max(places))
-        axes_of[0].set_xlim(min(places) / 1.08, max(places) * 1.08)
-    else:
-        axes_of[0].set_xlim(0.0, 1.03 * max(places) / scale)
+        return "optimizer step", 1.0
+    size = next((size for size in TIMES if largest >= 2 * size), 1.0)
+    return f"training time ({TIMES.get(size, 'seconds')})", size
 
 
 def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=INK, linewidth=1.9, linestyle=dash(w, warmups), label=f"warm-up {w:,}")
-        for w in warmups
+        Line2D([], [], color=c, linewidth=1.9, linestyle=dash(w, warmups), label=f"warm-up {w:,}")
+        for w, c in warmup_colours(warmups).items()
     ]
     if beside:
         handles.append(Line2D([], [], color=MUTED, linewidth=1.1, label="the baseline's mean"))
@@ -256,14 +234,13 @@ def _legend(warmups: Sequence[int], beside: bool) -> list[Any]:
 
 def _text(kind: CurveKind, beside: bool, cells: Sequence[CellResult]) -> str:
     text = (
-        "One panel for each variant; the line style shows the warm-up. Thin lines are single runs, "
-        "heavy lines their mean over seeds at the steps that all of them have logged, without "
-        "smoothing or interval. Dashed: the unigram entropy."
+        "One panel for each variant; colour and line style show the warm-up. Thin lines are single "
+        "runs, heavy lines their mean over seeds at the steps that all of them have logged, "
+        "without smoothing or interval. Dashed: the unigram entropy."
     )
     if kind.cost is not None:
-        what = "Tokens" if kind.cost == TOKENS else "Seconds"
         text += (
-            f" {what} are summed over the training steps, without validation, and interpolated "
+            " Seconds are summed over the training steps, without validation, and interpolated "
             "linearly between two logged steps."
         )
     if beside:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from lightning_app.analysis.figures import (
     attention,
     effect,
     gains,
     need,
+    rates,
     resources,
     stable,
     training,
@@ -19,16 +20,20 @@ from lightning_app.analysis.figures import (
 )
 from lightning_app.analysis.figures.drawing import FigureFiles, Part, Question, Sketch
 from lightning_app.analysis.figures.files import pdf, svg
-from lightning_app.analysis.figures.logs import SECONDS, TOKENS, TRAIN, VALID, read_log
-from lightning_app.analysis.figures.slices import drawn_slices
+from lightning_app.analysis.figures.logs import SECONDS, TRAIN, VALID, read_log
+from lightning_app.analysis.figures.slices import drawn_slices, slices_of
 from lightning_app.analysis.figures.style import colours, styled
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.atomic_write import write_whole
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMER = ("training_train", "training_valid", "loss_by_tokens")  # of earlier versions
 POINTS = 300  # points of one curve, at most
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
-FIGURES = 6  # figures of a kind with one for each variant; each takes a second
-LOGGED = {TRAIN, VALID, TOKENS, SECONDS}
+FIGURES = 3  # figures of a kind with one for each variant; each takes a second
+LOGGED = {TRAIN, VALID, SECONDS}
 
 
 @dataclass(frozen=True)
@@ -44,22 +49,15 @@ OF_A_RATE = (
     FigureKind("warmup_effect", "need", effect.warmup_effect),
     FigureKind("loss_by_warmup", "need", need.final_loss),
     FigureKind("quality_by_warmup", "need", need.final_quality),
-    FigureKind(
-        "training_train", "need", partial(training.training_figures, kind=training.TRAINING)
-    ),
-    FigureKind(
-        "training_valid", "need", partial(training.training_figures, kind=training.VALIDATION)
-    ),
-    FigureKind(
-        "loss_by_tokens", "cost", partial(training.training_figures, kind=training.BY_TOKENS)
-    ),
+    FigureKind("training", "need", training.during_training),
     FigureKind(
         "loss_by_seconds", "cost", partial(training.training_figures, kind=training.BY_SECONDS)
     ),
 )
 OF_A_GROUP = (
+    FigureKind("loss_by_rate", "need", rates.loss_by_rate),
+    FigureKind("rate_by_warmup", "need", stable.rate_by_warmup),
     FigureKind("resources", "cost", resources.resources),
-    FigureKind("rate_by_warmup", "stable", stable.rate_by_warmup),
     FigureKind("frontier", "stable", stable.frontier),
     FigureKind("probes", "inside", twins.twins),
     FigureKind("gains", "inside", gains.gain_figures),
@@ -72,8 +70,12 @@ OF_A_GROUP = (
         partial(attention.attention_figures, kind=attention.DISTANCE),
     ),
 )
+FIRST = ("loss_by_rate", "rate_by_warmup")  # what a grid of several rates opens with
 QUESTIONS: tuple[Question, ...] = get_args(Question)
-KINDS = sorted(OF_A_RATE + OF_A_GROUP, key=lambda kind: QUESTIONS.index(kind.question))
+KINDS = sorted(
+    OF_A_GROUP + OF_A_RATE,
+    key=lambda kind: (QUESTIONS.index(kind.question), kind.name not in FIRST),
+)
 
 
 def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
@@ -92,12 +94,27 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
             for kind in OF_A_RATE:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
         for group, suffix in zip(groups, _numbers(len(groups)), strict=True):
-            part = _over_rates(grid, group, max(1, FIGURES // len(groups)))
+            part = _over_rates(grid, group, _most(grid, len(groups)))
             for kind in OF_A_GROUP:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
     drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
     _remove_others(folder, {drawing.path.stem for drawing in drawn})
     return drawn
+
+
+def _most(grid: GridResults, groups: int) -> int:
+    """Figures of a kind with one for each variant: few, and one where the maps of rates come too."""
+    return max(1, FIGURES // groups) if len(grid.rates) < 2 else 1
+
+
+def first_figure(grid: GridResults) -> "Figure | None":
+    """The figure that a report opens with, to be drawn again in another look."""
+    for group, lr in drawn_slices(grid):
+        part = _over_rates(grid, group, 1)
+        slice_ = _part(grid, group, lr, slices_of(grid)[group, lr])
+        for sketch in [*rates.loss_by_rate(part), *effect.warmup_effect(slice_)]:
+            return sketch.figure
+    return None
 
 
 def _over_rates(grid: GridResults, group: str, figures: int) -> Part:
@@ -161,7 +178,7 @@ def _write(path: Path, question: Question, part: Part, sketch: Sketch) -> Figure
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
     """Remove the files of figures that only an earlier report had."""
-    names = "|".join(kind.name for kind in KINDS)
+    names = "|".join([*(kind.name for kind in KINDS), *FORMER])
     ours = re.compile(rf"(?:{names})(?:-\d+)*\.(?:svg|pdf|csv)")
     for path in folder.glob("*"):
         if ours.fullmatch(path.name) and path.stem not in kept:

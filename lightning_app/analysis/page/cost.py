@@ -9,7 +9,6 @@ from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.parts import column, estimate, head, html_table, scored, section
-from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import mean
 
@@ -41,7 +40,7 @@ def _bleu(contents: Contents) -> Markup:
         "The gain of test BLEU by warm-up: with the reference warm-up minus without, seed by seed, "
         "with the t interval over seeds. The notes have, for each seed, the p value over test "
         "sentences: paired approximate randomisation (Riezler and Maxwell 2005, as in sacreBLEU), "
-        f"not corrected for the number of tests. {in_short(contents.grid)}"
+        "not corrected for the number of tests."
     )
     return scored(contents.next_table(), caption, columns, shown, row)
 
@@ -75,7 +74,7 @@ def _resources(contents: Contents) -> Markup:
         "Time and memory: means over all finished runs of a variant; below them the ratio to "
         f"the baseline{f' {grid.baseline}' if grid.baseline else ''}. Seconds include validation "
         "and start. If several cells shared a machine, the speeds depend on that and "
-        f"are no measure of the block: ablate bench measures it. {in_short(grid)}"
+        f"are no measure of the block: ablate bench measures it."
     )
     return html_table(contents.next_table(), caption, columns, found)
 

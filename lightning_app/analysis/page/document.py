@@ -11,14 +11,14 @@ from lightning_app.analysis.page.appendix import appendix
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.cost import cost
 from lightning_app.analysis.page.explorer import explorer
-from lightning_app.analysis.page.figure import figures
+from lightning_app.analysis.page.figure import figures, headline_figure
 from lightning_app.analysis.page.inside import inside
 from lightning_app.analysis.page.metric import metric_table
 from lightning_app.analysis.page.need import need
 from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.page.setup import cautions, what_was_run
 from lightning_app.analysis.page.stable import stable
-from lightning_app.analysis.run_summary import state_counts
+from lightning_app.analysis.run_summary import setting_of, state_counts
 
 SERVED = (
     'if (document.documentElement.classList.contains("served")) '
@@ -41,8 +41,9 @@ def page(contents: Contents) -> str:
     )
     sections = _sections(contents)
     # Joined here directly: each nested call would copy the megabytes of the figures again.
-    body = [_opening(contents), _contents(sections), Markup("<main>"), cautions(grid)]
-    body += [*sections, Markup("</main>"), _closing(grid), element("script", Markup(SERVED))]
+    first = [_opening(contents), Markup("<main>"), headline_figure(contents), cautions(grid)]
+    body = [*first, _question(grid), _contents(sections), *sections]
+    body += [Markup("</main>"), _closing(grid), element("script", Markup(SERVED))]
     parts = ["<!DOCTYPE html>\n", '<html lang="en">', head, "<body>", *body, "</body></html>\n"]
     return "".join(parts)
 
@@ -67,16 +68,30 @@ def _sections(contents: Contents) -> list[Markup]:
 
 
 def _opening(contents: Contents) -> Markup:
+    """The answer in one sentence, the other findings, and the setting of all runs."""
     grid = contents.grid
-    paragraphs = [" ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question)]
+    found = findings(grid, contents.scores)
+    claim, *others = found if found and not grid.parts else [grid.name, *found]
     return element(
         "header",
-        element("p", "Warm-up sensitivity report", class_="kicker"),
-        element("h1", grid.name),
-        *(element("p", text, class_="lead") for text in paragraphs if text),
-        element("p", state_counts(grid), class_="summary"),
-        *(element("p", text, class_="finding") for text in findings(grid, contents.scores)),
+        element("p", f"{grid.name} · warm-up sensitivity report", class_="kicker"),
+        element("h1", claim),
+        *(element("p", text, class_="finding") for text in others),
+        element("p", f"{state_counts(grid)} {setting_of(grid)}", class_="summary"),
     )
+
+
+def _question(grid: GridResults) -> Markup:
+    """The question of the grid file, the first paragraph in view."""
+    texts = [" ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question)]
+    first, *rest = [text for text in texts if text] or [""]
+    if not first:
+        return Markup("")
+    shown = [element("p", first, class_="lead")]
+    if rest:
+        paragraphs = (element("p", text) for text in rest)
+        shown.append(element("details", element("summary", "More from the grid file"), *paragraphs))
+    return element("div", *shown, class_="question")
 
 
 def _contents(sections: list[Markup]) -> Markup:

@@ -1,6 +1,7 @@
 // Draws the two figures of "Explore the runs" from the JSON beside them, once a reader comes near:
 // Plotly is most of the page, and the page opens without it.
 "use strict";
+const DASHES = ["solid", "dot", "dash", "dashdot"];  // by warm-up, from the longest
 function explore() {
   const library = document.createElement("script");
   library.textContent = document.getElementById("plotly").textContent;
@@ -82,22 +83,26 @@ function explore() {
 
   function lines() {
     const which = Number(loss.value), look = theme(), logarithmic = along.value === "0";
-    const traces = variants.map((name) => {
+    const warmups = [...new Set(data.runs.map((run) => run.warmup))].sort((a, b) => b - a);
+    const traces = variants.flatMap((name) => warmups.map((warmup, place) => {
       const trace = {
         name, type: "scatter", mode: "lines", x: [], y: [], text: [], customdata: [],
+        legendgroup: name, showlegend: place === 0,
         hovertemplate: "%{text}<br>step %{x}: %{y:.4g}<extra></extra>",
-        line: { color: data.colours[name], width: 1.2 }, opacity: 0.8,
+        line: { color: data.colours[name], width: 1.2, dash: DASHES[place % DASHES.length] },
+        opacity: 0.8,
       };
-      for (const run of data.runs.filter((each) => each.variant === name)) {
+      const of = (run) => run.variant === name && run.warmup === warmup;
+      for (const run of data.runs.filter(of)) {
         const [steps, losses] = run.curves[which], text = hover(run);
-        // A gap after each run: one trace for a variant draws a hundred times faster than many.
+        // A gap after each run: one trace for many runs draws a hundred times faster than many.
         trace.x.push(...steps, null);
         trace.y.push(...losses, null);
         trace.text.push(...steps.map(() => text), null);
         trace.customdata.push(...steps.map(() => run.folder), null);
       }
       return trace;
-    });
+    }));
     const layout = {
       ...look,
       xaxis: {

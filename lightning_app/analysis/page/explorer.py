@@ -28,8 +28,9 @@ def explorer(contents: Contents) -> Markup:
             "p",
             "Each point and each line is one run: point at it to see which, click to open its "
             "folder, click a name in the legend to hide it, drag to zoom. Crosses are runs that "
-            "stalled or became non-finite. Nothing is averaged here; do not conclude anything from "
-            "single runs.",
+            "stalled or became non-finite. Lines are solid for the longest warm-up, then dotted, "
+            "dashed and dash-dotted for shorter ones. Nothing is averaged here; do not conclude "
+            "anything from single runs.",
         ),
         _controls("final", ("across", "value")),
         element("div", id="explore-final", class_="plot"),

@@ -7,7 +7,6 @@ from lightning_app.analysis.formatting import DASH, interval, nats, p_value
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table
-from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.statistics import LEVEL
 from lightning_app.grid_axes import label
 
@@ -50,7 +49,7 @@ def factor_table(contents: Contents) -> Markup:
         f"Effects of the factors ({levels}) on what warm-up gives. A main effect is the mean "
         "difference between the second value of a factor and the first, over all values of the "
         f"other factors; an interaction (a{TIMES}b) is how much the effect of a changes with b. "
-        f"In brackets: {LEVEL:.0%} t intervals over seeds. {in_short(grid)}"
+        f"In brackets: {LEVEL:.0%} t intervals over seeds."
     )
     return html_table(contents.next_table(), caption, columns, bodies)
 

@@ -7,25 +7,33 @@ from lightning_app.analysis.figures.drawing import FigureFiles, Question
 from lightning_app.analysis.figures.slices import drawn_slices, slices_of
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
-from lightning_app.analysis.run_summary import UNKNOWN, in_short
 
 # Ink, paper and rules of a figure follow the page, which may be dark.
 THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--hair)"}
 
 
+def headline_figure(contents: Contents) -> Markup:
+    """The first figure, if it answers the question who needs warm-up; nothing if there is none."""
+    drawing = next(iter(contents.drawings), None)
+    if drawing is None or drawing.question != "need":
+        return Markup("")
+    return _figure(contents, drawing, 1)
+
+
 def figures(contents: Contents, question: Question) -> Markup:
-    """Every figure of a question, or a sentence if no run has data for one."""
+    """The figures of a question except the headline, or nothing if no run has data for one."""
     shown = [
         _figure(contents, drawing, number)
         for number, drawing in enumerate(contents.drawings, start=1)
-        if drawing.question == question
+        if drawing.question == question and not (number == 1 and question == "need")
     ]
     if not shown:
         return Markup("")
-    drawn, there = len(drawn_slices(contents.grid)), len(slices_of(contents.grid))
-    if drawn < there:
+    groups = {group for group, _ in drawn_slices(contents.grid)}
+    there = {group for group, _ in slices_of(contents.grid)}
+    if len(groups) < len(there):
         text = (
-            f"Only the first {drawn} of {there} combinations of learning rate and other axes are "
+            f"Only the first {len(groups)} of {len(there)} combinations of the other axes are "
             "drawn; the tables and results.csv have all."
         )
         shown.insert(0, element("p", text))
@@ -51,11 +59,13 @@ def _figure(contents: Contents, drawing: FigureFiles, number: int) -> Markup:
 
 def _setting(contents: Contents, drawing: FigureFiles) -> str:
     seeds = len({cell.seed for cell in drawing.cells})
-    devices = dict.fromkeys(str(cell.record.get("device") or UNKNOWN) for cell in drawing.cells)
     parts = [f"n = {seeds} seed{'s' * (seeds != 1)}, {len(drawing.cells)} finished runs"]
     parts += [] if drawing.group == "all" else [drawing.group]
-    parts += [] if drawing.lr is None else [f"learning rate {drawing.lr:g}"]
-    return f"{'; '.join(parts)}. {in_short(contents.grid)} Device: {', '.join(devices)}."
+    several = len({cell.lr for cell in contents.grid.finished}) > 1
+    if drawing.lr is not None:
+        why = ", where the runs learn best" if several else ""
+        parts.append(f"learning rate {drawing.lr:g}{why}")
+    return f"{'; '.join(parts)}."
 
 
 def _files(drawing: FigureFiles) -> Iterable[Markup]:

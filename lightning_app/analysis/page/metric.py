@@ -9,7 +9,7 @@ from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.metric import MetricMean, by_metric, slices
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table
-from lightning_app.analysis.run_summary import direction, in_short
+from lightning_app.analysis.run_summary import direction
 from lightning_app.analysis.statistics import LEVEL
 
 
@@ -38,7 +38,7 @@ def _table(contents: Contents, grid: GridResults) -> Markup:
         f"The metric of the grid file{of}, {grid.metric}: {direction(grid.mode)}, the best variant "
         "first. Means of the values that the runs reported, without the cap of the scores, with "
         f"{LEVEL:.0%} t intervals over seeds with one ending; the number of runs. A run without "
-        f"a finite value is left out. {in_short(grid)}"
+        f"a finite value is left out."
     )
     return html_table(contents.next_table(), caption, columns, bodies)
 

@@ -18,6 +18,7 @@ from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.factors import factor_table
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.metric import metric_table
+from lightning_app.analysis.page.over_rates import over_rates
 from lightning_app.analysis.page.parts import (
     column,
     estimate,
@@ -27,7 +28,6 @@ from lightning_app.analysis.page.parts import (
     section,
     stalled_share,
 )
-from lightning_app.analysis.run_summary import in_short
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 
@@ -36,12 +36,16 @@ SAVED = ("steps_saved", "lost_steps")
 
 
 def need(contents: Contents) -> Markup:
+    tables = (over_rates(contents), factor_table(contents))
+    by_rate = Markup(_headline(contents) + _by_warmup(contents))
+    if len(contents.grid.rates) > 1:
+        summary = element("summary", "Δ and the final loss at each learning rate")
+        by_rate = element("details", summary, by_rate)
     return section(
         "need",
         "Who needs warm-up?",
-        _headline(contents),
-        factor_table(contents),
-        _by_warmup(contents),
+        *tables,
+        by_rate,
         metric_table(contents),
         figures(contents, "need"),
     )
@@ -87,7 +91,6 @@ def _headline(contents: Contents) -> Markup:
         f"{LEVEL:.0%} intervals (t over seeds for Δ and the interaction, Fieller for the ratio, "
         f"Wilson for shares of runs). {'Below them: the values of the seeds. ' if few else ''}"
         f"{'Bootstrap-t intervals are in sensitivity.csv. ' if booted else ''}"
-        f"{in_short(grid)}"
     )
     heading = "A dash is an undefined score. Notes:"
     found = scored(contents.next_table(), caption, columns, shown, row, heading)
@@ -164,6 +167,5 @@ def _by_warmup(contents: Contents) -> Markup:
         "Final loss by warm-up: mean over the finished seeds with its t interval; failures count "
         "as the unigram entropy, and there is no interval if some seeds failed and others did not. "
         "R_w shows how flat it is over warm-ups (0 is flat; formulas in the appendix). "
-        f"{in_short(grid)}"
     )
     return scored(contents.next_table(), caption, columns, shown, row)

@@ -4,12 +4,12 @@ from typing import Any
 
 from lightning_app.analysis.formatting import DASH, nats
 from lightning_app.analysis.grid_results import OTHER_DATA, GridResults
-from lightning_app.analysis.limits import limits
+from lightning_app.analysis.limits import SHORT, limits, urgent
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table, section
 from lightning_app.analysis.published import our_settings
-from lightning_app.analysis.run_summary import facts, in_short
+from lightning_app.analysis.run_summary import facts
 from lightning_app.analysis.serve import tensorboard_path
 from lightning_app.analysis.tensorboard import run_url
 from lightning_app.grid_axes import BLOCK
@@ -19,11 +19,16 @@ TEXT = frozenset({"variant", "outcome", "diverged_rule"})
 
 
 def cautions(grid: GridResults) -> Markup:
-    """What may not be concluded."""
+    """What may not be concluded: what is urgent and three lines in view, the rest folded."""
+    items = [element("li", item) for item in limits(grid)]
+    shown = SHORT + (0 if grid.parts else len(urgent(grid)))
+    folded = [element("ul", *items[shown:])] if items[shown:] else []
+    rest = [element("summary", f"{len(items) - shown} more limits, and how the labels are made")]
     return element(
         "aside",
         element("h2", "What may not be concluded"),
-        element("ul", *(element("li", item) for item in limits(grid))),
+        element("ul", *items[:shown]),
+        *([element("details", *rest, *folded)] if folded else []),
         class_="caution",
         aria_label="What may not be concluded",
     )
@@ -114,7 +119,6 @@ def _all_cells(contents: Contents) -> Markup:
     caption = (
         "Every finished cell, as in results.csv (which has more columns). “curves” links to "
         "TensorBoard if it runs (see below). "
-        f"{in_short(grid)}"
     )
     return html_table(contents.next_table(), caption, columns, [element("tbody", *rows)])
 

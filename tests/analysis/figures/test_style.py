@@ -5,7 +5,18 @@ import itertools
 import numpy as np
 import pytest
 
-from lightning_app.analysis.figures.style import COLOURS
+from lightning_app.analysis.figures.dark import DARK as IN_THE_DARK
+from lightning_app.analysis.figures.dark import darken
+from lightning_app.analysis.figures.style import (
+    COLOURS,
+    FIXED,
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    colours,
+    warmup_colours,
+)
 
 DARK = "#12151a"
 
@@ -83,3 +94,50 @@ def test_no_two_variants_look_alike(seen):
     for one, other in itertools.combinations(COLOURS, 2):
         distance = np.linalg.norm(oklab(seen @ linear(one)) - oklab(seen @ linear(other)))
         assert distance > 0.07, (one, other)
+
+
+def test_a_preset_has_one_colour_in_every_grid():
+    for names in itertools.permutations((*FIXED, "deepnorm")):
+        found = colours(names)
+        assert list(found) == list(names)
+        assert [found[name] for name in FIXED] == list(COLOURS[: len(FIXED)])
+        assert len({*found.values()}) == len(names)
+    assert colours(["deepnorm", "admin"])["deepnorm"] == COLOURS[0]  # no other takes it there
+
+
+def test_many_variants_do_not_take_the_colour_of_a_preset_that_is_there():
+    names = ["post_ln", *(f"variant_{i}" for i in range(9))]
+    found = colours(names)
+    assert list(found.values()).count(found["post_ln"]) == 1
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_warmups_have_different_colours(count):
+    warmups = list(range(0, 100 * count, 100))
+    found = warmup_colours(warmups)
+    assert list(found) == warmups
+    assert len({*found.values()}) == count
+    assert found[warmups[-1]] == warmup_colours([0, 60])[60]
+
+
+def test_a_dark_figure_keeps_its_colours_and_changes_ink_and_paper():
+    from matplotlib.colors import to_hex, to_rgba_array
+    from matplotlib.figure import Figure
+
+    figure = Figure(facecolor=PAPER)
+    axes = figure.subplots()
+    axes.set_facecolor(PAPER)
+    (line,) = axes.plot([1, 2], color=INK)
+    (other,) = axes.plot([2, 1], color=COLOURS[0])
+    dots = axes.scatter([1, 2], [1, 2], c=[COLOURS[1], MUTED], edgecolors=PAPER, alpha=0.5)
+    text = axes.set_title("title", color=INK)
+    rule = axes.axhline(1.0, color=GRID)
+    darken(figure)
+    assert to_hex(figure.get_facecolor()) == to_hex(axes.get_facecolor()) == IN_THE_DARK[PAPER]
+    assert to_hex(line.get_color()) == to_hex(text.get_color()) == IN_THE_DARK[INK]
+    assert to_hex(rule.get_color()) == IN_THE_DARK[GRID]
+    assert other.get_color() == COLOURS[0]
+    faces, (edge,) = to_rgba_array(dots.get_facecolor()), to_rgba_array(dots.get_edgecolor())
+    assert [to_hex(face) for face in faces.tolist()] == [COLOURS[1].lower(), IN_THE_DARK[MUTED]]
+    assert {face[3] for face in faces.tolist()} == {0.5}
+    assert to_hex(edge.tolist()) == IN_THE_DARK[PAPER]

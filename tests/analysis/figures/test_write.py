@@ -51,13 +51,11 @@ def test_figures_come_by_question(make_grid, draw, outcome):
     drawn = draw(folder)
     places = [QUESTIONS.index(drawing.question) for drawing in drawn.list]
     assert places == sorted(places)
-    assert [(d.path.stem, d.lr) for d in drawn.list[:6]] == [
-        ("warmup_effect-1", 1e-3),
-        ("warmup_effect-2", 4e-3),
-        ("loss_by_warmup-1", 1e-3),
-        ("loss_by_warmup-2", 4e-3),
-        ("training_train-1", 1e-3),
-        ("training_train-2", 4e-3),
+    assert [(d.path.stem, d.lr) for d in drawn.list[:4]] == [
+        ("loss_by_rate", None),
+        ("rate_by_warmup", None),
+        ("warmup_effect", 1e-3),
+        ("training", 1e-3),
     ]
     assert drawn.by_name["frontier"].lr is None
     for drawing in drawn.list:
@@ -71,6 +69,7 @@ def test_figures_that_are_no_more_are_removed(make_grid, draw, outcome):
     axes = {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}
     first = draw(make_grid(outcome, axes).folder)
     (first.out / "loss_by_warmup_mine.svg").write_text("mine")
+    (first.out / "training_train-3.svg").write_text("of an earlier version")
     axes[RATE] = [1e-3]
     second = draw(make_grid(outcome, axes, name="one_rate").folder)
     wanted = {f"{name}{suffix}" for name in second.names for suffix in (".svg", ".pdf", ".csv")}
@@ -208,7 +207,8 @@ def test_degenerate_grids_are_drawn_as_far_as_they_go(make_grid, draw, axes, end
     """And every run with a loss is in the first figures."""
     grid = read_results(make_grid(end, axes, curves=False, sensitivity={}).folder)
     drawn = draw(grid.folder)
-    runs = pd.concat(drawn.table(name) for name in drawn.names if name.startswith("loss_by_warmup"))
+    first = [name for name in drawn.names if name in ("loss_by_warmup", "loss_by_rate")]
+    runs = pd.concat(drawn.table(name) for name in first)
     assert sorted(runs[runs["mark"] == "run"]["run"]) == sorted(cell.name for cell in grid.finished)
 
 
@@ -222,7 +222,7 @@ def test_a_run_that_is_ok_without_a_loss_is_not_drawn(make_grid, draw):
     del record["parameters"], record["device"]
     path.write_text(json.dumps(record))
     drawn = draw(fake.folder)
-    table = drawn.table("loss_by_warmup-1")
+    table = drawn.table("loss_by_rate")
     assert fake.cells[0]["name"] not in set(table["run"].dropna())
-    assert len(table[table["mark"] == "run"]) == 3
+    assert len(table[table["mark"] == "run"]) == 7
     assert drawn.table("rate_by_warmup")["n"].sum() == 7

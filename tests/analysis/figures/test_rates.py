@@ -1,0 +1,85 @@
+"""The loss against the learning rate, which a grid of several rates opens with."""
+
+import re
+
+import numpy as np
+import pytest
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+SEED = "seed_everything"
+RATES = [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
+AXES = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60], RATE: RATES}
+
+
+def outcome(axes):
+    """A parabola in the octaves of the rate; warm-up moves that of Post-LN by an octave."""
+    helped = axes[PRESET] == "post_ln" and axes[WARMUP] == 60
+    octaves = np.log2(axes[RATE] / 1e-3) - (1 if helped else 0)
+    loss = 2.0 + 0.25 * octaves**2 + 0.01 * axes[SEED]
+    return 4.5 if loss > 3.5 else loss
+
+
+def test_dots_are_the_losses_of_the_runs_and_lines_their_means(make_grid, draw):
+    fake = make_grid(outcome, AXES, curves=False)
+    drawn = draw(fake.folder)
+    table = drawn.table("loss_by_rate")
+    runs = table[table["mark"] == "run"].set_index("run")
+    assert sorted(runs.index) == sorted(cell["name"] for cell in fake.cells)
+    for cell in fake.cells:
+        assert runs.loc[cell["name"], "value"] == pytest.approx(outcome(cell["axes"]))
+    means = table[table["mark"] == "mean"]
+    assert len(means) == 3 * 2 * 5
+    for _, row in means.iterrows():
+        point = {PRESET: row["variant"], WARMUP: row["warmup"], RATE: row["lr"]}
+        assert row["value"] == pytest.approx(
+            np.mean([outcome({**point, SEED: s}) for s in (1, 2, 3)])
+        )
+
+
+def test_a_panel_names_what_warmup_gives_over_the_rates(make_grid, draw):
+    """Equal best losses: nothing at the best rates, and one octave of rate, for Post-LN alone."""
+    text = draw(make_grid(outcome, AXES, curves=False).folder).svg("loss_by_rate")
+    shown = [line.replace("−", "") for line in re.findall(r"<!-- ([NO] .+?) -->", text)]
+    assert shown == ["N = 0.00", "O = 1.0", *["N = 0.00", "O = 0.0"] * 2]  # all seeds agree
+
+
+def test_a_grid_of_five_rates_has_at_most_twelve_figures(make_grid, draw, table):
+    """With every kind of figure that its runs can have."""
+    fake = make_grid(outcome, AXES, metrics={"val/bleu": 20.0})
+    for cell in fake.cells:
+        rows = [
+            {"step": step, "stack": "encoder", "layer": layer, "quantity": quantity, "value": 1.0}
+            for step in (1, 10, 100)
+            for layer in (1, 2, 3)
+            for quantity in ("token_cosine", "attention_entropy_p50", "attention_distance")
+        ]
+        for row in rows:
+            row["head"] = 0 if row["quantity"].startswith("attention") else None
+        table(fake.run(cell) / "probes.csv", rows)
+        path = fake.run(cell) / "metrics.csv"
+        lines = path.read_text().splitlines()
+        gains = [f"probe/alpha/encoder/{layer}" for layer in (1, 2, 3)]
+        path.write_text(
+            "\n".join(
+                [",".join([lines[0], *gains, "train/seconds"])]
+                + [f"{line},1,1,1,2" for line in lines[1:]]
+            )
+            + "\n"
+        )
+    drawn = draw(fake.folder)
+    assert len(drawn.names) <= 12
+    assert {"loss_by_rate", "rate_by_warmup", "warmup_effect", "training"} <= {*drawn.names}
+    assert drawn.names[0] == "loss_by_rate"
+    assert {drawn.by_name[name].lr for name in ("warmup_effect", "training")} == {1e-3}
+    assert {"gains", "attention_entropy", "probes"} <= {
+        re.sub(r"-\d+$", "", n) for n in drawn.names
+    }
+
+
+def test_one_rate_has_no_such_figure(make_grid, draw):
+    axes = {**AXES, RATE: [1e-3]}
+    names = draw(make_grid(outcome, axes, curves=False).folder).names
+    assert "loss_by_rate" not in names
+    assert names[0] == "warmup_effect"
