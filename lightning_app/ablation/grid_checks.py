@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
-from lightning_app.grid_axes import BLOCK, PRESET, RATE, SEED, WARMUP, key_of, lookup, same
+from lightning_app.grid_axes import BLOCK, PRESET, RATE, SEED, WARMUP, key_of, label, lookup, same
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
@@ -160,6 +160,22 @@ def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[s
             raise UserError(
                 f"labels: {axis}: expected {count} different texts, one for each value, found "
                 f"{names!r}"
+            )
+    return found
+
+
+def check_compare(compare: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The axes whose values the report compares, on the grid's metric, by axis the baseline."""
+    found = {} if compare is None else mapping(compare, "compare")
+    for axis, baseline in found.items():
+        if axis not in axes:
+            raise UserError(f"compare: no axis {axis!r}{nearest(axis, axes)}")
+        if axis == SEED:
+            raise UserError(f"compare: {axis}: seeds are what differences are averaged over")
+        if not any(same(baseline, value) for value in axes[axis]):
+            known = ", ".join(map(label, axes[axis]))
+            raise UserError(
+                f"compare: {axis}: expected one of its values ({known}), found {label(baseline)}"
             )
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 from lightning_app.ablation.grid_checks import (
     check_axis_values,
     check_checkpoints,
+    check_compare,
     check_config_numbers,
     check_exclude,
     check_factors,
@@ -25,7 +26,7 @@ from lightning_app.errors import UserError, named, nearest
 from lightning_app.shipped import shipped_folder
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
-_KEYS += ("pruner", "checkpoints", "published", "labels", "factors")
+_KEYS += ("pruner", "checkpoints", "published", "labels", "factors", "compare")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -37,8 +38,9 @@ class GridSpec:
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
     none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
     papers that the report puts beside ours. `labels` has the names of the values of block axes in
-    the report, `factors` the axes of two values whose effects it contrasts, by name. `source` is
-    the file as messages name it.
+    the report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
+    axes whose values it compares on the metric, with the baseline of each. `source` is the file as
+    messages name it.
     """
 
     source: str
@@ -55,6 +57,7 @@ class GridSpec:
     published: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, list[str]] = field(default_factory=dict)
     factors: Mapping[str, str] = field(default_factory=dict)
+    compare: Mapping[str, Any] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
         """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
@@ -71,6 +74,7 @@ class GridSpec:
             "published": list(self.published),
             "labels": dict(self.labels),
             "factors": dict(self.factors),
+            "compare": dict(self.compare),
         }
 
 
@@ -125,6 +129,7 @@ def read_spec(grid: str | Path) -> GridSpec:
             published=check_published(tree.get("published")),
             labels=check_labels(tree.get("labels"), axes),
             factors=check_factors(tree.get("factors"), axes),
+            compare=check_compare(tree.get("compare"), axes),
         )
 
 

@@ -91,8 +91,9 @@ def _check_apart(out: Path) -> None:
 
 def show_headline(grid: "GridResults") -> dict[str, Any]:
     """Print the headline of a report, and return it for the document."""
+    from lightning_app.analysis.comparison import comparison_document, comparisons
+    from lightning_app.analysis.damaged_files import damaged_files
     from lightning_app.analysis.factors import effects
-    from lightning_app.analysis.grid_results import damaged_files
     from lightning_app.analysis.headline import findings
     from lightning_app.analysis.metric import metrics_document
     from lightning_app.analysis.sensitivity import sensitivity_scores
@@ -108,6 +109,7 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         "findings": findings(grid, found),
         "headline": headline_document(found),
         "effects": [asdict(effect) for effect in effects(grid, found)],
+        "comparisons": [comparison_document(row) for row in comparisons(grid)],
         "metrics": metrics_document(grid),
         "mixtures": mixtures(grid),
         "left_out": dict(grid.strangers),

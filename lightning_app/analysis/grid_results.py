@@ -187,6 +187,7 @@ class GridResults:
     strangers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     damaged_configs: tuple[str, ...] = ()
     factors: Mapping[str, str] = field(default_factory=dict)
+    compare: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -199,6 +200,11 @@ class GridResults:
     @cached_property
     def warmups(self) -> tuple[int, ...]:
         return tuple(sorted({cell.warmup for cell in self.cells if cell.warmup is not None}))
+
+    @property
+    def asks_warmup(self) -> bool:
+        """Whether the warm-up is an axis."""
+        return WARMUP in self.axes
 
     @cached_property
     def rates(self) -> tuple[float, ...]:
@@ -244,7 +250,7 @@ def read_results(folder: Path) -> GridResults:
             raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
     plan, grid = read_plan(paths.plan), read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
-    factors = grid.get("factors") or {}
+    factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)
     monitored = task_facts(lookup(config, TASKS.field)).monitored
     found = GridResults(
@@ -262,6 +268,7 @@ def read_results(folder: Path) -> GridResults:
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
         factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
+        compare={axis: base for axis, base in compare.items() if axis in plan["axes"]},
     )
     return without_strangers(found)
 
@@ -281,17 +288,6 @@ def without_strangers(grid: GridResults) -> GridResults:
         for cell in grid.cells
     )
     return replace(grid, cells=cells, strangers={**grid.strangers, **found}) if found else grid
-
-
-def damaged_files(grid: GridResults) -> list[str]:
-    """A line for each file that a report cannot read, with the reason."""
-    lines = {line: None for part in grid.parts or (grid,) for line in part.damaged_configs}
-    for cell in grid.cells:
-        if cell.state == "damaged":
-            lines[f"{cell.folder}/{cell.error}"] = None
-        elif cell.finished:
-            lines |= {f"{cell.folder / name}: {what}": None for name, what in cell.damage.items()}
-    return list(lines)
 
 
 def _config(

@@ -8,6 +8,7 @@ A label needs a p value under 5 % after Holm's correction over the whole grid.
 import math
 from collections.abc import Mapping, Sequence
 
+from lightning_app.analysis.comparison import BETTER, SAME, WORSE, comparisons
 from lightning_app.analysis.formatting import DASH, p_value
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET, arms
@@ -17,7 +18,7 @@ from lightning_app.analysis.stall_test import stall_counts, stall_tables
 from lightning_app.analysis.statistics import LEVEL
 
 HELPS, COSTS, LOST, UNSHOWN = "helps", "costs", "costs only its lost steps", "not shown"
-MORE, LESS, SAME = "more", "less", "no difference shown"
+MORE, LESS = "more", "less"
 BASELINE = "the baseline"
 STALLS = "stalls w="
 _NAMES = {
@@ -38,6 +39,12 @@ OWN = {
     NEVER: "{} never learned, with warm-up either",
     NOT_YET: "{} had not yet learned, so that nothing can be said",
     DASH: "no test is possible for {}",
+}
+COMPARED = {
+    BETTER: "{name} {} is better than {baseline}",
+    WORSE: "{name} {} is worse than {baseline}",
+    SAME: "no difference is shown between {name} {} and {baseline}",
+    "": "no test is possible between {name} {} and {baseline}",
 }
 VERSUS = {
     MORE: "warm-up helps {} more",
@@ -101,6 +108,8 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
     each group of the other axes names the budget.
     """
     found = []
+    if not grid.parts and not grid.asks_warmup:
+        return _compared(grid)
     for part in grid.parts:  # each has its own budget and baseline
         groups = {cell.group for cell in part.cells}
         found += findings(part, [score for score in scores if score.group in groups])
@@ -119,6 +128,25 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
             start = f"Within {budget_of(grid)}{', ' if where else ': '}{where}"
             found.append(f"{start}{texts[0]}.")
             found += [f"{where or text[0].upper()}{text[not where :]}." for text in texts[1:]]
+    return found
+
+
+def _compared(grid: GridResults) -> list[str]:
+    """What the comparisons of the grid's metric say, a sentence for each axis and slice."""
+    read: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    for row in comparisons(grid):
+        kinds = read.setdefault((row.axis, row.baseline, row.where), {})
+        kinds.setdefault(row.reading, []).append(row.value)
+    found = []
+    for (axis, baseline, where), kinds in read.items():
+        name = axis.rsplit(".", 1)[-1]
+        parts = [
+            COMPARED[kind].format(_listed(kinds[kind]), name=name, baseline=baseline)
+            for kind in COMPARED
+            if kind in kinds
+        ]
+        at = "" if where == "all" else f", {where}"
+        found.append(f"Within {budget_of(grid)}, by {grid.metric}{at}: {'; '.join(parts)}.")
     return found
 
 

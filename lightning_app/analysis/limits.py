@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults, damaged_files
+from lightning_app.analysis.damaged_files import damaged_files
+from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults
 from lightning_app.analysis.merge_grids import differing_settings, shared
 from lightning_app.analysis.run_summary import (
     budget_of,
@@ -144,6 +145,8 @@ def _limits_of_all(grid: GridResults) -> list[str]:
 
 def _not_asked(grid: GridResults) -> list[str]:
     """Missing arms, and the scores that they leave undefined."""
+    if not grid.asks_warmup:
+        return []
     reference = grid.reference_warmup
     baselines = {cell.baseline for cell in grid.cells}
     items = []

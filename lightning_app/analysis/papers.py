@@ -55,6 +55,7 @@ def read_grid_file(path: Path) -> dict[str, Any]:
     published = check("published", tree, _is_list, "a list") or []
     check("labels", tree, lambda value: _is_mapping(value, _is_list), "lists by axis")
     check("factors", tree, lambda value: _is_mapping(value, is_text), "axes by name")
+    check("compare", tree, _is_mapping, "baselines by axis")
     check.within = "metric."
     check("name", metric, is_text, "text")
     check("mode", metric, lambda value: value in ("min", "max"), "'min' or 'max'")

@@ -14,10 +14,11 @@ import yaml
 
 from lightning_app.ablation.report_command import report_command
 from lightning_app.analysis.bleu import bleu_scores
+from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.figures.logs import read_log
 from lightning_app.analysis.figures.probes import has_probes, last_probes, read_gains
-from lightning_app.analysis.grid_results import damaged_files, read_results
+from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.metric import metrics_document

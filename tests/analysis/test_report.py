@@ -204,7 +204,7 @@ ODD = {
     "no warm-up axis": (
         one_seed,
         {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"]},
-        ["no arm without warm-up"],
+        ["Which is better?", "each value less pre_ln"],
     ),
     "several rates": (
         one_seed,

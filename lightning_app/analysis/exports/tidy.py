@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_app.analysis.comparison import comparisons, comparisons_frame
 from lightning_app.analysis.factors import effects, effects_frame
 from lightning_app.analysis.frames import results_frame, validations_frame
 from lightning_app.analysis.grid_results import GridResults
@@ -24,11 +25,13 @@ def write_tidy(grid: GridResults, out: Path) -> "pd.DataFrame":
 
 
 def write_scores(grid: GridResults, scores: Sequence[Score], out: Path) -> None:
-    """Write `sensitivity.csv` and, if the grid has factors, `effects.csv`."""
+    """Write `sensitivity.csv`, and `effects.csv` and `comparisons.csv` if they have rows."""
     write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
     if grid.factors:
         table = effects_frame(effects(grid, scores))
         write_whole(out / "effects.csv", table.to_csv(index=False))
+    if compared := comparisons(grid):
+        write_whole(out / "comparisons.csv", comparisons_frame(compared).to_csv(index=False))
 
 
 def _write(table: "pd.DataFrame", path: Path) -> None:

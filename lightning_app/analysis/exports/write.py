@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def write_exports(grid: GridResults, scores: Sequence[Score], out: Path) -> "pd.DataFrame":
     """Write the exports into a folder; return the rows of `results`, one for each planned cell.
 
-    `results` and `validations` as `.csv` and `.parquet`, `sensitivity.csv`, `effects.csv` if the
-    grid has factors, `tables/*.tex` and `.md`, and `references.bib`.
+    `results` and `validations` as `.csv` and `.parquet`, `sensitivity.csv`, `effects.csv` and
+    `comparisons.csv` if they have rows, `tables/*.tex` and `.md`, and `references.bib`.
     """
     results = write_tidy(grid, out)
     write_scores(grid, scores, out)

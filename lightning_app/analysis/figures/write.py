@@ -103,7 +103,7 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
 
 
 def _most(grid: GridResults, groups: int) -> int:
-    """Figures of a kind with one for each variant: few, and one where the maps of rates come too."""
+    """Figures of a kind with one for each variant: few, one where there are maps of rates too."""
     return max(1, FIGURES // groups) if len(grid.rates) < 2 else 1
 
 

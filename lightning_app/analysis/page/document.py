@@ -8,6 +8,7 @@ from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.appendix import appendix
+from lightning_app.analysis.page.comparison import comparison_table
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.cost import cost
 from lightning_app.analysis.page.explorer import explorer
@@ -36,7 +37,7 @@ def page(contents: Contents) -> str:
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{grid.name}: warm-up sensitivity"),
+        element("title", f"{grid.name}: {_kind(grid)}"),
         element("style", Markup(css.read_text(encoding="utf-8"))),
     )
     sections = _sections(contents)
@@ -63,8 +64,23 @@ def _sections(contents: Contents) -> list[Markup]:
             explorer(contents),
             what_was_run(contents),
         ]
-    sections = [need(contents), cost(contents), stable(contents), inside(contents)]
-    return [*sections, explorer(contents), what_was_run(contents), appendix(contents)]
+    if grid.parts or grid.asks_warmup:
+        first = [need(contents), cost(contents), stable(contents)]
+    else:
+        first = [better(contents), cost(contents)]
+    return [
+        *first,
+        inside(contents),
+        explorer(contents),
+        what_was_run(contents),
+        appendix(contents),
+    ]
+
+
+def better(contents: Contents) -> Markup:
+    """The first section of a grid that does not ask about warm-up."""
+    shown = [comparison_table(contents), metric_table(contents)]
+    return section("need", "Which is better?", *shown, figures(contents, "need"))
 
 
 def _opening(contents: Contents) -> Markup:
@@ -74,7 +90,7 @@ def _opening(contents: Contents) -> Markup:
     claim, *others = found if found and not grid.parts else [grid.name, *found]
     return element(
         "header",
-        element("p", f"{grid.name} · warm-up sensitivity report", class_="kicker"),
+        element("p", f"{grid.name} · {_kind(grid)} report", class_="kicker"),
         element("h1", claim),
         *(element("p", text, class_="finding") for text in others),
         element("p", f"{state_counts(grid)} {setting_of(grid)}", class_="summary"),
@@ -92,6 +108,10 @@ def _question(grid: GridResults) -> Markup:
         paragraphs = (element("p", text) for text in rest)
         shown.append(element("details", element("summary", "More from the grid file"), *paragraphs))
     return element("div", *shown, class_="question")
+
+
+def _kind(grid: GridResults) -> str:
+    return "warm-up sensitivity" if grid.parts or grid.asks_warmup else "ablation"
 
 
 def _contents(sections: list[Markup]) -> Markup:

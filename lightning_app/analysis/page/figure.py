@@ -13,7 +13,7 @@ THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--h
 
 
 def headline_figure(contents: Contents) -> Markup:
-    """The first figure, if it answers the question who needs warm-up; nothing if there is none."""
+    """The first figure, if it answers the question who needs warm-up; nothing without one."""
     drawing = next(iter(contents.drawings), None)
     if drawing is None or drawing.question != "need":
         return Markup("")

@@ -14,6 +14,7 @@ from lightning_app.analysis.headline import (
     stall_words,
 )
 from lightning_app.analysis.markup import Child, Markup, element
+from lightning_app.analysis.page.comparison import comparison_table
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.factors import factor_table
 from lightning_app.analysis.page.figure import figures
@@ -46,6 +47,7 @@ def need(contents: Contents) -> Markup:
         "Who needs warm-up?",
         *tables,
         by_rate,
+        comparison_table(contents),
         metric_table(contents),
         figures(contents, "need"),
     )

@@ -1,0 +1,186 @@
+"""The grid's own metric at each value of an axis, compared with the axis' baseline.
+
+For an axis with baseline `b`, a value `v` and a slice, that is one combination of all other axes
+but the seed: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric of the grid as the runs report it, in
+its own unit, over the seeds that finished with a finite value at both. Student's t interval; p is
+the larger of Student's t and the same with the spread pooled over the comparisons of the axis
+(`statistics.guarded_ps`), corrected by Holm over all comparisons of the grid.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.statistics import (
+    LEVEL,
+    guarded_ps,
+    holm_values,
+    mean,
+    pooled_spread,
+    seeds_interval,
+    sign_flip_p,
+)
+from lightning_app.grid_axes import PRESET, SEED, key_of, label
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BETTER, WORSE, SAME = "better", "worse", "no difference shown"
+
+Place = tuple[tuple[str, Hashable], ...]  # the values of the other axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricDifference:
+    """One row of `comparisons.csv`: `value` of an `axis` less its `baseline`, in one slice.
+
+    `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
+    and difference. `reading` is `better`, `worse` or `no difference shown`, and empty without a p
+    value; the metric's `mode` decides the direction. `note` says what is missing.
+    """
+
+    grid: str
+    axis: str
+    value: str
+    baseline: str
+    where: str
+    metric: str
+    mode: str
+    estimate: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    p_holm: float = math.nan
+    p_sign: float = math.nan
+    seeds: int = 0
+    note: str = ""
+    values: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def reading(self) -> str:
+        if math.isnan(self.p_holm):
+            return ""
+        if self.p_holm >= 1 - LEVEL:
+            return SAME
+        return BETTER if (self.estimate < 0) == (self.mode == "min") else WORSE
+
+
+def compared_axes(grid: GridResults) -> dict[str, Any]:
+    """The axes to compare with the baseline of each: those of `compare:` in the grid file.
+
+    Without that key and without a question about warm-up it is the preset, or else the first axis
+    but the seed, with the baseline of the grid or the first value.
+    """
+    if grid.compare or grid.asks_warmup:
+        return dict(grid.compare)
+    several = [axis for axis, values in grid.axes.items() if axis != SEED and len(values) > 1]
+    axis = PRESET if PRESET in several else next(iter(several), None)
+    if axis is None:
+        return {}
+    given = grid.baseline if axis == PRESET and grid.baseline in grid.axes[axis] else None
+    return {axis: grid.axes[axis][0] if given is None else given}
+
+
+def comparisons(grid: GridResults) -> list[MetricDifference]:
+    """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs."""
+    found: list[MetricDifference] = []
+    for part in grid.parts or (grid,):
+        if part.pruner is None:
+            own = [
+                row for axis, base in compared_axes(part).items() for row in _of(part, axis, base)
+            ]
+            corrected = holm_values([row.p for row in own])
+            found += [replace(row, p_holm=float(p)) for row, p in zip(own, corrected, strict=True)]
+    return found
+
+
+def comparisons_frame(rows: Sequence[MetricDifference]) -> "pd.DataFrame":
+    """The comparisons as a table, a row each."""
+    import pandas as pd
+
+    return pd.DataFrame([comparison_document(row) for row in rows])
+
+
+def comparison_document(row: MetricDifference) -> dict[str, Any]:
+    """A comparison for scripts."""
+    tree = asdict(row) | {"reading": row.reading}
+    del tree["values"]
+    return tree
+
+
+def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
+    """The comparisons of one axis; p values by the spread pooled over them."""
+    runs: dict[Place, dict[Hashable, dict[int, CellResult]]] = {}
+    words: dict[Place, str] = {}
+    for cell in grid.cells:
+        others = {key: value for key, value in cell.axes.items() if key not in (axis, SEED)}
+        place = tuple((key, key_of(value)) for key, value in others.items())
+        shown = [f"{key}={label(others[key])}" for key in others if len(grid.axes[key]) > 1]
+        words[place] = ", ".join(shown) or "all"
+        if cell.finished:
+            arm = runs.setdefault(place, {}).setdefault(key_of(cell.axes[axis]), {})
+            arm[cell.seed or 0] = cell
+    rows = [
+        _compared(grid, axis, value, base, words[place], runs.get(place, {}))
+        for place in words
+        for value in grid.axes[axis]
+        if key_of(value) != key_of(base)
+    ]
+    spread = pooled_spread([[value for _, value in row.values] for row in rows])
+    return [
+        replace(row, p=float(guarded_ps([value for _, value in row.values], *spread)))
+        if not math.isnan(row.low)
+        else row
+        for row in rows
+    ]
+
+
+def _compared(
+    grid: GridResults,
+    axis: str,
+    value: Any,
+    base: Any,
+    where: str,
+    arms: Mapping[Hashable, Mapping[int, CellResult]],
+) -> MetricDifference:
+    row = MetricDifference(
+        grid=grid.name,
+        axis=axis,
+        value=label(value),
+        baseline=label(base),
+        where=where,
+        metric=grid.metric,
+        mode=grid.mode,
+    )
+    own, other = (arms.get(key_of(each), {}) for each in (value, base))
+    both = sorted(own.keys() & other.keys())
+    seeds = [s for s in both if _known(own[s], grid) and _known(other[s], grid)]
+    lacking = len(both) - len(seeds)
+    note = f"{lacking} of {len(both)} pairs lack a finite {grid.metric}" if lacking else ""
+    if not seeds:
+        return replace(row, note=note or "no seed has finished with both values")
+    values = [_metric(own[s], grid) - _metric(other[s], grid) for s in seeds]
+    failed = [[arm[s].failed for s in seeds] for arm in (own, other)]
+    low, high, _ = seeds_interval(values, *failed)
+    if math.isnan(low) and len(seeds) > 1:
+        note = "; ".join(filter(None, [note, "some seeds of an arm failed and others did not"]))
+    return replace(
+        row,
+        estimate=mean(values),
+        low=low,
+        high=high,
+        p_sign=math.nan if math.isnan(low) else sign_flip_p(values),
+        seeds=len(seeds),
+        note=note,
+        values=tuple(zip(seeds, values, strict=True)),
+    )
+
+
+def _known(cell: CellResult, grid: GridResults) -> bool:
+    return cell.metrics.get(grid.metric) is not None
+
+
+def _metric(cell: CellResult, grid: GridResults) -> float:
+    return float(cell.metrics[grid.metric] or 0.0)
