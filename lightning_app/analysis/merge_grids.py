@@ -1,8 +1,9 @@
 """Join several grids, for example of different data or depth. Each remains a separate group.
 
-No score compares runs of two grids: each has its baseline, its reference warm-up and its family of
-comparisons. A cell that several grids plan (one id: one experiment) is one run, and counts once
-wherever runs are pooled; a grid that has not finished it takes the result of one that has.
+No score compares runs of two grids: each has its baseline and its reference warm-up. Only the
+correction of the p values is over all of them. A cell that several grids plan (one id: one
+experiment) is one run, and counts once wherever runs are pooled; a grid that has not finished it
+takes the result of one that has.
 """
 
 from collections import Counter

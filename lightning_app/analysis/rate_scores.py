@@ -21,7 +21,7 @@ from lightning_app.analysis.pairing import (
     undefined,
     unfinished,
 )
-from lightning_app.analysis.score import Score, join_notes
+from lightning_app.analysis.score import Score, bound_of, join_notes
 from lightning_app.analysis.statistics import (
     guarded_ps,
     mean,
@@ -65,7 +65,6 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     values = table[0][rows, chosen[0]] - table[reference][rows, chosen[reference]]
     last = len(arm.rates) - 1
     edges = {warmup: bool({0, last} & set(of.tolist())) for warmup, of in chosen.items()}
-    bound = {(True, False): "<=", (False, True): ">=", (True, True): "?"}
     low, high, _ = t_interval(values.tolist())
     return Score(
         **score_identity(arm, math.nan, "need"),
@@ -73,7 +72,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
         low=low,
         high=high,
         p_sign=sign_flip_p(values.tolist()),
-        bound=bound.get((edges[0], edges[reference]), ""),
+        bound=bound_of(edges[0], edges[reference]),
         **pairs.counts,
         note=join_notes(
             pairs.missing,
@@ -121,7 +120,7 @@ def octaves(arm: Arm, reference: int | None) -> Score:
         high=high,
         p=t_interval(values.tolist())[2],
         p_sign=sign_flip_p(values.tolist()),
-        bound={(True, False): "<=", (False, True): ">=", (True, True): "?"}.get(censored, ""),
+        bound=bound_of(*censored),
         **pairs.counts,
         note=join_notes(pairs.missing, f"tolerated to {at[0]} without, {at[reference]} with it"),
         values=_by_seed(pairs, values),

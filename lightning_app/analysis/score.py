@@ -42,6 +42,13 @@ class Score:
     values: tuple[tuple[int, float], ...] = ()
 
 
+def bound_of(at_most: bool, at_least: bool) -> str:
+    """`Score.bound` of an estimate that is censored above, below, on both sides or not at all."""
+    return {(True, False): "<=", (False, True): ">=", (True, True): "?"}.get(
+        (at_most, at_least), ""
+    )
+
+
 def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd

@@ -13,7 +13,8 @@ value if the compared arms differ in failures, or some runs half escaped (`Paire
 
 A label needs a `p_holm` under 5 %. The p value is the larger of two (`statistics.guarded_ps`), and
 Holm's correction covers all variants, rates and other axes of the grid that ask the same question.
-`benchmarks/coverage.py` measures how well these rules work.
+`benchmarks/coverage.py` measures how often the intervals hold the true value,
+`benchmarks/false_labels.py` how often a label is false.
 """
 
 import math
@@ -244,9 +245,10 @@ def interaction(
 
 
 def smallest_found(arm: Arm, lr: float, versus: Score, family: Sequence[Score]) -> Score:
-    """`detectable`: the smallest true interaction that its test finds with 80 % power, in nats.
+    """`detectable`: the smallest true interaction that a t test finds with 80 % power, in nats.
 
-    Two-sided at 5 %, uncorrected; the note has Holm's strictest step. The standard deviation of
+    Two-sided at 5 %, uncorrected; the note has Holm's strictest step among the variants. A label
+    needs more: the larger of two p values, corrected over the whole grid. The standard deviation of
     the interaction, seed by seed, is pooled over the variants of the `family` that have intervals:
     `sqrt(sum_v (n_v - 1) sd_v^2 / sum_v (n_v - 1))`.
     """

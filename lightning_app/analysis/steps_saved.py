@@ -13,11 +13,10 @@ from lightning_app.analysis.pairing import (
     why_never_learned,
     why_nothing,
 )
-from lightning_app.analysis.score import Score, join_notes
+from lightning_app.analysis.score import Score, bound_of, join_notes
 from lightning_app.analysis.statistics import mean, t_interval
 
 LEARNING_RATE = "train/lr"
-CENSORED = {(True, False): ">=", (False, True): "<=", (True, True): "?"}
 
 
 def steps_saved(arm: Arm, lr: float, reference: int | None) -> list[Score]:
@@ -38,19 +37,18 @@ def steps_saved(arm: Arm, lr: float, reference: int | None) -> list[Score]:
     pairs = arm.at([(0, lr), (reference, lr)])
     reason = why_nothing(pairs) or why_never_learned(pairs, (reference, lr))
     runs = [(pairs.runs[(0, lr), s], pairs.runs[(reference, lr), s]) for s in pairs.seeds]
-    found = [_tau(bare, ref) for bare, ref in runs]
-    if not reason and any(tau is None for tau in found):
+    lost = _lost_steps(arm, lr, pairs, [_lost(bare, ref) for bare, ref in runs])
+    found = [] if reason else [_tau(bare, ref) for bare, ref in runs]
+    if None in found:
         reason = "fewer than two validations"
-    lost = [_lost(bare, ref) for bare, ref in runs]
-    return [
-        undefined(arm, lr, names[0], reason, pairs) if reason else _saved(arm, lr, pairs, found),
-        _mean(arm, lr, pairs, lost),
-    ]
+    if reason:
+        return [undefined(arm, lr, "steps_saved", reason, pairs), lost]
+    return [_saved(arm, lr, pairs, [tau for tau in found if tau is not None]), lost]
 
 
-def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool] | None]) -> Score:
-    values = [tau for tau, _ in filter(None, found)]
-    early = any(first for _, first in filter(None, found))
+def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool]]) -> Score:
+    values = [tau for tau, _ in found]
+    early = any(first for _, first in found)
     low, high, _ = (math.nan,) * 3 if pairs.mixed else t_interval(values)
     bare, ref = (any(pairs.failed(point)) for point in pairs.points)
     return Score(
@@ -58,7 +56,7 @@ def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool
         estimate=mean(values),
         low=low,
         high=high,
-        bound=CENSORED.get((bare, ref), ""),
+        bound=bound_of(at_most=ref, at_least=bare),
         values=tuple(zip(pairs.seeds, values, strict=True)),
         **pairs.counts,
         note=join_notes(
@@ -69,7 +67,7 @@ def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool
     )
 
 
-def _mean(arm: Arm, lr: float, pairs: Paired, lost: Sequence[float]) -> Score:
+def _lost_steps(arm: Arm, lr: float, pairs: Paired, lost: Sequence[float]) -> Score:
     if not lost or not all(map(math.isfinite, lost)):
         return undefined(arm, lr, "lost_steps", "no logged learning rates", pairs)
     identity = score_identity(arm, lr, "lost_steps")

@@ -7,8 +7,6 @@ from torch import nn
 Norm = Literal["none", "layer_norm", "rms_norm"]
 
 EPSILON = 1e-5
-
-
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 

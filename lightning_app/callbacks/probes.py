@@ -46,13 +46,13 @@ def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
     As many layers of each stack as there is room for: the last, the first, the middle, the rest. A
     choice is taken whole, except the first, of which the encoder comes first.
     """
-    told: list[Place] = []
+    kept: list[Place] = []
     for layers in layers_by_rank(model):
         chosen = [place for at in layers for place in places if (place.stack, place.layer) == at]
-        if told and len(told) + len(chosen) > GAINS:
+        if kept and len(kept) + len(chosen) > GAINS:
             break
-        told += chosen[:GAINS]
-    return told
+        kept += chosen[:GAINS]
+    return kept
 
 
 class GainLogger(pl.Callback):
@@ -75,8 +75,8 @@ class GainLogger(pl.Callback):
             return
         means = torch.stack([gain.detach().mean() for gain in found.values()]).tolist()
         values = {tag(place): mean for place, mean in zip(found, means, strict=True)}
-        told = {tag(place): values[tag(place)] for place in shown(model, list(found))}
-        tell(trainer, values, told, step)
+        few = {tag(place): values[tag(place)] for place in shown(model, list(found))}
+        tell(trainer, values, few, step)
         if fires(step):
             for logger in event_files(trainer):
                 for name, drawn in histograms(found).items():
@@ -169,8 +169,8 @@ class SignalProbe(pl.Callback):
             if row.quantity in LOGGED and row.head is None and row.layer != 0
         }
         metrics = {tag(place): value for place, value in values.items()}
-        told = {tag(place): values[place] for place in at_the_end(model) if place in values}
-        tell(trainer, metrics, told, rows[0].step)
+        few = {tag(place): values[place] for place in at_the_end(model) if place in values}
+        tell(trainer, metrics, few, rows[0].step)
 
 
 def at_the_end(model: nn.Module) -> list[Place]:

@@ -50,11 +50,11 @@ class Pruning(pl.Callback):
         if not due:
             return
         self._looked, self._validated = step, False
-        told = torch.tensor(float(trainer.is_global_zero and self.stop.is_file()))
+        stop = torch.tensor(float(trainer.is_global_zero and self.stop.is_file()))
         if trainer.world_size > 1:
-            told = told.to(trainer.strategy.root_device)
-            told = trainer.strategy.reduce(told, reduce_op="max")
-        if told:
+            stop = stop.to(trainer.strategy.root_device)
+            stop = trainer.strategy.reduce(stop, reduce_op="max")
+        if stop:
             raise Pruned(step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -9,7 +9,7 @@ from lightning_app.analysis.figures.layers import (
     at_best_rate,
     layer_legend,
     layer_look,
-    told_of_rest,
+    naming_the_rest,
     which,
 )
 from lightning_app.analysis.figures.layout import (
@@ -43,7 +43,7 @@ def gain_figures(part: Part) -> list[Sketch]:
             logged[variant] = found
     names = list(logged)
     sketches = [_gains(logged[name], part.colours[name]) for name in names[: part.figures]]
-    return told_of_rest(sketches, names[part.figures :])
+    return naming_the_rest(sketches, names[part.figures :])
 
 
 def _gains(found: Sequence[tuple[CellResult, Mapping[Place, Curve]]], colour: str) -> Sketch:

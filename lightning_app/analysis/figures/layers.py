@@ -45,7 +45,7 @@ def _listed(warmups: Iterable[int]) -> str:
     return " and ".join(f"{warmup:,}" for warmup in sorted(set(warmups)))
 
 
-def told_of_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Sketch]:
+def naming_the_rest(sketches: Sequence[Sketch], rest: Iterable[str]) -> list[Sketch]:
     """The sketches; the last one names the variants whose sketch is missing."""
     names = ", ".join(rest)
     if not names or not sketches:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_app.analysis.figures.drawing import Part, Sketch, identity, warmup_of
-from lightning_app.analysis.figures.layers import STACKS, layer_legend, layer_look, told_of_rest
+from lightning_app.analysis.figures.layers import STACKS, layer_legend, layer_look, naming_the_rest
 from lightning_app.analysis.figures.layout import frozen, log_steps
 from lightning_app.analysis.figures.links import Links
 from lightning_app.analysis.figures.probes import has_probes, read_probes, where
@@ -26,7 +26,7 @@ def twins(part: Part) -> list[Sketch]:
     drawn, rest = pairs[: part.figures], pairs[part.figures :]
     found = [_twins(pair, part.colours[pair[0].variant]) for pair in drawn]
     sketches = [sketch for sketch in found if sketch is not None]
-    return told_of_rest(sketches, [stalled.variant for stalled, _ in rest])
+    return naming_the_rest(sketches, [stalled.variant for stalled, _ in rest])
 
 
 def _pair(part: Part, variant: str) -> tuple[CellResult, CellResult] | None:
@@ -85,7 +85,7 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
             axes.grid(axis="y")
             axes.tick_params(length=3)
             log_steps(axes, min(steps), max(steps))
-        row[0].set_ylabel(_told(cell), color=INK)
+        row[0].set_ylabel(_ending(cell), color=INK)
     for (quantity, stack), axes in zip(columns, grid[0], strict=True):
         axes.set_title(SIGNALS[quantity] + ("" if stack == "model" else f"\n{stack}"), fontsize=9.5)
         values = [
@@ -127,7 +127,7 @@ def _meanings(columns: Iterable[tuple[str, str]]) -> str:
     return " ".join(meaning[quantity] for quantity in dict.fromkeys(name for name, _ in columns))
 
 
-def _told(cell: CellResult) -> str:
+def _ending(cell: CellResult) -> str:
     state = cell.word if cell.state == "diverged" else "did not stall"
     return f"warm-up {warmup_of(cell):,}\n{state}"
 

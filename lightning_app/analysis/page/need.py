@@ -136,8 +136,8 @@ def _power(scores: Sequence[Score]) -> Markup:
         return Markup("")
     text = (
         f"“{SAME[0].upper()}{SAME[1:]}” is not “no difference”. The smallest true interaction that "
-        f"one test at {1 - LEVEL:.0%} finds {POWER:.0%} of the time, at the spread between seeds "
-        "seen here:"
+        f"one t test at {1 - LEVEL:.0%} finds {POWER:.0%} of the time, at the spread between seeds "
+        "seen here; a label, which is corrected over the whole grid, needs a larger one:"
     )
     items = element("ul", *(element("li", found) for found in smallest))
     return element("div", element("p", text), items, class_="notes")
