@@ -33,6 +33,8 @@ def check_bounds(tree: Mapping[str, Any]) -> None:
     """
     check_numbers(tree)
     check_seed(tree["seed_everything"])
+    if (rounding := tree["model"]["rounding"]) < 0:
+        raise UserError(f"model.rounding: expected a whole number from 0, found {rounding}")
     _check_length(tree["trainer"])
     _check_loggers(tree["trainer"]["logger"])
     _check_callbacks(tree["trainer"]["callbacks"])

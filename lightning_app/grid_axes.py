@@ -9,6 +9,7 @@ WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
 BLOCK = "model.block."
 PRESET = "model.block.preset"
+ROUNDING = "model.rounding"  # over 0 a rerun, which no score includes
 
 
 def same(left: Any, right: Any) -> bool:

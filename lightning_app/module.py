@@ -56,6 +56,18 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
             part.recomputes_norms = False
 
 
+@torch.no_grad()
+def perturb_rounding(model: torch.nn.Module, draw: int) -> None:
+    """Multiply each parameter by `1 + eps u`, `eps` its unit of rounding, `u` of -1, 0 and 1.
+
+    The draws come from a generator of their own, so that all others are the same without it.
+    """
+    generator = torch.Generator().manual_seed(mix(draw))
+    for parameter in model.parameters():
+        shifts = torch.randint(-1, 2, parameter.shape, generator=generator)
+        parameter.mul_(1 + torch.finfo(parameter.dtype).eps * shifts.to(parameter))
+
+
 class TransformerModule(pl.LightningModule):
     """A Transformer with the wiring `block`, trained for `objective`.
 
@@ -72,6 +84,9 @@ class TransformerModule(pl.LightningModule):
         schedule: The learning-rate schedule.
         compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
             evaluation, decoding and probes are not compiled. Not part of a run's identity.
+        rounding: A rerun under perturbed rounding: with n > 0 each initial value changes by one
+            unit of rounding or stays, drawn by n. Runs that differ only here show how much of the
+            difference between seeds any other order of operations would give as well.
     """
 
     def __init__(
@@ -82,6 +97,7 @@ class TransformerModule(pl.LightningModule):
         optimizer: OptimizerConfig = OptimizerConfig(),
         schedule: ScheduleConfig = ScheduleConfig(),
         compile: Literal["none", "blocks"] = "none",
+        rounding: int = 0,
     ) -> None:
         super().__init__()
         parts = {
@@ -101,6 +117,7 @@ class TransformerModule(pl.LightningModule):
         self.schedule = schedule
         self.optimizer = optimizer
         self.compilation = compile
+        self.rounding = rounding
         self.objective = build_task(objective)
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
@@ -126,6 +143,8 @@ class TransformerModule(pl.LightningModule):
         """Build the model for `vocab_size` tokens, with its initial values."""
         self.vocab_size = vocab_size
         self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
+        if self.rounding:
+            perturb_rounding(self.model, self.rounding)
 
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)

@@ -25,6 +25,7 @@ class ModelConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     compile: Literal["none", "blocks"] = "none"
+    rounding: int = 0
 
 
 PARTS: Mapping[str, type] = {"model": ModelConfig, "data": DataConfig}

@@ -13,6 +13,7 @@ from lightning_app.grid_axes import (
     BLOCK,
     PRESET,
     RATE,
+    ROUNDING,
     SEED,
     WARMUP,
     label,
@@ -168,7 +169,8 @@ class GridResults:
     `pruner` is the rule by which hopeless cells were ended early, if there was one. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins, where it joins several (`analysis.together`). `strangers` names the cells
-    whose state is `other_data`, by the digest of theirs.
+    whose state is `other_data`, by the digest of theirs. `reruns` has the cells under perturbed
+    rounding, which `cells` has not.
     """
 
     folder: Path
@@ -188,6 +190,7 @@ class GridResults:
     damaged_configs: tuple[str, ...] = ()
     factors: Mapping[str, str] = field(default_factory=dict)
     compare: Mapping[str, Any] = field(default_factory=dict)
+    reruns: tuple[CellResult, ...] = ()
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -203,7 +206,6 @@ class GridResults:
 
     @property
     def asks_warmup(self) -> bool:
-        """Whether the warm-up is an axis."""
         return WARMUP in self.axes
 
     @cached_property
@@ -253,6 +255,7 @@ def read_results(folder: Path) -> GridResults:
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)
     monitored = task_facts(lookup(config, TASKS.field)).monitored
+    cells = [_cell(paths, entry, config, grid, plan["axes"]) for entry in plan["cells"]]
     found = GridResults(
         folder=folder,
         name=plan["name"],
@@ -263,7 +266,8 @@ def read_results(folder: Path) -> GridResults:
         mode=metric.get("mode") or monitored.mode,
         reference_warmup=scores.get("reference_warmup"),
         baseline=scores.get("baseline"),
-        cells=tuple(_cell(paths, entry, config, grid, plan["axes"]) for entry in plan["cells"]),
+        cells=tuple(cell for cell in cells if not cell.axes.get(ROUNDING)),
+        reruns=tuple(cell for cell in cells if cell.axes.get(ROUNDING)),
         pruner=grid.get("pruner"),
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
@@ -331,7 +335,7 @@ def _cell(
     others = [
         key
         for key in axes
-        if key not in (SEED, WARMUP, RATE)
+        if key not in (SEED, WARMUP, RATE, ROUNDING)
         and not key.startswith(BLOCK)
         and len(planned.get(key, ())) != 1  # an axis of one value distinguishes nothing
     ]

@@ -66,7 +66,7 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
             (made.path / name).write_bytes(content)
         plan = read_plan(made.plan)
         read_grid_file(made.specification)
-        if [cell["id"] for cell in plan["cells"]] != list(runs):
+        if {cell["id"] for cell in plan["cells"]} != runs.keys():
             raise UserError(f"{path}: its rows are not the cells of its plan")
         if not is_file_name(plan["name"]):
             raise UserError(f"{path}: name: expected the name of a folder, found {plan['name']!r}")

@@ -1,5 +1,6 @@
 """A study as a small folder to keep: what its numbers come from, its scores and its figure."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_app.analysis.exports.tidy import write_scores
@@ -18,7 +19,8 @@ def publish(grid: GridResults, out: Path) -> None:
     """Write `results.parquet`, a packed grid, the scores `sensitivity.csv` and `effects.csv`, and
     the figure that the report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
     """
-    pack(grid, results_frame(grid), out / PACKED)
+    whole = replace(grid, cells=grid.cells + grid.reruns)
+    pack(whole, results_frame(whole), out / PACKED)
     write_scores(grid, sensitivity_scores(grid), out)
     with styled():
         for look, change in (("light", None), ("dark", darken)):

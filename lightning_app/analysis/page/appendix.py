@@ -12,6 +12,7 @@ FILES = {
     "validations.csv, validations.parquet": "a row for each cell and validation",
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
     "effects.csv": "a row for each effect of the factors of the grid, if it has any",
+    "reruns.csv": "a row for each arm of which runs were repeated under perturbed rounding",
     "comparisons.csv": "a row for each comparison of the grid's metric, if it has any",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
     "tables/": "the headline and the losses by warm-up for LaTeX (booktabs) and Markdown",

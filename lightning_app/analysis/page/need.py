@@ -29,6 +29,7 @@ from lightning_app.analysis.page.parts import (
     section,
     stalled_share,
 )
+from lightning_app.analysis.page.reruns import rerun_table
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 
@@ -48,6 +49,7 @@ def need(contents: Contents) -> Markup:
         *tables,
         by_rate,
         comparison_table(contents),
+        rerun_table(contents),
         metric_table(contents),
         figures(contents, "need"),
     )
