@@ -40,7 +40,7 @@ _FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
 
 @dataclass(kw_only=True)
 class CostGroup:
-    """A group of cells of equal cost: one model on one corpus for one number of steps."""
+    """Cells of one label and equal cost: one model on one corpus for one number of steps."""
 
     label: str
     config: dict[str, Any]
@@ -135,10 +135,9 @@ def _shapes(
         model, data = config["model"], {**config["data"], "seed": None}
         kind = model["optimizer"]["kind"]
         parts = [model["block"], model["architecture"], model["objective"], kind]
-        key = json.dumps([*parts, data, config["trainer"]], sort_keys=True)
-        label = grid.variant(cell)
         others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
-        label = " ".join([label, *(f"{each}={cell.axes[each]}" for each in others)])
+        label = " ".join([grid.variant(cell), *(f"{each}={cell.axes[each]}" for each in others)])
+        key = json.dumps([label, *parts, data, config["trainer"]], sort_keys=True)
         shape = shapes.setdefault(key, CostGroup(label=label, config=config))
         shape.cells.append(cell)
         run = grid.state(cell)

@@ -56,13 +56,17 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     columns = [column.name for column in fields(Score)][:-3]
     table = []
     for row in rows:
-        listed = ", ".join(f"{seed}: {value:.4f}" for seed, value in row.each)
+        listed = ", ".join(f"{seed}: {_shown(value)}" for seed, value in row.each)
         ends = ", ".join(f"{end:.4f}" for end in row.bootstrap or ())
         note = join_notes(
             row.note, listed and f"per seed {listed}", ends and f"bootstrap-t [{ends}]"
         )
         table.append(asdict(row) | {"note": note})
     return pd.DataFrame(table, columns=columns)
+
+
+def _shown(value: float) -> str:
+    return "undefined" if math.isnan(value) else f"{value:.4f}"
 
 
 def join_notes(*parts: str) -> str:

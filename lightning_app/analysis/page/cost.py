@@ -51,7 +51,7 @@ def _resources(contents: Contents) -> Markup:
         column("Variant", text=True),
         column("parameters"),
         column("tokens per second"),
-        column("peak memory", "MB"),
+        column("peak memory", "MiB"),
         column("seconds a run"),
         column("all runs", "hours"),
         column("runs"),
@@ -100,7 +100,7 @@ def _spent(cells: Sequence[CellResult], against: Sequence[CellResult] | None) ->
     return [
         both("parameters"),
         both(RATE),
-        both("peak_memory_bytes", 1e-6),
+        both("peak_memory_bytes", 2.0**-20),
         both("seconds"),
         element("td", f"{hours:,.2f}"),
     ]

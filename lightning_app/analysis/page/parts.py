@@ -89,7 +89,7 @@ def estimate(score: Score) -> Markup:
     if not math.isnan(score.low):
         shown.append(element("span", interval(score.low, score.high), class_="interval"))
     if len(score.each) > 1:
-        values = " · ".join(nats(value) for _, value in score.each)
+        values = " · ".join(DASH if math.isnan(value) else nats(value) for _, value in score.each)
         shown.append(element("span", values, class_="interval", title="seed by seed"))
     return element("td", *shown)
 
