@@ -1,0 +1,627 @@
+"""Recompute every number of a published study from its `results.parquet`, and compare.
+
+`python docs/recompute_study.py FOLDER [FOLDER ...]` computes the scores of each folder from the
+losses and curves of its runs, and compares them with `sensitivity.csv` and `effects.csv`. It has
+the definitions of the package and none of its code, and prefers plain loops and enumeration. The
+exit code is 0 if all numbers agree to a relative 1e-9 (near zero: an absolute 1e-12), else 1.
+"""
+
+import base64
+import csv
+import io
+import json
+import math
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate, combinations, pairwise, product
+from pathlib import Path
+from statistics import fmean, stdev, variance
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import yaml
+from scipy import integrate, optimize, stats
+
+NAN = math.nan
+LEARNED = 0.1  # nats under the unigram entropy from which on a variant has learned
+ESCAPED = 1 / 3  # of what the best seed learned: a run that learned less has half escaped
+TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
+FEW = 5  # with fewer seeds, endings that differ withhold the p value
+FAMILIES = ("delta", "interaction", "need", "stall_difference")  # corrected by Holm, each alone
+MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")  # with effects
+SPECIAL = ("seed_everything", "model.schedule.warmup_steps", "model.optimizer.lr")
+NUMBERS = ("estimate", "low", "high", "p", "p_holm", "p_sign", "seeds")
+
+Curve = list[tuple[int, float]]  # step, value
+Who = tuple[str, str]  # group, variant
+Key = tuple[str, float | None, str, str]  # group, rate (None: all), variant or factors, score
+
+
+@dataclass
+class Run:
+    """A finished run: the loss of every score, the unigram entropy, its ending, its curves."""
+
+    loss: float
+    top: float
+    failed: bool
+    validations: Curve
+    rates: Curve
+    late: bool = False  # half escaped
+
+
+@dataclass
+class Arm:
+    """The runs of a variant in a group, by warm-up, rate and seed."""
+
+    baseline: str | None
+    planned: set[tuple[int, float, int]] = field(default_factory=set)
+    runs: dict[tuple[int, float, int], Run] = field(default_factory=dict)
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({rate for _, rate, _ in self.planned})
+
+    @property
+    def warmups(self) -> list[int]:
+        return sorted({warmup for warmup, _, _ in self.planned})
+
+
+@dataclass
+class Row:
+    """A row of a table; `values` are those by seed of which the estimate is the mean."""
+
+    estimate: float = NAN
+    low: float = NAN
+    high: float = NAN
+    p: float = NAN
+    p_holm: float = NAN
+    p_sign: float = NAN
+    bound: str = ""
+    seeds: int = 0
+    cells: int = 0
+    diverged: int = 0
+    values: dict[int, float] = field(default_factory=dict)
+
+    def fill(self, values: Mapping[int, float], *, interval: bool = True) -> list[float]:
+        """Put in the values, their mean and its interval; return the values."""
+        self.values, found = dict(values), [*values.values()]
+        self.estimate = fmean(found)
+        self.low, self.high = t_test(found)[:2] if interval else (NAN, NAN)
+        return found
+
+
+class Paired:
+    """The runs of the seeds that have finished at each (warm-up, rate) point."""
+
+    def __init__(
+        self, arm: Arm, warmups: Sequence[int], rates: Sequence[float], seeds: Sequence[int] = ()
+    ) -> None:
+        self.rates, points = rates, [*product(warmups, rates)]
+        every = seeds or sorted({seed for _, _, seed in arm.planned})
+        self.seeds = [s for s in every if all((*point, s) in arm.runs for point in points)]
+        self.at = [[arm.runs[*point, s] for s in self.seeds] for point in points]
+        self.runs = [run for runs in self.at for run in runs]
+        self.tops = {s: fmean(arm.runs[*point, s].top for point in points) for s in self.seeds}
+        of = product(warmups, self.seeds)
+        self.losses = {(w, s): [arm.runs[w, rate, s].loss for rate in rates] for w, s in of}
+
+    def row(self) -> Row:
+        """A row with the numbers of seeds and runs alone."""
+        return Row(seeds=len(self.seeds), cells=len(self.runs), diverged=failures(self.runs))
+
+    def learned(self, losses: Iterable[float]) -> float:
+        """How far the mean of some losses is under the unigram entropy."""
+        return fmean(self.tops.values()) - fmean(losses)
+
+
+def failures(runs: Iterable[Run]) -> int:
+    return sum(run.failed for run in runs)
+
+
+def t_test(values: Sequence[float]) -> tuple[float, float, float]:
+    """Student's interval and p value; NaN for one value, and for values that do not differ."""
+    if len(values) < 2 or max(values) - min(values) <= 1e-12 * max(1, *map(abs, values)):
+        return NAN, NAN, NAN
+    free, centre, error = len(values) - 1, fmean(values), stdev(values) / math.sqrt(len(values))
+    half = float(stats.t.ppf(0.975, free)) * error
+    return centre - half, centre + half, 2 * float(stats.t.sf(abs(centre) / error, free))
+
+
+def sign_flips(values: Sequence[float]) -> float:
+    """The share of all choices of signs whose sum is at least as far from zero."""
+    if not 2 <= len(values) <= 16:
+        return NAN
+    sums = [abs(math.fsum(signed)) for signed in product(*((x, -x) for x in values))]
+    return fmean(found >= sums[0] * (1 - 1e-12) for found in sums)
+
+
+def pooled(arms: Iterable[Iterable[float]]) -> tuple[float, int]:
+    """The standard deviation within arms and its degrees of freedom."""
+    known = [values for values in map(list, arms) if len(values) > 1]
+    free = sum(len(values) - 1 for values in known)
+    squares = math.fsum(variance(values) * (len(values) - 1) for values in known)
+    return (math.sqrt(squares / free), free) if free else (NAN, 0)
+
+
+def larger_p(values: Sequence[float], spread: float, free: int) -> float:
+    """The larger p value of two: by the spread of the values themselves, and by a pooled one."""
+    own = t_test(values)[2]
+    if math.isnan(own) or not spread > 0:
+        return NAN
+    error = spread / math.sqrt(len(values))
+    return max(own, 2 * float(stats.t.sf(abs(fmean(values)) / error, free)))
+
+
+def roots(square: float, line: float, rest: float) -> tuple[float, float]:
+    """Where `square x^2 - 2 line x + rest` is zero, the smaller first."""
+    low, high = sorted(np.roots([square, -2 * line, rest]).real.tolist())
+    return low, high
+
+
+def fieller(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float]:
+    """The ends of the ratios `r` with `mean(a - r b)^2 <= t^2 var(a - r b) / n`."""
+    a, b, n = fmean(tops), fmean(bottoms), len(tops)
+    if math.isnan(t_test([x - a / b * y for x, y in zip(tops, bottoms, strict=True)])[0]):
+        return NAN, NAN
+    square = float(stats.t.ppf(0.975, n - 1)) ** 2 / n
+    (aa, ab), (_, bb) = (np.cov(tops, bottoms) * square).tolist()
+    return roots(b * b - bb, a * b - ab, a * a - aa) if b * b > bb else (NAN, NAN)
+
+
+def stalls(runs: Sequence[Run]) -> Row:
+    """`stalls w=...`: the share `k/n`, Wilson's `p` with `(k/n - p)^2 = z^2 p (1 - p) / n`."""
+    k, n = failures(runs), len(runs)
+    if not runs:
+        return Row()
+    weight = float(stats.norm.ppf(0.975)) ** 2 / n
+    low, high = roots(1 + weight, k / n + weight / 2, (k / n) ** 2)
+    ends = low if k else 0.0, high if k < n else 1.0
+    return Row(k / n, *ends, seeds=n, cells=n, diverged=k)
+
+
+def holm(family: Iterable[Row]) -> None:
+    """Put in Holm's p values, step by step; a p value that is withheld counts as 1."""
+    ordered = sorted(family, key=lambda row: 1.0 if math.isnan(row.p) else row.p)
+    reached = 0.0
+    for place, row in enumerate(ordered):
+        if not math.isnan(row.p):
+            reached = max(reached, min(1.0, (len(ordered) - place) * row.p))
+            row.p_holm = reached
+
+
+@cache
+def noncentrality(count: int) -> float:
+    """Where a t test of `count` values has 80 % power: an integral over their deviation `u`."""
+    free, edge = count - 1, float(stats.t.ppf(0.975, count - 1))
+    most = float(stats.chi.isf(1e-16, free)) / math.sqrt(free)
+    parts = [*pairwise(np.linspace(0, most, 9).tolist())]
+
+    def lacking(ncp: float) -> float:
+        def found(u: float) -> float:
+            share = stats.norm.cdf([ncp - edge * u, -ncp - edge * u]).sum()
+            return float(share * stats.chi.pdf(u, free, scale=1 / math.sqrt(free)))
+
+        return math.fsum(integrate.quad(found, *part, epsabs=1e-12)[0] for part in parts) - 0.8
+
+    return float(optimize.brentq(lacking, 0.0, 100.0, xtol=1e-12))  # type: ignore[arg-type]
+
+
+def strata_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
+    """Fisher's exact test over strata: the failed and all runs without warm-up, then with it.
+
+    Every choice of failures without warm-up is enumerated, in whole numbers. The p value adds the
+    chances of all sums that are no likelier than the one found.
+    """
+    ways: Counter[int] = Counter()
+    spans = [range(max(0, k + j - m), min(n, k + j) + 1) for k, n, j, m in tables]
+    for choice in product(*spans):
+        each = zip(choice, tables, strict=True)
+        parts = (math.comb(n, x) * math.comb(m, k + j - x) for x, (k, n, j, m) in each)
+        ways[sum(choice)] += math.prod(parts)
+    found = ways[sum(table[0] for table in tables)]
+    return sum(count for count in ways.values() if count <= found) / ways.total()
+
+
+def one(values: Iterable[bool]) -> bool:
+    return len({*values}) == 1
+
+
+def endings(*arms: Paired) -> tuple[bool, bool]:
+    """Whether the endings of the runs allow an interval over the seeds, and a p value.
+
+    An interval: no point of an arm has failed runs beside others, nor, of few seeds, half escaped
+    runs beside others. A p value of few seeds: the arms fail alike, and no run half escaped.
+    """
+    few, points = len(arms[0].seeds) < FEW, [runs for arm in arms for runs in arm.at]
+    interval = all(one(run.failed for run in runs) for runs in points)
+    interval &= not few or all(one(run.late for run in runs) for runs in points)
+    sides = ([run for runs in of for run in runs] for of in zip(*(a.at for a in arms), strict=True))
+    alike = all(one(run.failed for run in side) for side in sides)
+    return interval, not few or (alike and not any(r.late for runs in points for r in runs))
+
+
+def bound(least: bool, most: bool) -> str:
+    return "?" if least and most else ">=" * least + "<=" * most
+
+
+def saved(pairs: Paired) -> dict[int, float]:
+    """Delta by seed; empty for a variant that did not learn with the reference warm-up either."""
+    bare, warm = ([run.loss for run in runs] for runs in pairs.at)
+    if not pairs.seeds or pairs.learned(warm) < LEARNED:
+        return {}
+    return {s: a - b for s, a, b in zip(pairs.seeds, bare, warm, strict=True)}
+
+
+def contrast(arms: Sequence[Arm], rate: float, ref: int, sd: tuple[float, int]) -> Row:
+    """`delta` of one arm; `interaction` of two: Delta less that of the baseline, by seed."""
+    alone = [Paired(arm, (0, ref), [rate]) for arm in arms]
+    own, *others = map(saved, alone)
+    seeds = [seed for seed in own if all(seed in other for other in others)]
+    if not seeds:
+        return alone[0].row()
+    pairs = [Paired(arm, (0, ref), [rate], seeds) for arm in arms]
+    runs = [run for each in pairs for run in each.runs]
+    row = Row(seeds=len(seeds), cells=len(runs), diverged=failures(runs))
+    interval, sure = endings(*pairs)
+    values = {s: own[s] - sum(other[s] for other in others) for s in seeds}
+    row.p_sign = sign_flips(found := row.fill(values, interval=interval))
+    row.p = larger_p(found, math.sqrt(len(arms)) * sd[0], sd[1]) if sure else NAN
+    if len(arms) == 1 and all(run.failed for run in pairs[0].at[0]):
+        row.bound = ">="
+    return row
+
+
+def relative(pairs: Paired, delta: Row) -> Row:
+    """`relative_delta`: Delta over what is learned with the reference warm-up."""
+    row = pairs.row()
+    if delta.values:
+        gains = [run.top - run.loss for run in pairs.at[1]]
+        row.estimate, row.bound = delta.estimate / fmean(gains), delta.bound
+        if endings(pairs)[0]:
+            row.low, row.high = fieller([*delta.values.values()], gains)
+    return row
+
+
+def first_step(curve: Curve, loss: float) -> float:
+    """The first step at a loss or under it, linear between validations; the last if none is."""
+    for (before, high), (step, low) in pairwise([curve[0], *curve]):
+        if low <= loss:
+            return float(np.interp(loss, [low, high], [step, before]))
+    return curve[-1][0]
+
+
+def ahead(bare: Run, warm: Run) -> float:
+    """tau: by how many steps the run that ends ahead reached the last loss of the other before."""
+    if warm.loss <= bare.loss:
+        return warm.validations[-1][0] - first_step(warm.validations, bare.loss)
+    return first_step(bare.validations, warm.loss) - bare.validations[-1][0]
+
+
+def steps_saved(pairs: Paired) -> Row:
+    """The mean of tau; a bound where runs of one side failed, which would take longer."""
+    row = pairs.row()
+    if saved(pairs) and all(len(run.validations) > 1 for run in pairs.runs):
+        values = dict(zip(pairs.seeds, map(ahead, *pairs.at), strict=True))
+        row.fill(values, interval=endings(pairs)[0])
+        row.bound = bound(*(failures(runs) > 0 for runs in pairs.at))
+    return row
+
+
+def lost_steps(pairs: Paired) -> Row:
+    """How much earlier a run without warm-up has the summed rates of the other at its end."""
+
+    def sums(rates: Curve) -> list[float]:  # by trapezoids between the logged rates
+        parts = [(t1 - t0) * (r0 + r1) / 2 for (t0, r0), (t1, r1) in pairwise(rates)]
+        return [*accumulate(parts, initial=rates[0][0] * rates[0][1])]
+
+    row, found = pairs.row(), []
+    for bare, warm in zip(*pairs.at, strict=True):
+        if min(len(bare.rates), len(warm.rates)) < 2 or bare.rates[-1][0] != warm.rates[-1][0]:
+            return row  # not defined for runs that ended at different steps
+        steps = [step for step, _ in bare.rates]
+        found.append(steps[-1] - np.interp(sums(warm.rates)[-1], sums(bare.rates), steps))
+    row.estimate = fmean(found) if found else NAN
+    return row
+
+
+def flatness(arm: Arm, rate: float) -> Row:
+    """`R_w`: how much the loss differs over the warm-ups, of what is learned at the best one."""
+    pairs = Paired(arm, sorted({w for w, r, _ in arm.planned if r == rate}), [rate])
+    row = pairs.row()
+    if len(pairs.at) > 1 and pairs.seeds:
+        means = [fmean(run.loss for run in runs) for runs in pairs.at]
+        learned = pairs.learned([min(means)])
+        row.estimate = (fmean(means) - min(means)) / learned if learned >= LEARNED else NAN
+    return row
+
+
+def stall_difference(arm: Arm, ref: int) -> Row:
+    """The share of failed runs without warm-up less that with it, over the rates with both."""
+    tables, seeds = [], set()
+    for rate in arm.rates:
+        bare, warm = (
+            {s: run for (w, r, s), run in arm.runs.items() if (w, r) == (warmup, rate)}
+            for warmup in (0, ref)
+        )
+        if bare and warm:
+            failed = [failures(runs.values()) for runs in (bare, warm)]
+            tables.append((failed[0], len(bare), failed[1], len(warm)))
+            seeds |= bare.keys() | warm.keys()
+    if not tables:
+        return Row()
+    k, n, j, m = map(sum, zip(*tables, strict=True))
+    p = strata_p(tables) if k + j else NAN
+    return Row(k / n - j / m, p=p, seeds=len(seeds), cells=n + m, diverged=k + j)
+
+
+def best_rates(pairs: Paired, warmup: int) -> dict[int, int]:
+    """For each seed, the place of the rate with the smallest mean loss over the other seeds."""
+    found = {}
+    for seed in pairs.seeds:
+        others = [pairs.losses[warmup, other] for other in pairs.seeds if other != seed]
+        means = [fmean(losses) for losses in zip(*others, strict=True)]
+        found[seed] = means.index(min(means))
+    return found
+
+
+def risen(pairs: Paired, warmup: int) -> dict[int, float]:
+    """S by seed: the mean loss over ln(rate), less the loss at the best rate."""
+    found, logs = {}, [math.log(rate) for rate in pairs.rates]
+    for seed, best in best_rates(pairs, warmup).items():
+        losses = pairs.losses[warmup, seed]
+        places = pairwise(zip(logs, losses, strict=True))
+        area = math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in places)
+        found[seed] = area / (logs[-1] - logs[0]) - losses[best]
+    return found
+
+
+def tolerated(rates: Sequence[float], losses: list[float], top: float) -> tuple[float, bool]:
+    """log2 of the largest rate, up from the best, of a small loss; and if it is the last."""
+    best = losses.index(min(losses))
+    limit = losses[best] + TOLERATED * (top - losses[best])
+    if top - losses[best] < LEARNED:
+        return NAN, False
+    for k in range(best, len(losses) - 1):
+        if losses[k + 1] > limit:
+            logs = np.log2(rates[k : k + 2])
+            return float(np.interp(limit, losses[k : k + 2], logs)), False
+    return math.log2(rates[-1]), True
+
+
+def need(pairs: Paired, ref: int) -> Row:
+    """N, the need at the best rates; its p value comes later."""
+    row, edges = pairs.row(), {0, len(pairs.rates) - 1}
+    if len(pairs.rates) > 1 and len(pairs.seeds) > 1:
+        lowest = min(fmean(run.loss for run in runs) for runs in pairs.at[len(pairs.rates) :])
+        if pairs.learned([lowest]) >= LEARNED:
+            bare, warm = best_rates(pairs, 0), best_rates(pairs, ref)
+            at = {s: (pairs.losses[0, s][bare[s]], pairs.losses[ref, s][warm[s]]) for s in bare}
+            row.p_sign = sign_flips(row.fill({s: a - b for s, (a, b) in at.items()}))
+            row.bound = bound(*(not edges.isdisjoint(of.values()) for of in (warm, bare)))
+    return row
+
+
+def octaves(pairs: Paired, ref: int) -> Row:
+    """O, the octaves of learning rate that warm-up buys."""
+    row, ends = pairs.row(), {}
+    for seed, top in pairs.tops.items():
+        ends[seed] = [tolerated(pairs.rates, pairs.losses[w, seed], top) for w in (ref, 0)]
+    values = {seed: warm[0] - bare[0] for seed, (warm, bare) in ends.items()}
+    if values and len(pairs.rates) > 1 and not any(map(math.isnan, values.values())):
+        found = row.fill(values)
+        row.p, row.p_sign = t_test(found)[2], sign_flips(found)
+        row.bound = bound(*(any(of[k][1] for of in ends.values()) for k in (0, 1)))
+    return row
+
+
+def rise(pairs: Paired, *warmups: int) -> Row:
+    """`rate_sensitivity`: S of one warm-up, or that of the first less that of the second."""
+    row = pairs.row()
+    if len(pairs.rates) > 1 and len(pairs.seeds) > 1:
+        first, *others = (risen(pairs, warmup) for warmup in warmups)
+        found = row.fill({s: first[s] - sum(other[s] for other in others) for s in first})
+        row.p = t_test(found)[2] if others else NAN
+    return row
+
+
+def largest_rate(arm: Arm, warmup: int) -> Row:
+    """`eta_max w=...`: the largest rate without a failed run."""
+    runs = {(rate, seed): run for (w, rate, seed), run in arm.runs.items() if w == warmup}
+    bad = [rate for (rate, _), run in runs.items() if run.failed]
+    sound, seeds = {rate for rate, _ in runs}.difference(bad), {seed for _, seed in runs}
+    return Row(max(sound, default=NAN), seeds=len(seeds), cells=len(runs), diverged=len(bad))
+
+
+def slice_rows(arms: Mapping[str, Arm], rate: float, ref: int) -> Iterator[tuple[str, str, Row]]:
+    """The scores of the variants of a group at one rate: variant, score, row."""
+    pairs = {name: Paired(arm, (0, ref), [rate]) for name, arm in arms.items()}
+    sd, versus = pooled(saved(each).values() for each in pairs.values()), {}
+    for name, arm in arms.items():
+        base = arms.get(arm.baseline or "", arm)
+        alone = pairs[name].row()
+        versus[name] = alone if base is arm else contrast([arm, base], rate, ref, sd)
+    spread = pooled(row.values.values() for row in versus.values() if not math.isnan(row.low))[0]
+    for name, arm in arms.items():
+        delta, own, found = contrast([arm], rate, ref, sd), versus[name], Row()
+        if not math.isnan(own.low) and not math.isnan(own.p):
+            size = spread * noncentrality(own.seeds) / math.sqrt(own.seeds)
+            found = Row(size, seeds=own.seeds, cells=own.cells, diverged=own.diverged)
+        rows = {"delta": delta, "relative_delta": relative(pairs[name], delta)}
+        rows |= {"interaction": own, "detectable": found, "R_w": flatness(arm, rate)}
+        rows |= {"steps_saved": steps_saved(pairs[name]), "lost_steps": lost_steps(pairs[name])}
+        for warmup in arm.warmups:
+            runs = [run for (w, r, _), run in arm.runs.items() if (w, r) == (warmup, rate)]
+            rows[f"stalls w={warmup}"] = stalls(runs)
+        yield from ((name, score, row) for score, row in rows.items())
+
+
+def rate_rows(arm: Arm, ref: int) -> dict[str, Row]:
+    """The scores of a variant over all rates."""
+    pairs = Paired(arm, (0, ref), arm.rates)
+    rows = {"need": need(pairs, ref), "octaves": octaves(pairs, ref)}
+    rows["rate_sensitivity"] = rise(pairs, 0, ref)
+    for warmup in arm.warmups:
+        alone = Paired(arm, [warmup], arm.rates)
+        rows[f"rate_sensitivity w={warmup}"] = rise(alone, warmup)
+        rows[f"eta_max w={warmup}"] = largest_rate(arm, warmup)
+    return rows
+
+
+def sensitivity(arms: Mapping[Who, Arm], ref: int) -> dict[Key, Row]:
+    """Every row of `sensitivity.csv`."""
+    rows: dict[Key, Row] = {}
+    several = len({rate for arm in arms.values() for rate in arm.rates}) > 1
+    for group in {group for group, _ in arms}:
+        members = {name: arm for (of, name), arm in arms.items() if of == group}
+        for rate in {rate for arm in members.values() for rate in arm.rates}:
+            here = {name: arm for name, arm in members.items() if rate in arm.rates}
+            for name, score, row in slice_rows(here, rate, ref):
+                rows[group, rate, name, score] = row
+        for name, arm in members.items():
+            only = arm.rates[0] if len(arm.rates) == 1 else None
+            rows[group, only, name, "stall_difference"] = stall_difference(arm, ref)
+            found = rate_rows(arm, ref) if several else {}
+            rows |= {(group, None, name, score): row for score, row in found.items()}
+        needs = [row for key, row in rows.items() if key[0] == group and key[3] == "need"]
+        sd = pooled(row.values.values() for row in needs)
+        for row in needs:
+            row.p = larger_p([*row.values.values()], *sd)
+    for name in FAMILIES:  # what is compared over seeds; of stalls, what has a test
+        family = [row for key, row in rows.items() if key[3] == name]
+        holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
+    return rows
+
+
+def effects(
+    scores: Mapping[Key, Row], factors: Sequence[str], places: Mapping[Who, tuple[str, list[int]]]
+) -> dict[Key, Row]:
+    """Every row of `effects.csv`: differences along the chosen factors, means along the others."""
+    tables: dict[tuple[str, float | None, str], dict[tuple[int, ...], dict[int, float]]] = {}
+    for (group, rate, variant, score), row in scores.items():
+        if score in MEASURES:
+            rest, levels = places[group, variant]
+            tables.setdefault((rest, rate, score), {})[*levels] = row.values
+    axes, corners = range(len(factors)), [*product((0, 1), repeat=len(factors))]
+    rows: dict[Key, Row] = {}
+    for (rest, rate, score), table in tables.items():
+        seeds = sorted(set.intersection(*({*table.get(corner, ())} for corner in corners)))
+        for chosen in (c for n in axes for c in combinations(axes, n + 1)):
+            values = {}
+            for seed in seeds:
+                cube = np.reshape([table[corner][seed] for corner in corners], [2 for _ in axes])
+                for k in reversed(axes):
+                    low, high = cube[..., 0], cube[..., 1]
+                    cube = high - low if k in chosen else (low + high) / 2
+                values[seed] = float(cube)
+            row = rows[rest, rate, " x ".join(factors[k] for k in chosen), score] = Row()
+            if values:
+                found, row.seeds = row.fill(values), len(values)
+                row.p, row.p_sign = t_test(found)[2], sign_flips(found)
+    for name in MEASURES:
+        holm(row for key, row in rows.items() if key[3] == name and not math.isnan(row.p))
+    return rows
+
+
+def label(value: Any) -> str:
+    """The value of an axis in words."""
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, separators=(",", ":"))
+
+
+def same(found: float, given: float) -> bool:
+    both = math.isnan(found) and math.isnan(given)
+    return both or math.isclose(found, given, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def read_run(row: Mapping[Any, Any], wrong: list[str]) -> Run:
+    """A finished run. The loss of the table is compared with that of the run's record."""
+
+    def curve(name: str) -> Curve:
+        lines = csv.DictReader(io.StringIO(row["metrics.csv"] or ""))
+        return sorted({int(float(x["step"])): float(x[name]) for x in lines if x.get(name)}.items())
+
+    record, failed = json.loads(row["result.json"]), row["status"] == "diverged"
+    top = record["unigram_entropy"]
+    loss = top if failed else min(record["metrics"]["val/nll"], top)
+    if not (same(row["loss"], loss) and same(row["unigram_entropy"], top)):
+        wrong.append(f"{row['name']}: loss {row['loss']} in the table, {loss} in its record")
+    return Run(row["loss"], row["unigram_entropy"], failed, curve("val/nll"), curve("train/lr"))
+
+
+def compare(path: Path, names: Sequence[str], rows: Mapping[Key, Row], wrong: list[str]) -> None:
+    """Compare a table with the recomputed rows: print the extent, note what disagrees."""
+    count, largest, missing = 0, 0.0, {*rows}
+    with path.open(newline="") as file:
+        given = list(csv.DictReader(file))
+    for line in given:
+        rate = float(line["lr"]) if line["lr"] else None
+        key = line["group"], rate, line[names[0]], line[names[1]]
+        if key not in missing:
+            wrong.append(f"{key}: {'there twice' if key in rows else 'not recomputed'}")
+            continue
+        missing.remove(key)
+        for name in names[2:]:
+            found, value = getattr(rows[key], name), line[name]
+            agree = found == value
+            if name != "bound":
+                value, count = float(value or NAN), count + 1
+                agree = same(found, value)
+                largest = max(largest, 0.0 if math.isnan(found - value) else abs(found - value))
+            if not agree:
+                wrong.append(f"{key} {name}: {found!r} recomputed, {value!r} in the table")
+    wrong += [f"{key}: not in the table" for key in missing]
+    print(f"{path}: {len(given)} rows, {count} numbers, largest difference {largest:.2g}")
+
+
+def check(folder: Path) -> list[str]:
+    """Recompute one study; what disagrees."""
+    path, wrong = folder / "results.parquet", []
+    held = pq.read_schema(path).metadata
+    plan, grid = (zlib.decompress(base64.b64decode(held[k])) for k in (b"plan.json", b"grid.yaml"))
+    plan, grid = json.loads(plan), yaml.safe_load(grid)
+    ref, axes = (grid.get("sensitivity") or {}).get("reference_warmup"), plan["axes"]
+    if not ref or grid.get("pruner"):
+        return [f"{path}: no reference warm-up, or pruned runs: not covered"]
+    factors = {k: axis for k, axis in (grid.get("factors") or {}).items() if axis in axes}
+    known = {*SPECIAL, *factors.values()}
+    others = [axis for axis in axes if axis not in known and len(axes[axis]) > 1]
+    arms: dict[Who, Arm] = {}
+    places: dict[Who, tuple[str, list[int]]] = {}
+    table = pd.read_parquet(path).astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
+    for cell, row in zip(plan["cells"], rows, strict=True):
+        at, who = cell["axes"], (row["group"], row["variant"])
+        rest = ", ".join(f"{axis}={label(at[axis])}" for axis in others) or "all"
+        places[who] = rest, [axes[axis].index(at[axis]) for axis in factors.values()]
+        arm = arms.setdefault(who, Arm(row["baseline"]))
+        key = row["warmup"], row["lr"], row["seed"]
+        arm.planned.add(key)
+        if row["status"] in ("ok", "diverged"):
+            arm.runs[key] = read_run(row, wrong)
+    for arm in arms.values():
+        for key, run in arm.runs.items():
+            gains = [each.top - each.loss for of, each in arm.runs.items() if of[:2] == key[:2]]
+            late = run.top - run.loss < ESCAPED * max(gains) and not run.failed
+            run.late = late and max(gains) >= LEARNED
+    scores = sensitivity(arms, ref)
+    names = ("variant", "score", *NUMBERS, "bound", "cells", "diverged")
+    compare(folder / "sensitivity.csv", names, scores, wrong)
+    if factors:
+        names = ("factors", "measure", *NUMBERS)
+        compare(folder / "effects.csv", names, effects(scores, [*factors], places), wrong)
+    return [f"{folder}: {text}" for text in wrong]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    found = [text for folder in sys.argv[1:] for text in check(Path(folder))]
+    print("\n".join(found) or "everything agrees")
+    sys.exit(bool(found))
