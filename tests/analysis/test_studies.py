@@ -1,13 +1,16 @@
 """The published studies: their tables come out again from `results.parquet`, by two ways."""
 
+import math
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from scipy import stats
 
 from lightning_app.analysis.factors import effects, effects_frame
 from lightning_app.analysis.grid_results import GridResults, read_results
@@ -75,5 +78,59 @@ def test_its_page_is_short_and_names_no_machine(study: Path) -> None:
     assert "headline-light.svg" in page
     packed = pd.read_parquet(study / PACKED)
     for name in FILES:
-        texts = [text for text in packed[name].tolist() if text is not None]
+        texts = [text for text in packed[name].tolist() if isinstance(text, str)]
         assert {path for text in texts for path in re.findall(r'"/\w[^"]*"', text)} == set()
+
+
+def tolerated(losses: Any, top: float) -> float:
+    """log2 of the largest rate, going up from the best, with at most a tenth of the best lost."""
+    rates, values = losses["lr"].tolist(), losses["loss"].tolist()
+    best = min(range(len(rates)), key=lambda place: values[place])
+    limit = values[best] + 0.1 * (top - values[best])
+    for place in range(best, len(rates) - 1):
+        if values[place + 1] > limit:
+            share = (limit - values[place]) / (values[place + 1] - values[place])
+            ends = [math.log2(rates[place]), math.log2(rates[place + 1])]
+            return ends[0] + share * (ends[1] - ends[0])
+    return math.log2(rates[-1])
+
+
+def test_the_outcomes_of_the_predictions_of_joint() -> None:
+    """The figures of its page that no table has, from the losses alone."""
+    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "joint" / PACKED)
+    theta = {
+        key: tolerated(runs.sort_values("lr"), float(runs["unigram_entropy"].mean()))
+        for key, runs in table.groupby(["variant", "warmup", "seed"])
+    }
+    seeds = (1, 2, 3, 4, 5)
+
+    def octaves(variant: str, warmup: int) -> list[float]:
+        return [theta[variant, warmup, seed] - theta[variant, 0, seed] for seed in seeds]
+
+    def needs(variant: str) -> list[float]:
+        found = []
+        own = table[table["variant"] == variant]
+        for seed in seeds:
+            ends = []
+            for warmup in (0, 100):
+                runs = own[own["warmup"] == warmup]
+                others = runs[runs["seed"] != seed].groupby("lr")["loss"].mean()
+                chosen = runs[(runs["seed"] == seed) & (runs["lr"] == others.idxmin())]
+                ends.append(float(chosen["loss"].iloc[0]))
+            found.append(ends[0] - ends[1])
+        return found
+
+    def shown(values: list[float]) -> list[float]:
+        centre = sum(values) / len(values)
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        return [round(x, 3) for x in (centre, centre - half, centre + half)]
+
+    def less(first: list[float], second: list[float]) -> list[float]:
+        return [a - b for a, b in zip(first, second, strict=True)]
+
+    shaped, plain = "post_ln+shaped", "post_ln"
+    assert shown(octaves(plain, 20)) == [0.072, -0.026, 0.17]
+    assert shown(octaves(plain, 100))[0] == 0.995
+    assert shown(less(octaves(shaped, 100), octaves(plain, 100))) == [0.173, -0.522, 0.869]
+    assert shown(less(needs(shaped), needs(plain))) == [-0.416, -0.83, -0.003]
+    assert min(needs("pre_ln")) > 0
