@@ -544,7 +544,7 @@ def read_run(row: Mapping[Any, Any], wrong: list[str]) -> Run:
     """A finished run. The loss of the table is compared with that of the run's record."""
 
     def curve(name: str) -> Curve:
-        lines = csv.DictReader(io.StringIO(row["metrics.csv"] or ""))
+        lines = csv.DictReader(io.StringIO(row.get("metrics.csv") or ""))
         return sorted({int(float(x["step"])): float(x[name]) for x in lines if x.get(name)}.items())
 
     record, failed = json.loads(row["result.json"]), row["status"] == "diverged"
@@ -571,7 +571,7 @@ def compare(path: Path, names: Sequence[str], rows: Mapping[Key, Row], wrong: li
             found, value = getattr(rows[key], name), line[name]
             agree = found == value
             if name != "bound":
-                value, count = float(value or NAN), count + 1
+                found, value, count = float(found), float(value or NAN), count + 1
                 agree = same(found, value)
                 largest = max(largest, 0.0 if math.isnan(found - value) else abs(found - value))
             if not agree:

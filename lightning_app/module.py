@@ -19,6 +19,7 @@ from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.transformer import BlockStack
 from lightning_app.objectives.base import LossSums, ObjectiveConfig
+from lightning_app.objectives.validation_parts import PartSums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
 from lightning_app.tasks.base import build_task, join_ranks
@@ -76,6 +77,8 @@ class TransformerModule(pl.LightningModule):
     tokens, for any number of devices: each rank divides its share by tokens / world, and
     DDP averages. A step has one global batch: gradients are not accumulated over several.
 
+    After a validation `validation_parts` has its loss part by part (`PartSums`).
+
     Args:
         block: The wiring: a preset and single axes on top of it.
         architecture: The sizes.
@@ -127,6 +130,8 @@ class TransformerModule(pl.LightningModule):
         # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
         sums = (SumMetric(nan_strategy="disable") for _ in range(3))
         self.total_nll, self.total_correct, self.total_tokens = sums
+        self.part_sums = PartSums()
+        self.validation_parts: dict[str, list[Any]] = {}
 
     def ensure_built(self) -> None:
         """Build the model for the Trainer's data, if it does not exist yet."""
@@ -207,12 +212,18 @@ class TransformerModule(pl.LightningModule):
         self.objective.start_decoding()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
+        size = len(self.trainer.val_dataloaders.dataset)  # pyright: ignore[reportOptionalMemberAccess]
         with self._eager():
-            self._add(self.objective.sums(self.model, batch))
+            sums = self.objective.sums(self.model, batch)
+            self._add(sums)
+            assert sums.by_token is not None
+            self.part_sums.update(sums.by_token, self.objective.rows_of(batch), size)
             self.objective.decode(self.model, batch, "val")
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
+        self.validation_parts = self.part_sums.compute()
+        self.part_sums.reset()
 
     def on_test_epoch_start(self) -> None:
         self.objective.start_decoding()

@@ -241,6 +241,21 @@ def _is_data(value: Any) -> bool:
     )
 
 
+def _is_parts(value: Any) -> bool:
+    if value is None:
+        return True
+    nll, tokens = (
+        (value.get(key) for key in ("nll", "tokens")) if isinstance(value, dict) else (0, 0)
+    )
+    return (
+        isinstance(nll, list)
+        and isinstance(tokens, list)
+        and len(nll) == len(tokens)
+        and all(map(_is_number, nll))
+        and all(is_count(count) and count > 0 for count in tokens)
+    )
+
+
 # The fields that other code relies on: for each a check, and the words for what is expected.
 _Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
 _COMMON: _Fields = {
@@ -271,6 +286,7 @@ _OPTIONAL: _Fields = {  # some versions do not write them
     **dict.fromkeys(("device", "precision", *SIGNATURES), (is_text, "text")),
     "versions": (lambda value: _maps(value, is_text), "texts by name"),
     "provenance": (lambda value: isinstance(value, dict), "what made the run, by name"),
+    "validation_parts": (_is_parts, "null or equally many numbers and counts in nll and tokens"),
     "data": (_is_data, "name, protocol, sizes and vocab_size of a corpus"),
 }
 _PRUNED: _Fields = {

@@ -54,6 +54,10 @@ def assert_two_equal_one(
             assert double["metrics"][name] == value, name
         elif name != "train/tokens_per_second":
             assert double["metrics"][name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+    parts = single["validation_parts"]
+    assert sum(parts["nll"]) / sum(parts["tokens"]) == pytest.approx(single["metrics"]["val/nll"])
+    assert double["validation_parts"]["tokens"] == parts["tokens"]
+    assert double["validation_parts"]["nll"] == pytest.approx(parts["nll"], rel=1e-4)
     return single
 
 

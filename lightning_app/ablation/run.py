@@ -291,6 +291,7 @@ class Run(RunCLI):
             "diverged": None if failure is None else asdict(failure),
             "metrics": {k: v if math.isfinite(v) else None for k, v in sorted(metrics.items())},
             "unigram_entropy": datamodule.floor,
+            "validation_parts": None if outcome.name == "non_finite" else model.validation_parts,
             "steps": trainer.global_step,
             "tokens": self.throughput.tokens,
             "parameters": sum(p.numel() for p in model.parameters()),

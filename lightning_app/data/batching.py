@@ -134,7 +134,7 @@ class ResumableLoader:
     no batch is skipped on resume.
 
     Args:
-        rows: makes a batch.
+        rows: makes a batch; `dataset`, as the loaders of torch name it.
         sampler: says of which rows.
         num_workers: processes that make batches; 0 for this one.
         gpu: whose copies the batches are pinned for; None where there is no GPU.
@@ -150,7 +150,7 @@ class ResumableLoader:
         gpu: torch.device | None = None,
     ) -> None:
         self.sampler = sampler
-        self._rows = rows
+        self.dataset = rows
         self._num_workers = num_workers
         self._gpu = gpu
         self._state = {"epoch": 0, "consumed": 0}
@@ -185,7 +185,7 @@ class ResumableLoader:
     def _batches(self, items: list[Item]) -> Iterable[Batch]:
         if self._num_workers:
             return DataLoader(
-                self._rows,  # pyright: ignore[reportArgumentType]
+                self.dataset,  # pyright: ignore[reportArgumentType]
                 batch_size=None,
                 sampler=items,
                 num_workers=self._num_workers,
@@ -193,5 +193,5 @@ class ResumableLoader:
                 generator=torch.Generator(),  # the default would draw from the global generator
             )
         if self._gpu is not None:
-            return pinned_ahead(self._rows, items, self._gpu)
-        return (self._rows[item] for item in items)
+            return pinned_ahead(self.dataset, items, self._gpu)
+        return (self.dataset[item] for item in items)

@@ -43,16 +43,19 @@ class ObjectiveConfig:
 
 
 class LossSums(NamedTuple):
-    """LossSums over the predicted tokens of one rank's share of a batch, scalars.
+    """Sums over the predicted tokens of one rank's share of a batch, scalars.
 
     `loss` is what is trained on, `nll` the unsmoothed negative log-likelihood, both in nats.
-    `correct` is counted without gradients only: a training step has no use for it.
+    A training step has no use for the rest, which is there without gradients only: `correct` counts
+    the tokens with the highest probability, `by_token` (2, token) has the `nll` of each token and
+    how often it counts.
     """
 
     loss: Tensor
     nll: Tensor
     correct: Tensor | None
     tokens: Tensor
+    by_token: Tensor | None = None
 
 
 def token_sums(
@@ -73,12 +76,14 @@ def token_sums(
     loss = nll
     if label_smoothing:
         loss = (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
-    correct = None
+    correct = by_token = None
     if not torch.is_grad_enabled():
         correct = ((logits.argmax(dim=-1) == labels).to(counted.dtype) * counted).sum()
+        by_token = torch.stack([nll * counted, counted.to(nll)])
     return LossSums(
         loss=(loss * counted).sum(),
         nll=(nll.detach() * counted).sum(),
         correct=correct,
         tokens=counted.sum(),
+        by_token=by_token,
     )

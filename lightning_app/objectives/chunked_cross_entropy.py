@@ -42,7 +42,9 @@ def output_sums(
     for x, y, c in zip(states.split(size), labels.split(size), counted.split(size), strict=True):
         logits = linear(x, table)
         parts.append(token_sums(logits if bias is None else logits + bias, y, c, label_smoothing))
-    return LossSums(*(torch.stack(column).sum() for column in zip(*parts, strict=True)))
+    *sums, by_token = zip(*parts, strict=True)
+    loss, nll, correct, tokens = (torch.stack(column).sum() for column in sums)
+    return LossSums(loss, nll, correct, tokens, torch.cat(by_token, dim=1))
 
 
 @final

@@ -91,6 +91,10 @@ class Task(ABC):
     def sums(self, model: Any, batch: Any) -> LossSums:
         """Return the sums over the predicted tokens of `batch`, differentiable once."""
 
+    @abstractmethod
+    def rows_of(self, batch: Any) -> Int[Tensor, " token"]:
+        """Return the row of the split of each token of `sums`; -1 for a token of a blank row."""
+
     def streams(self) -> Mapping[int, Any]:
         """Return the state that training keeps for each stream of text of this rank.
 

@@ -191,6 +191,10 @@ class MaskedLanguageModelling(Task):
             bias=model.output_bias,
         )
 
+    def rows_of(self, batch: MaskedBatch) -> Int[Tensor, " token"]:
+        """Return the window of each predicted token."""
+        return batch.index[batch.positions // batch.tokens.shape[1]]
+
     def predict(
         self, model: MaskedLanguageModel, batch: MaskedBatch, datamodule: Any
     ) -> list[tuple[int, str]]:

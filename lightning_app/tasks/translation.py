@@ -141,6 +141,10 @@ class Translation(Task):
         table = model.embedding.tokens.weight
         return output_sums(states, table, labels, counted, self.config.label_smoothing)
 
+    def rows_of(self, batch: TranslationBatch) -> Int[Tensor, " token"]:
+        """Return the row of each target token, the begin mark left out, with those of padding."""
+        return batch.index.repeat_interleave(batch.target.shape[1] - 1)
+
     def start_decoding(self) -> None:
         """Forget the hypotheses of the evaluation before."""
         self._hypotheses = {}

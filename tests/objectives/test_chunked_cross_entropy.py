@@ -153,7 +153,9 @@ def test_a_rank_without_tokens_gives_zeros() -> None:
         [0.0] * 3
     )
     with torch.no_grad():
-        assert [float(value) for value in empty.sums()] == [0.0] * 4
+        *sums, by_token = empty.sums()
+    assert [float(value) for value in sums] == [0.0] * 4
+    assert by_token.shape == (2, 0)
 
 
 def test_tokens_that_do_not_count_have_no_gradient() -> None:

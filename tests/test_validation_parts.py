@@ -1,0 +1,60 @@
+"""The losses of the parts of a validation set equal those of its rows, each evaluated alone."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+from lightning_app.objectives.validation_parts import PARTS, PartSums
+from tests.runs import data, module, trainer
+
+
+@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+def test_each_part_sums_its_rows(tmp_path: Path, cache: str, kind: str) -> None:
+    """Whatever the batches, the parts hold consecutive rows of the split."""
+    pl.seed_everything(1)
+    system, source = module(kind, preset="pre_ln"), data(cache, kind)
+    fitter = trainer(tmp_path, limit_val_batches=1.0)
+    (scores,) = fitter.validate(system, source, verbose=False)
+    found, batches = system.validation_parts, len(source.val_dataloader())
+    source.config = replace(source.config, tokens_per_batch=100)
+    fitter.validate(system, source, verbose=False)
+    assert len(source.val_dataloader()) > 2 * batches
+    rows = source.val_dataloader().dataset
+    losses, counts = np.zeros(PARTS), np.zeros(PARTS)
+    for row in range(len(rows)):
+        batch = rows[0, np.array([row])]
+        with torch.no_grad():
+            logits: Any = system(batch).flatten(end_dim=-2).double()
+        labels = batch.target[0, 1:] if kind == "translation" else batch.labels
+        chosen = logits.log_softmax(dim=-1)[range(len(labels)), labels]
+        part = math.floor(row * PARTS / len(rows))
+        losses[part] -= float(chosen.sum())
+        counts[part] += len(labels)
+    for parts in (found, system.validation_parts):
+        assert parts["tokens"] == counts[counts > 0].tolist()
+        np.testing.assert_allclose(parts["nll"], losses[counts > 0], rtol=1e-5)
+        mean = sum(parts["nll"]) / sum(parts["tokens"])
+        assert mean == pytest.approx(scores["val/nll"], rel=1e-6)
+
+
+def test_a_second_validation_starts_from_zero(tmp_path: Path, cache: str) -> None:
+    system, source = module(preset="pre_ln"), data(cache)
+    fitter = trainer(tmp_path, limit_val_batches=1.0)
+    fitter.validate(system, source, verbose=False)
+    first = system.validation_parts
+    fitter.validate(system, source, verbose=False)
+    assert system.validation_parts == first
+    assert len(first["nll"]) == PARTS
+
+
+def test_few_rows_have_a_part_each_and_blank_rows_none() -> None:
+    sums = PartSums()
+    by_token = torch.tensor([[1.0, 2.0, 4.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
+    sums.update(by_token, torch.tensor([0, 2, 2, -1]), size=3)
+    assert sums.compute() == {"nll": [1.0, 6.0], "tokens": [1, 2]}
