@@ -528,11 +528,14 @@ def effects(
     return rows
 
 
-def label(value: Any) -> str:
-    """The value of an axis in words."""
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value, separators=(",", ":"))
+def word(axis: str, value: Any, axes: Mapping[str, list[Any]], names: Mapping[str, Any]) -> str:
+    """The value of an axis: its name in the grid file, else `axis=value`."""
+    if axis in names:
+        return names[axis][axes[axis].index(value)]
+    if not isinstance(value, str):
+        compact = json.dumps(value, separators=(",", ":"))
+        value = f"{value:g}" if isinstance(value, float) else compact
+    return f"{axis}={value}"
 
 
 def same(found: float, given: float) -> bool:
@@ -598,7 +601,8 @@ def check(folder: Path) -> list[str]:
     rows = table.where(table.notna(), None).to_dict("records")
     for cell, row in zip(plan["cells"], rows, strict=True):
         at, who = cell["axes"], (row["group"], row["variant"])
-        rest = ", ".join(f"{axis}={label(at[axis])}" for axis in others) or "all"
+        words = [word(axis, at[axis], axes, grid.get("labels") or {}) for axis in others]
+        rest = ", ".join(filter(None, words)) or "all"
         places[who] = rest, [axes[axis].index(at[axis]) for axis in factors.values()]
         arm = arms.setdefault(who, Arm(row["baseline"]))
         key = row["warmup"], row["lr"], row["seed"]

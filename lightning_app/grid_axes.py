@@ -11,6 +11,9 @@ BLOCK = "model.block."
 PRESET = "model.block.preset"
 ROUNDING = "model.rounding"  # over 0 a rerun, which no score includes
 
+Labels = Mapping[str, Mapping[Hashable, str]]
+"""The names of values by axis and `key_of`."""
+
 
 def same(left: Any, right: Any) -> bool:
     """Whether two values of an axis mean the same setting: 400 and 400.0 do, 1 and true do not."""
@@ -43,12 +46,12 @@ def lookup(tree: Any, key: str) -> Any:
 def variant(
     axes: Mapping[str, Any],
     config: Mapping[str, Any],
-    labels: Mapping[str, Mapping[Hashable, str]] | None = None,
+    labels: Labels | None = None,
 ) -> str:
     """The values of the block's axes joined by "+": the preset alone, others as `key=value`.
 
-    `labels` has the names of values by axis and `key_of`; an empty one is left out. If nothing
-    remains, it is the preset of `config`.
+    A value of `labels` has its name there; an empty one is left out. If nothing remains, it is the
+    preset of `config`.
     """
     known = labels or {}
     parts = [label(axes[PRESET])] if PRESET in axes else []
@@ -61,11 +64,21 @@ def variant(
     return "+".join(filter(None, parts)) or label(lookup(config, PRESET) or "base")
 
 
+def group_name(axes: Mapping[str, Any], keys: Sequence[str], labels: Labels) -> str:
+    """The values of the axes `keys`, as `key=value` or by their names; "all" without any."""
+    parts = [
+        labels[key][key_of(axes[key])] if key in labels else f"{key}={label(axes[key])}"
+        for key in keys
+    ]
+    return ", ".join(filter(None, parts)) or "all"
+
+
 def named_values(
     labels: Mapping[str, Sequence[str]], axes: Mapping[str, Sequence[Any]]
 ) -> dict[str, dict[Hashable, str]]:
-    """The names of `labels:` in a grid file by axis and value (`key_of`)."""
+    """The names of `labels:` in a grid file, of those that fit the values of `axes`."""
     return {
         axis: dict(zip(map(key_of, axes[axis]), names, strict=True))
         for axis, names in labels.items()
+        if len(axes.get(axis, ())) == len(names)
     }

@@ -25,7 +25,7 @@ def test_each_part_sums_its_rows(tmp_path: Path, cache: str, kind: str) -> None:
     source.config = replace(source.config, tokens_per_batch=100)
     fitter.validate(system, source, verbose=False)
     assert len(source.val_dataloader()) > 2 * batches
-    rows = source.val_dataloader().dataset
+    rows: Any = source.val_dataloader().dataset
     losses, counts = np.zeros(PARTS), np.zeros(PARTS)
     for row in range(len(rows)):
         batch = rows[0, np.array([row])]

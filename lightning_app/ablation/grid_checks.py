@@ -7,7 +7,17 @@ from typing import Any
 
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
-from lightning_app.grid_axes import BLOCK, PRESET, RATE, SEED, WARMUP, key_of, label, lookup, same
+from lightning_app.grid_axes import (
+    PRESET,
+    RATE,
+    ROUNDING,
+    SEED,
+    WARMUP,
+    key_of,
+    label,
+    lookup,
+    same,
+)
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
@@ -147,12 +157,15 @@ def check_pruner(
 
 
 def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[str]]:
-    """The names of the values of block axes in a report; an empty one is left out."""
+    """The names of the values of axes in a report; an empty one is left out."""
     found = {} if labels is None else mapping(labels, "labels")
+    known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE, ROUNDING)]
     for axis, names in found.items():
-        if axis not in axes or not axis.startswith(BLOCK):
-            known = [known for known in axes if known.startswith(BLOCK)]
-            raise UserError(f"labels: {axis}: no axis of the block{nearest(axis, known)}")
+        if axis not in known:
+            raise UserError(
+                f"labels: {axis}: no axis of the grid that sets variants or groups of runs apart"
+                f"{nearest(axis, known)}"
+            )
         count = len(axes[axis])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"labels: {axis}: expected a list of {count} texts, found {names!r}")

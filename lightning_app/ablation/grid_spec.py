@@ -37,8 +37,8 @@ class GridSpec:
     `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
     none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
-    papers that the report puts beside ours. `labels` has the names of the values of block axes in
-    the report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
+    papers that the report puts beside ours. `labels` has the names of the values of axes in the
+    report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
     axes whose values it compares on the metric, with the baseline of each. `source` is the file as
     messages name it.
     """

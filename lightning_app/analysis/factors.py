@@ -18,7 +18,7 @@ import numpy as np
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import holm_values, sign_flip_p, t_interval
-from lightning_app.grid_axes import RATE, SEED, WARMUP, key_of, label
+from lightning_app.grid_axes import RATE, SEED, WARMUP, group_name, key_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ def _places(grid: GridResults) -> dict[tuple[str, str], tuple[str, Levels]]:
 def _rest(cell: CellResult, grid: GridResults) -> str:
     special = {SEED, WARMUP, RATE, *grid.factors.values()}
     others = [key for key in cell.axes if key not in special and len(grid.axes[key]) > 1]
-    return ", ".join(f"{key}={label(cell.axes[key])}" for key in others) or "all"
+    return group_name(cell.axes, others, grid.labels)
 
 
 def _of_table(

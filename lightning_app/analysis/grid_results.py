@@ -1,7 +1,7 @@
 """Read a grid folder: the plan, and the files of every planned cell so far."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,8 @@ from lightning_app.grid_axes import (
     ROUNDING,
     SEED,
     WARMUP,
-    label,
+    Labels,
+    group_name,
     lookup,
     named_values,
     variant,
@@ -191,6 +192,7 @@ class GridResults:
     factors: Mapping[str, str] = field(default_factory=dict)
     compare: Mapping[str, Any] = field(default_factory=dict)
     reruns: tuple[CellResult, ...] = ()
+    labels: Labels = field(default_factory=dict)
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -273,6 +275,7 @@ def read_results(folder: Path) -> GridResults:
         damaged_configs=tuple(damaged),
         factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
         compare={axis: base for axis, base in compare.items() if axis in plan["axes"]},
+        labels=named_values(grid.get("labels") or {}, plan["axes"]),
     )
     return without_strangers(found)
 
@@ -324,7 +327,7 @@ def _cell(
     planned: Mapping[str, list[Any]],
 ) -> CellResult:
     axes, run = entry["axes"], paths.run(entry["name"])
-    labels = _labels(grid, planned)
+    labels = named_values(grid.get("labels") or {}, planned)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
@@ -349,7 +352,7 @@ def _cell(
         axes=axes,
         variant=variant(axes, config, labels),
         baseline=baseline,
-        group=", ".join(f"{key}={label(axes[key])}" for key in others) or "all",
+        group=group_name(axes, others, labels),
         warmup=value(WARMUP, int),
         lr=value(RATE, float),
         seed=value(SEED, int),
@@ -358,17 +361,6 @@ def _cell(
         error=error,
         monitored=task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field)).monitored,
     )
-
-
-def _labels(
-    grid: Mapping[str, Any], axes: Mapping[str, list[Any]]
-) -> dict[str, dict[Hashable, str]]:
-    """The names of values that still fit the axes of the plan."""
-    given = grid.get("labels") or {}
-    fitting = {
-        axis: names for axis, names in given.items() if len(axes.get(axis, ())) == len(names)
-    }
-    return named_values(fitting, axes)
 
 
 def _outcome(

@@ -114,6 +114,44 @@ def test_labels_that_no_longer_fit_are_left_out(make_grid: Any) -> None:
     assert read_results(grid.folder).variants[0] == "pre_ln+residual_attention=none+norm=layer_norm"
 
 
+def test_labels_name_groups_and_the_rest_of_a_factorial(make_grid: Any) -> None:
+    """An axis outside the block makes groups; those of a factor are contrasted."""
+    kind, coupling = "model.optimizer.kind", "model.schedule.coupling"
+    axes = {
+        PRESET: ["pre_ln", "post_ln"],
+        kind: ["adam", "sgd"],
+        coupling: ["decoupled", "paper"],
+        WARMUP: [0, 60],
+        SEED: [1, 2, 3],
+    }
+
+    def loss(of: Mapping[str, Any]) -> float:
+        levels = [axes[key].index(of[key]) for key in (PRESET, kind, coupling)]
+        need = np.dot([0.4, 0.2, 0.1], levels) + 0.05 * levels[0] * levels[2]
+        return 3.0 + (0.0 if of[WARMUP] else need) + 0.01 * of[SEED] * (of[WARMUP] == 0)
+
+    grid = make_grid(loss, axes, curves=False)
+    names = {kind: ["", "SGD"], coupling: ["decoupled", "coupled"]}
+    add(grid.folder, labels=names, factors={"placement": PRESET, "coupling": coupling})
+    found = read_results(grid.folder)
+    assert {cell.group for cell in found.cells} == {
+        "decoupled",
+        "coupled",
+        "SGD, decoupled",
+        "SGD, coupled",
+    }
+    rows = [e for e in effects(found, sensitivity_scores(found)) if e.measure == "delta"]
+    assert {(e.group, e.factors): round(e.estimate, 9) for e in rows} == {
+        (group, name): value
+        for group in ("all", "SGD")
+        for name, value in {
+            "placement": 0.425,
+            "coupling": 0.125,
+            "placement x coupling": 0.05,
+        }.items()
+    }
+
+
 def test_an_axis_of_one_value_is_in_no_group(make_grid: Any) -> None:
     axes = {SEED: [1], PRESET: ["pre_ln"], WARMUP: [0, 60], "data.tokens_per_batch": [512]}
     assert {c.group for c in read_results(make_grid(lambda a: 2.0, axes).folder).cells} == {"all"}
