@@ -83,6 +83,19 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     )
 
 
+def best_runs(arm: Arm, reference: int) -> list[tuple[CellResult, CellResult]]:
+    """The runs of `need`, seed by seed: at the best rate without warm-up, and with it."""
+    _, pairs, table = _complete(arm, (0, reference))
+    chosen = {warmup: chosen_rates(losses).tolist() for warmup, losses in table.items()}
+    return [
+        (
+            pairs.runs[(0, arm.rates[bare]), seed],
+            pairs.runs[(reference, arm.rates[warm]), seed],
+        )
+        for seed, bare, warm in zip(pairs.seeds, chosen[0], chosen[reference], strict=True)
+    ]
+
+
 def chosen_rates(losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """The best rate by seed, chosen on the other seeds; `losses` is [seed, rate]."""
     others = losses.sum(axis=0, keepdims=True) - losses

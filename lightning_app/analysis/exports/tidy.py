@@ -11,6 +11,7 @@ from lightning_app.analysis.frames import results_frame, validations_frame
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.reruns import rerun_components, reruns_frame
 from lightning_app.analysis.score import Score, scores_frame
+from lightning_app.analysis.text_sampling import text_sampling, text_sampling_frame
 from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
@@ -26,13 +27,18 @@ def write_tidy(grid: GridResults, out: Path) -> "pd.DataFrame":
 
 
 def write_scores(grid: GridResults, scores: Sequence[Score], out: Path) -> None:
-    """Write `sensitivity.csv`, and `effects`, `comparisons` and `reruns.csv` if they have rows."""
+    """Write `sensitivity.csv`, and the tables of other questions if they have rows.
+
+    Those are `effects`, `reruns`, `text_sampling` and `comparisons.csv`.
+    """
     write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
     if grid.factors:
         table = effects_frame(effects(grid, scores))
         write_whole(out / "effects.csv", table.to_csv(index=False))
     if repeated := rerun_components(grid):
         write_whole(out / "reruns.csv", reruns_frame(repeated).to_csv(index=False))
+    if sampled := text_sampling(grid, scores):
+        write_whole(out / "text_sampling.csv", text_sampling_frame(sampled).to_csv(index=False))
     if compared := comparisons(grid):
         write_whole(out / "comparisons.csv", comparisons_frame(compared).to_csv(index=False))
 

@@ -13,6 +13,7 @@ FILES = {
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
     "effects.csv": "a row for each effect of the factors of the grid, if it has any",
     "reruns.csv": "a row for each arm of which runs were repeated under perturbed rounding",
+    "text_sampling.csv": "a row for each difference, with its standard errors over texts and seeds",
     "comparisons.csv": "a row for each comparison of the grid's metric, if it has any",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
     "tables/": "the headline and the losses by warm-up for LaTeX (booktabs) and Markdown",

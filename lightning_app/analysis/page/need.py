@@ -30,6 +30,7 @@ from lightning_app.analysis.page.parts import (
     stalled_share,
 )
 from lightning_app.analysis.page.reruns import rerun_table
+from lightning_app.analysis.page.text_sampling import sampling_note
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
 
@@ -48,6 +49,7 @@ def need(contents: Contents) -> Markup:
         "Who needs warm-up?",
         *tables,
         by_rate,
+        sampling_note(contents),
         comparison_table(contents),
         rerun_table(contents),
         metric_table(contents),
