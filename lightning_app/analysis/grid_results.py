@@ -227,6 +227,11 @@ class GridResults:
         """The value of a dotted field that no axis varies, or None if it is not set."""
         return None if key in self.axes else lookup(self.config, key)
 
+    def tried(self, key: str) -> Sequence[Any]:
+        """The values of a dotted field: those of its axis, else the one that is set, if any."""
+        found = lookup(self.config, key)
+        return self.axes.get(key, [] if found is None else [found])
+
 
 def failures(cells: Iterable[CellResult]) -> str:
     """The kinds of failure of the failed runs, in words: `stalled`, `non-finite` or both."""

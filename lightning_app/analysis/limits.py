@@ -8,7 +8,7 @@ from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResu
 from lightning_app.analysis.merge_grids import differing_settings, shared
 from lightning_app.analysis.run_summary import (
     budget_of,
-    coupling_of,
+    couplings,
     range_of,
     records_of,
 )
@@ -78,21 +78,23 @@ def limits(grid: GridResults) -> list[str]:
             "escaped: it learned less than a third of what the best seed learned."
         )
     items += _not_asked(grid)
-    kind, coupling = coupling_of(grid)
-    if kind == "inverse_sqrt" and coupling == "paper":
-        items.append(
-            "The schedule is coupled: no warm-up is also almost no learning rate after the first "
-            "steps. In short runs this alone makes a variant look sensitive, Pre-LN most of all. "
-            "Do not read Δ as the effect of warm-up; use coupling: decoupled for that."
-        )
-    elif kind == "inverse_sqrt":
-        reference = grid.setting("model.schedule.reference_steps")
-        items.append(
-            "Warm-up and decay are decoupled: all arms share the decay of reference "
-            f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
-            "comparable with papers that couple the two (Xiong et al. 2020)."
-        )
-    return items
+    return [*items, *_of_coupling(grid)]
+
+
+def _of_coupling(grid: GridResults) -> list[str]:
+    """What the coupling of warm-up and decay means for a comparison, for each one of the grid."""
+    reference = " / ".join(map(label, grid.tried("model.schedule.reference_steps")))
+    texts = {
+        "paper": "The schedule is coupled: no warm-up is also almost no learning rate after the "
+        "first steps. In short runs this alone makes a variant look sensitive, Pre-LN most of all. "
+        "Do not read Δ as the effect of warm-up; use coupling: decoupled for that.",
+        "decoupled": "Warm-up and decay are decoupled: all arms share the decay of reference "
+        f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
+        "comparable with papers that couple the two (Xiong et al. 2020).",
+    }
+    found = couplings(grid)
+    several = len(found) > 1
+    return [f"Runs with coupling {one}: {texts[one]}" if several else texts[one] for one in found]
 
 
 def urgent(grid: GridResults) -> list[str]:

@@ -181,29 +181,43 @@ def _other_settings(grid: GridResults, section: str) -> list[str]:
 
 def _optimizer(grid: GridResults) -> str:
     given = grid.setting("model.optimizer") or {}
-    shown = [f"{key} {label(v)}" for key, v in given.items() if key not in ("kind", "lr") and v]
+    shown = [
+        f"{key} {_tried(grid, f'model.optimizer.{key}')}"
+        for key, value in given.items()
+        if key not in ("kind", "lr") and value
+    ]
     clip = grid.setting("trainer.gradient_clip_val")
     shown.append(f"gradients clipped at {clip:g}" if clip else "no gradient clipping")
-    return "; ".join([str(given.get("kind", DASH)), *shown])
+    return "; ".join([_tried(grid, "model.optimizer.kind") or DASH, *shown])
 
 
 def _schedule(grid: GridResults) -> str:
-    kind, coupling = coupling_of(grid)
+    kind = _tried(grid, "model.schedule.kind").replace("_", " ")
     if not kind:
         return DASH
-    text = str(kind).replace("_", " ")
-    if kind == "inverse_sqrt" and coupling == "paper":
-        text += ", coupled as in Xiong et al. 2020: lr · min(t / T_w, √(T_w / t))"
-    elif kind == "inverse_sqrt":
-        reference = grid.setting("model.schedule.reference_steps")
-        text += f", decoupled: lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}"
-    else:
-        text += " after a linear warm-up"
+    forms = {
+        "paper": "coupled as in Xiong et al. 2020: lr · min(t / T_w, √(T_w / t))",
+        "decoupled": "decoupled: lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = "
+        + _tried(grid, "model.schedule.reference_steps"),
+    }
+    found = couplings(grid)
+    text = f"{kind}, {' / '.join(map(forms.__getitem__, found))}"
+    if not found:
+        text = f"{kind} after a linear warm-up"
     return "; ".join([text, *_other_settings(grid, "model.schedule")])
 
 
-def coupling_of(grid: GridResults) -> tuple[Any, Any]:
-    return grid.setting("model.schedule.kind"), grid.setting("model.schedule.coupling")
+def couplings(grid: GridResults) -> list[str]:
+    """The couplings of warm-up and decay, `paper` or `decoupled`; none where no schedule has any.
+
+    Only the inverse square root has a decay that the warm-up can move.
+    """
+    kinds, found = (grid.tried(f"model.schedule.{key}") for key in ("kind", "coupling"))
+    return [str(each) for each in found] if "inverse_sqrt" in kinds else []
+
+
+def _tried(grid: GridResults, key: str) -> str:
+    return " / ".join(map(label, grid.tried(key)))
 
 
 def records_of(grid: GridResults) -> dict[str, Any]:

@@ -283,10 +283,27 @@ def test_a_run_of_an_older_schema(make_grid, outcome):
 
 
 @pytest.mark.parametrize(("coupling", "said"), [("paper", "Do not read Δ"), ("decoupled", "share")])
-def test_the_coupling_is_told(make_grid, coupling, said):
+def test_the_coupling_is_named(make_grid, coupling, said):
     base = {"model": {"schedule": {"kind": "inverse_sqrt", "coupling": coupling}}}
     page = Page(write_report(make_grid(one_seed, SIX, base=base, curves=False).folder))
     assert said in page.text
+
+
+def test_settings_that_are_axes_are_named_with_all_their_values(make_grid):
+    """Each coupling has its own caution; the optimizer is not that of the base alone."""
+    schedule = {"kind": "inverse_sqrt", "coupling": "decoupled", "reference_steps": 60}
+    base = {"model": {"schedule": schedule, "optimizer": {"kind": "adam", "lr": 1e-3, "eps": 1e-9}}}
+    axes = {
+        **SIX,
+        "model.schedule.coupling": ["decoupled", "paper"],
+        "model.optimizer.kind": ["adam", "sgd"],
+        "model.optimizer.eps": [1e-9, 1e-6],
+    }
+    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    assert "Runs with coupling paper: The schedule is coupled" in text
+    assert "Runs with coupling decoupled: Warm-up and decay are decoupled" in text
+    assert "adam / sgd; eps 1e-09 / 1e-06" in text
+    assert re.search(r"inverse sqrt, decoupled: .*T_ref = 60 / coupled as in Xiong", text)
 
 
 def test_the_same_runs_give_the_same_bytes(make_grid, outcome, tmp_path):
