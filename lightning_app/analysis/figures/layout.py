@@ -100,7 +100,9 @@ def title(axes: "Axes", text: str) -> None:
 
 
 def wrapped(name: str) -> str:
-    """A long name, broken between its parts so that it fits as the title of a panel."""
+    """Long names, one a line, broken between their parts so that they fit as a panel's title."""
+    if "\n" in name:
+        return "\n".join(map(wrapped, name.split("\n")))
     lines = [""]
     for part in re.findall(r"[^+]*\+?", name):
         if len(lines[-1]) + len(part) > LETTERS:

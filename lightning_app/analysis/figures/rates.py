@@ -28,11 +28,13 @@ LINKED = 400  # runs of one figure with a mark of their own; more are too small 
 
 
 def loss_by_rate(part: Part) -> list[Sketch]:
-    """Final loss against the learning rate, one panel for each variant."""
+    """Final loss against the learning rate, one panel for each variant and group."""
     import pandas as pd
     from matplotlib.lines import Line2D
 
-    found = [arm for arm in arms(part.grid) if arm.group == part.group and arm.cells]
+    groups = dict.fromkeys(cell.group for cell in part.cells)
+    every = [arm for arm in arms(part.grid) if arm.cells]
+    found = [arm for group in groups for arm in every if arm.group == group]
     rates = sorted({lr for arm in found for _, lr, _ in arm.cells})
     if len(rates) < 2:
         return []
@@ -46,7 +48,7 @@ def loss_by_rate(part: Part) -> list[Sketch]:
         entropy_line(axes, mean([cell.entropy for cell in cells]))
         for warmup in warmups:
             rows += _line(axes, arm, warmup, colours[warmup], links)
-        title(axes, arm.variant)
+        title(axes, arm.variant if len(groups) == 1 else f"{arm.variant}\n{arm.group}")
         needed = [score for score in _needs(part, arm) if score]
         axes.text(0.03, 0.03, "\n".join(needed), transform=axes.transAxes, fontsize=8.0)
     axes = axes_of[0]
@@ -96,11 +98,11 @@ def _line(axes: "Axes", arm: Arm, warmup: int, colour: str, links: Links) -> lis
     means = {lr: mean([cell.loss for cell in of]) for lr, of in runs.items()}
     axes.plot(list(means), list(means.values()), color=colour, linewidth=1.8, zorder=4)
     rows = [
-        {"mark": "run", **identity(cell), "n": 1, "value": cell.loss}
+        {"mark": "run", "group": arm.group, **identity(cell), "n": 1, "value": cell.loss}
         for of in runs.values()
         for cell in of
     ]
-    who = {"mark": "mean", "variant": arm.variant, "warmup": warmup}
+    who = {"mark": "mean", "group": arm.group, "variant": arm.variant, "warmup": warmup}
     return rows + [{**who, "lr": lr, "n": len(runs[lr]), "value": y} for lr, y in means.items()]
 
 

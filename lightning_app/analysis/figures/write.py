@@ -33,6 +33,7 @@ FORMER = ("training_train", "training_valid", "loss_by_tokens")  # of earlier ve
 POINTS = 300  # points of one curve, at most
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
 FIGURES = 3  # figures of a kind with one for each variant; each takes a second
+TOGETHER = 12  # panels of the figure that puts groups with the same rates side by side, at most
 LOGGED = {TRAIN, VALID, SECONDS}
 
 
@@ -54,8 +55,8 @@ OF_A_RATE = (
         "loss_by_seconds", "cost", partial(training.training_figures, kind=training.BY_SECONDS)
     ),
 )
+OF_RATES = FigureKind("loss_by_rate", "need", rates.loss_by_rate)
 OF_A_GROUP = (
-    FigureKind("loss_by_rate", "need", rates.loss_by_rate),
     FigureKind("rate_by_warmup", "need", stable.rate_by_warmup),
     FigureKind("resources", "cost", resources.resources),
     FigureKind("frontier", "stable", stable.frontier),
@@ -73,7 +74,7 @@ OF_A_GROUP = (
 FIRST = ("loss_by_rate", "rate_by_warmup")  # what a grid of several rates opens with
 QUESTIONS: tuple[Question, ...] = get_args(Question)
 KINDS = sorted(
-    OF_A_GROUP + OF_A_RATE,
+    (OF_RATES, *OF_A_GROUP, *OF_A_RATE),
     key=lambda kind: (QUESTIONS.index(kind.question), kind.name not in FIRST),
 )
 
@@ -93,8 +94,12 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
             part = _part(grid, group, lr, slices[group, lr])
             for kind in OF_A_RATE:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
+        alike = _of_the_same_rates(grid, groups)
+        for together, suffix in zip(alike, _numbers(len(alike)), strict=True):
+            part = _over_rates(grid, together, 1)
+            drawings[OF_RATES.name] += _draw(OF_RATES, part, folder, suffix)
         for group, suffix in zip(groups, _numbers(len(groups)), strict=True):
-            part = _over_rates(grid, group, _most(grid, len(groups)))
+            part = _over_rates(grid, [group], _most(grid, len(groups)))
             for kind in OF_A_GROUP:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
     drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
@@ -109,21 +114,39 @@ def _most(grid: GridResults, groups: int) -> int:
 
 def first_figure(grid: GridResults) -> "Figure | None":
     """The figure that a report opens with, to be drawn again in another look."""
-    for group, lr in drawn_slices(grid):
-        part = _over_rates(grid, group, 1)
+    drawn = drawn_slices(grid)
+    for (group, lr), together in zip(
+        drawn, _of_the_same_rates(grid, [group for group, _ in drawn]), strict=False
+    ):
+        part = _over_rates(grid, together, 1)
         slice_ = _part(grid, group, lr, slices_of(grid)[group, lr])
         for sketch in [*rates.loss_by_rate(part), *effect.warmup_effect(slice_)]:
             return sketch.figure
     return None
 
 
-def _over_rates(grid: GridResults, group: str, figures: int) -> Part:
-    """The runs of a group at all rates; its curves are not read."""
-    cells = [cell for cell in grid.finished if cell.group == group]
+def _of_the_same_rates(grid: GridResults, groups: Sequence[str]) -> list[list[str]]:
+    """The groups, those with the same rates together if that is no more than `TOGETHER` panels."""
+    found: dict[frozenset[float | None], list[str]] = {}
+    variants: dict[str, set[str]] = {}
+    for group in groups:
+        cells = [cell for cell in grid.finished if cell.group == group]
+        found.setdefault(frozenset(cell.lr for cell in cells), []).append(group)
+        variants[group] = {cell.variant for cell in cells}
+    parts: list[list[str]] = []
+    for alike in found.values():
+        few = sum(len(variants[group]) for group in alike) <= TOGETHER
+        parts += [alike] if few else [[group] for group in alike]
+    return parts
+
+
+def _over_rates(grid: GridResults, groups: Sequence[str], figures: int) -> Part:
+    """The runs of some groups at all rates; their curves are not read."""
+    cells = [cell for cell in grid.finished if cell.group in groups]
     rates = {cell.lr for cell in cells}
     return Part(
         grid=grid,
-        group=group,
+        group=groups[0] if len(groups) == 1 else "all",
         lr=rates.pop() if len(rates) == 1 else None,
         cells=cells,
         colours=colours(grid.variants),

@@ -21,14 +21,22 @@ def headline_figure(contents: Contents) -> Markup:
 
 
 def figures(contents: Contents, question: Question) -> Markup:
-    """The figures of a question except the headline, or nothing if no run has data for one."""
-    shown = [
-        _figure(contents, drawing, number)
-        for number, drawing in enumerate(contents.drawings, start=1)
-        if drawing.question == question and not (number == 1 and question == "need")
-    ]
-    if not shown:
+    """The figures of a question except the headline, or nothing if no run has data for one.
+
+    Those of all groups of runs but the first are folded.
+    """
+    found: dict[str, list[Markup]] = {}
+    for number, drawing in enumerate(contents.drawings, start=1):
+        if drawing.question == question and not (number == 1 and question == "need"):
+            found.setdefault(drawing.group, []).append(_figure(contents, drawing, number))
+    if not found:
         return Markup("")
+    several = [group for group in found if group != "all"]
+    shown = [figure for group in ("all", *several[:1]) for figure in found.get(group, ())]
+    shown += [
+        element("details", element("summary", f"The same for {group}"), *found[group])
+        for group in several[1:]
+    ]
     groups = {group for group, _ in drawn_slices(contents.grid)}
     there = {group for group, _ in slices_of(contents.grid)}
     if len(groups) < len(there):
