@@ -4,19 +4,17 @@
 # SciPy's results of tests carry their fields at run time only.
 
 import csv
-import importlib.util
 import itertools
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import false_labels
 from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.headline import (
     COSTS,
@@ -38,19 +36,6 @@ from lightning_app.analysis.statistics import guarded_ps, pooled_spread, sign_fl
 H = 4.5
 PRESET, SEED = "model.block.preset", "seed_everything"
 WARMUP, RATE = "model.schedule.warmup_steps", "model.optimizer.lr"
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "false_labels.py"
-
-
-@pytest.fixture(scope="module")
-def false_labels() -> ModuleType:
-    """The program itself."""
-    spec = importlib.util.spec_from_file_location("false_labels", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def scores_of(folder: Path) -> dict[tuple[str, str, float], Score]:
@@ -299,10 +284,10 @@ def test_a_best_rate_at_the_edge_bounds_the_need(make_grid: Any) -> None:
     [("skewed", 3, 5), ("plateau, both arms", 3, 3), ("30 % stall", 3, 3), ("10 % stall", 3, 5)],
 )
 def test_the_simulation_has_the_rules_of_the_report(
-    make_grid: Any, false_labels: ModuleType, noise: str, comparisons: int, seeds: int
+    make_grid: Any, monkeypatch: pytest.MonkeyPatch, noise: str, comparisons: int, seeds: int
 ) -> None:
     """The same losses as a grid on disk: the same labels."""
-    false_labels.ENTROPY = H
+    monkeypatch.setattr(false_labels, "ENTROPY", H)
     draw = false_labels.NOISE[noise]
     names = ["pre_ln", "post_ln", "sas", "realformer"][: comparisons + 1]
     rng = np.random.default_rng(5)
@@ -331,7 +316,7 @@ def test_the_simulation_has_the_rules_of_the_report(
     assert seen or "plateau" in noise or "30 %" in noise
 
 
-def test_false_labels_in_short(false_labels: ModuleType) -> None:
+def test_false_labels_in_short() -> None:
     rng = np.random.default_rng(12)
     for noise in false_labels.NOISE:
         for comparisons in (3, 23):
@@ -339,7 +324,7 @@ def test_false_labels_in_short(false_labels: ModuleType) -> None:
             assert max(row.versus, row.own) < false_labels.HOLDS + 4 * 0.012, row
 
 
-def test_more_is_found_where_there_is_more(false_labels: ModuleType) -> None:
+def test_more_is_found_where_there_is_more() -> None:
     row = false_labels.rates("normal", 5, 3, 1, 200, np.random.default_rng(1))
     assert row.power > 0.9
 

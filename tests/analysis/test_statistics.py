@@ -3,18 +3,15 @@
 # pyright: reportAttributeAccessIssue=false
 # SciPy's results of tests carry their fields at run time only.
 
-import importlib.util
 import itertools
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 
+from benchmarks import coverage
 from lightning_app.analysis.statistics import (
     DRAWS,
     FEW_SEEDS,
@@ -33,20 +30,6 @@ from lightning_app.analysis.statistics import (
     wilson_interval,
     wilson_intervals,
 )
-
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "coverage.py"
-
-
-@pytest.fixture(scope="module")
-def coverage() -> ModuleType:
-    """The program itself."""
-    spec = importlib.util.spec_from_file_location("coverage_of_intervals", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -213,7 +196,7 @@ def test_bleu_of_a_run_against_itself_is_no_finding():
         bleu_difference(SENTENCES, SENTENCES[1:], SENTENCES)
 
 
-def test_coverage_in_short(coverage):
+def test_coverage_in_short():
     """The program with 1,000 grids a kind: every interval over seeds, within Monte-Carlo error.
 
     Tails of 4 standard errors. That of one arm's mean loss is known to hold less under skew.
@@ -229,13 +212,13 @@ def test_coverage_in_short(coverage):
                     assert abs(row.rate - 0.95) < 4 * row.error, row
 
 
-def test_intervals_over_mixed_endings_do_not_hold(coverage):
+def test_intervals_over_mixed_endings_do_not_hold():
     whole, alike = coverage.mixtures(5, 0.1, 1000, np.random.default_rng(13))
     assert whole.rate < 0.5
     assert alike.holds
 
 
-def test_wilson_holds_on_average_and_not_everywhere(coverage):
+def test_wilson_holds_on_average_and_not_everywhere():
     for seeds in coverage.SEEDS:
         _, exact = coverage.wilson_coverage(seeds)
         assert 0.95 < exact.mean() < 0.96
