@@ -1,9 +1,10 @@
 """Recompute every number of a published study from its `results.parquet`, and compare.
 
 `python docs/recompute_study.py FOLDER [FOLDER ...]` computes the scores of each folder from the
-losses and curves of its runs, and compares them with `sensitivity.csv` and `effects.csv`. It has
-the definitions of the package and none of its code, and prefers plain loops and enumeration. The
-exit code is 0 if all numbers agree to a relative 1e-9 (near zero: an absolute 1e-12), else 1.
+losses and curves of its runs, and compares them with `sensitivity.csv`, `effects.csv` and
+`text_sampling.csv`. It has the definitions of the package and none of its code, and prefers plain
+loops and enumeration. The exit code is 0 if all numbers agree to a relative 1e-9 (near zero: an
+absolute 1e-12), else 1.
 """
 
 import base64
@@ -15,7 +16,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
@@ -52,6 +53,7 @@ class Run:
     failed: bool
     validations: Curve
     rates: Curve
+    parts: list[tuple[float, int]] = field(default_factory=list)  # loss and tokens of each
     late: bool = False  # half escaped
 
 
@@ -528,6 +530,58 @@ def effects(
     return rows
 
 
+@dataclass
+class Sampled:
+    """A row of `text_sampling.csv`."""
+
+    estimate: float
+    over_texts: float
+    over_seeds: float
+    parts: int
+    seeds: int
+
+
+def without(parts: Sequence[tuple[float, int]], left_out: int) -> float:
+    """The mean loss of a run without one part of the text."""
+    kept = [part for place, part in enumerate(parts) if place != left_out]
+    return math.fsum(nll for nll, _ in kept) / sum(count for _, count in kept)
+
+
+def sampled(arms: Mapping[Who, Arm], scores: Mapping[Key, Row], ref: int) -> dict[Key, Sampled]:
+    """Every row of `text_sampling.csv`: of differences whose runs all have the same parts."""
+    rows: dict[Key, Sampled] = {}
+    for (group, rate, variant, score), row in scores.items():
+        if score not in ("delta", "interaction", "need") or not row.values:
+            continue
+        arm = arms[group, variant]
+        terms: list[tuple[Run, int]] = []
+        if score == "need":
+            pairs = Paired(arm, (0, ref), arm.rates)
+            for warmup, sign in ((0, 1), (ref, -1)):
+                best = best_rates(pairs, warmup)
+                terms += [(arm.runs[warmup, arm.rates[best[s]], s], sign) for s in row.values]
+        else:
+            assert rate is not None
+            others = [arms[group, arm.baseline or ""]] if score == "interaction" else []
+            for of, sign in zip([arm, *others], (1, -1), strict=False):
+                terms += [(of.runs[0, rate, s], sign) for s in row.values]
+                terms += [(of.runs[ref, rate, s], -sign) for s in row.values]
+        sizes = [[count for _, count in run.parts] for run, _ in terms]
+        if len(sizes[0]) < 2 or any(size != sizes[0] for size in sizes):
+            continue
+        n, g = len(row.values), len(sizes[0])
+        found = [math.fsum(c * without(run.parts, k) for run, c in terms) / n for k in range(g)]
+        values = [*row.values.values()]
+        rows[group, rate, variant, score] = Sampled(
+            estimate=row.estimate,
+            over_texts=math.sqrt((g - 1) ** 2 / g * variance(found)),
+            over_seeds=stdev(values) / math.sqrt(n) if n > 1 else NAN,
+            parts=g,
+            seeds=n,
+        )
+    return rows
+
+
 def word(axis: str, value: Any, axes: Mapping[str, list[Any]], names: Mapping[str, Any]) -> str:
     """The value of an axis: its name in the grid file, else `axis=value`."""
     if axis in names:
@@ -555,10 +609,14 @@ def read_run(row: Mapping[Any, Any], wrong: list[str]) -> Run:
     loss = top if failed else min(record["metrics"]["val/nll"], top)
     if not (same(row["loss"], loss) and same(row["unigram_entropy"], top)):
         wrong.append(f"{row['name']}: loss {row['loss']} in the table, {loss} in its record")
-    return Run(row["loss"], row["unigram_entropy"], failed, curve("val/nll"), curve("train/lr"))
+    counted = not failed and record["metrics"]["val/nll"] <= top
+    parts = (record.get("validation_parts") or {}) if counted else {}
+    pairs = list(zip(parts.get("nll", ()), parts.get("tokens", ()), strict=True))
+    curves = curve("val/nll"), curve("train/lr")
+    return Run(row["loss"], row["unigram_entropy"], failed, *curves, pairs)
 
 
-def compare(path: Path, names: Sequence[str], rows: Mapping[Key, Row], wrong: list[str]) -> None:
+def compare(path: Path, names: Sequence[str], rows: Mapping[Key, Any], wrong: list[str]) -> None:
     """Compare a table with the recomputed rows: print the extent, note what disagrees."""
     count, largest, missing = 0, 0.0, {*rows}
     with path.open(newline="") as file:
@@ -617,6 +675,9 @@ def check(folder: Path) -> list[str]:
     scores = sensitivity(arms, ref)
     names = ("variant", "score", *NUMBERS, "bound", "cells", "diverged")
     compare(folder / "sensitivity.csv", names, scores, wrong)
+    if texts := sampled(arms, scores, ref):
+        names = ("variant", "score", *(each.name for each in fields(Sampled)))
+        compare(folder / "text_sampling.csv", names, texts, wrong)
     if factors:
         names = ("factors", "measure", *NUMBERS)
         compare(folder / "effects.csv", names, effects(scores, [*factors], places), wrong)

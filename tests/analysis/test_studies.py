@@ -1,6 +1,8 @@
 """The published studies: their tables come out again from `results.parquet`, by two ways."""
 
+import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -10,13 +12,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from scipy import stats
 
 from lightning_app.analysis.factors import effects, effects_frame
 from lightning_app.analysis.grid_results import GridResults, read_results
 from lightning_app.analysis.packed_grid import FILES, PACKED, unpack
+from lightning_app.analysis.publish import publish
 from lightning_app.analysis.score import scores_frame
 from lightning_app.analysis.sensitivity import sensitivity_scores
+from lightning_app.analysis.text_sampling import text_sampling, text_sampling_frame
 
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "ablations" / "results").iterdir())
@@ -39,6 +44,8 @@ def test_its_runs_give_its_scores(study: Path, grid: GridResults, tmp_path: Path
     tables = {"sensitivity.csv": scores_frame(scores)}
     if grid.factors:
         tables["effects.csv"] = effects_frame(effects(grid, scores))
+    if sampled := text_sampling(grid, scores):
+        tables["text_sampling.csv"] = text_sampling_frame(sampled)
     for name, table in tables.items():
         table.to_csv(tmp_path / name, index=False)
         again, kept = (pd.read_csv(folder / name) for folder in (tmp_path, study))
@@ -55,6 +62,46 @@ def test_code_that_shares_nothing_with_the_package_gives_its_numbers(study: Path
     assert not re.search(r"^\s*(from|import) lightning_app", RECOMPUTE.read_text(), re.M)
     done = recompute(study)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_groups_labels_and_parts_of_the_text_are_recomputed(make_grid: Any, tmp_path: Path) -> None:
+    """What `joint` does not have: axes that make groups, with names, and losses by parts."""
+    preset, coupling, kind = "model.block.preset", "model.schedule.coupling", "model.optimizer.kind"
+    axes = {
+        preset: ["pre_ln", "post_ln"],
+        coupling: ["decoupled", "paper"],
+        kind: ["adam", "sgd"],
+        "model.schedule.warmup_steps": [0, 60],
+        "model.optimizer.lr": [1e-3, 2e-3, 4e-3],
+        "seed_everything": [1, 2, 3],
+    }
+
+    def outcome(of: Any) -> float:
+        place = [axes[key].index(value) for key, value in of.items()]
+        if place[0] == place[4] - 1 == 1 and place[3] == 0 and place[1] == 0:
+            return 4.49  # stalled
+        return 2.0 + 0.3 * (place[3] == 0) + 0.1 * sum(place[:3]) + random.Random(str(of)).random()
+
+    fake = make_grid(outcome, axes)
+    path = fake.folder / "grid.yaml"
+    names = {coupling: ["", "paper's coupling"], kind: ["Adam", "SGD"]}
+    more = {"labels": names, "factors": {"placement": preset, "coupling": coupling}}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | more, sort_keys=False))
+    for cell in fake.cells:
+        path = fake.run(cell) / "result.json"
+        draws = random.Random(cell["id"])
+        sums = [draws.uniform(100, 200) for _ in range(7)]
+        record = json.loads(path.read_text()) | {
+            "validation_parts": {"nll": sums, "tokens": [60, 50, 70, 55, 61, 62, 63]}
+        }
+        path.write_text(json.dumps(record))
+    publish(read_results(fake.folder), tmp_path / "study")
+    done = recompute(tmp_path / "study")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    table = pd.read_csv(tmp_path / "study" / "text_sampling.csv")
+    assert set(table["group"]) == {"Adam", "SGD", "paper's coupling, Adam", "paper's coupling, SGD"}
+    assert len(table) > 30
+    assert len(pd.read_csv(tmp_path / "study" / "effects.csv")) == 2 * 3 * (3 + 2 * 3)
 
 
 def test_a_changed_number_is_found(study: Path, tmp_path: Path) -> None:
