@@ -164,6 +164,9 @@ def test_the_report_says_the_errors_and_writes_the_table(make_grid: Any) -> None
     texts = table[table["score"] == "delta"]["over_texts"]
     shown = f"would change Δ by a standard error of {texts.min():.3f} to {texts.max():.3f} nats"
     assert shown in page
+    assert "<dt>error over texts</dt>" in page
     bare = make_grid(total, {**AXES, RATE: [4e-3]}, curves=False, name="bare")
-    assert "sample of validation text" not in write_report(bare.folder).read_text(encoding="utf-8")
+    page = write_report(bare.folder).read_text(encoding="utf-8")
+    assert "sample of validation text" not in page
+    assert "error over texts" not in page
     assert not (bare.folder / "text_sampling.csv").exists()

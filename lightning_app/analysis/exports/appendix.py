@@ -28,8 +28,8 @@ from lightning_app.task_facts import LOSS
 NOT_COVERED = (
     "Not recomputed here: bootstrap-t intervals, which depend on the resamples drawn; p values "
     "over test sentences, which come from the stored translations; lost steps, which come from the "
-    "learning rates in each run's metrics.csv; and the curves of runs, which are in "
-    "validations.parquet."
+    "learning rates in each run's metrics.csv; errors over texts, which come from the parts in "
+    "each run's result.json; and the curves of runs, which are in validations.parquet."
 )
 
 

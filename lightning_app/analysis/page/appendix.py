@@ -65,6 +65,11 @@ def _formulas(grid: GridResults) -> Markup:
             "S": "mean over ln(rate) of l − l at the best rate, as in N (Wortsman et al. 2023)",
             "η_max": "largest rate of the grid at which no finished run stalled or was non-finite",
         }
+    if any(cell.record.get("validation_parts") for cell in grid.finished):
+        terms["error over texts"] = (
+            "√((G − 1) / G · Σ (D_g − mean D_g)²), D_g the difference of losses without the g-th "
+            "of G parts of the validation text, left out of every run (delete-a-group jackknife)"
+        )
     rows = (join_markup([element("dt", name), element("dd", text)]) for name, text in terms.items())
     return element("dl", *rows, class_="formulas")
 
