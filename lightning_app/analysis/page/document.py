@@ -88,12 +88,18 @@ def _opening(contents: Contents) -> Markup:
     grid = contents.grid
     found = findings(grid, contents.scores)
     claim, *others = found if found and not grid.parts else [grid.name, *found]
+    summary = [state_counts(grid), setting_of(grid)]
+    if grid.finished:
+        summary.append(
+            "Losses are in nats per token: lower is better, and 0.1 less is about 10 % less "
+            "perplexity."
+        )
     return element(
         "header",
         element("p", f"{grid.name} · {_kind(grid)} report", class_="kicker"),
         element("h1", claim),
         *(element("p", text, class_="finding") for text in others),
-        element("p", f"{state_counts(grid)} {setting_of(grid)}", class_="summary"),
+        element("p", " ".join(summary), class_="summary"),
     )
 
 
