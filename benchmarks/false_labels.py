@@ -2,6 +2,7 @@
 
     python benchmarks/false_labels.py
     python benchmarks/false_labels.py --grids 2000 --json false_labels.json
+    python benchmarks/false_labels.py --grids 2000 --rule simple
 
 Simulated grids: slices (learning rates) x variants x warm-up {0, reference} x seeds, where no
 variant differs from the baseline. The labels are those of a report
@@ -16,6 +17,8 @@ of Delta is zero or has the other sign (`own`). A rule holds up to 6 %. The nois
 - `stall`: 10, 30 or 50 % of the runs without warm-up end at H_uni, or 30 % of all runs;
 - `our spreads`: the sd of Delta of each variant is that of our 24 wirings in `placements`
   (`ablations/README.md`), which differ 40-fold; normal and skewed (log-sd 0.5).
+
+The rule `simple`, to compare with: Student's t over the seeds alone, corrected within each slice.
 
 Power: how often a variant whose Delta is 0.5 nats above the baseline's gets the label "more".
 """
@@ -39,6 +42,7 @@ from lightning_app.analysis.statistics import (
     ended_alike,
     guarded_ps,
     holm_values,
+    t_intervals,
 )
 
 SEEDS, FAMILIES, SLICES = (3, 5, 10), (3, 23), (1, 6)
@@ -182,13 +186,34 @@ def labels(losses: Floats) -> Labels:
     )
 
 
+def simple_labels(losses: Floats) -> Labels:
+    """The labels by Student's t alone, with Holm's correction within each slice."""
+    lost = losses[..., 0, :] - losses[..., 1, :]
+    versus = lost[:, :, 1:] - lost[:, :, :1]
+    found = []
+    for values in (versus, lost):
+        p = np.nan_to_num(t_intervals(values)[2], nan=1.0)
+        corrected = holm_values(p.reshape(-1, p.shape[-1])).reshape(p.shape)
+        found.append(np.where(corrected < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int))
+    return Labels(*found)
+
+
+RULES = {"report": labels, "simple": simple_labels}
+
+
 def _corrected(p: Floats) -> Floats:
     """Holm's correction over all slices and variants of a grid."""
     return holm_values(np.nan_to_num(p, nan=1.0).reshape(len(p), -1)).reshape(p.shape)
 
 
 def rates(
-    noise: str, seeds: int, comparisons: int, slices: int, grids: int, rng: np.random.Generator
+    noise: str,
+    seeds: int,
+    comparisons: int,
+    slices: int,
+    grids: int,
+    rng: np.random.Generator,
+    rule: str = "report",
 ) -> Rates:
     """Draw the grids in parts, and count those with a false label and those with a true one."""
     shape = (slices, comparisons + 1, 2, seeds)
@@ -199,24 +224,24 @@ def rates(
     while drawn < grids:
         count = min(part, grids - drawn)
         losses = draw((count, *shape), rng)
-        given = labels(losses)
+        given = RULES[rule](losses)
         false_versus += int(given.versus.any(axis=(1, 2)).sum())
         false_own += int(np.isin(given.own, wrong).any(axis=(1, 2)).sum())
         losses[:, 0, 1, 1] -= EFFECT  # warm-up helps the first variant at the first rate
-        found += int((labels(losses).versus[:, 0, 0] > 0).sum())
+        found += int((RULES[rule](losses).versus[:, 0, 0] > 0).sum())
         drawn += count
     shares = [count / grids for count in (false_versus, false_own, found)]
     return Rates(noise, seeds, comparisons, slices, *shares, holds=max(shares[:2]) <= HOLDS)
 
 
-def simulate(grids: int, seed: int) -> Iterator[Rates]:
+def simulate(grids: int, seed: int, rule: str) -> Iterator[Rates]:
     """Every row, in the order of the table."""
     rng = np.random.default_rng(seed)
     for noise in NOISE:
         for slices in SLICES:
             for comparisons in FAMILIES:
                 for seeds in SEEDS:
-                    yield rates(noise, seeds, comparisons, slices, grids, rng)
+                    yield rates(noise, seeds, comparisons, slices, grids, rng, rule)
 
 
 def main() -> None:
@@ -224,13 +249,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="False labels of a report, and power.")
     parser.add_argument("--grids", type=int, default=20_000, help="of each kind (default: 20000)")
     parser.add_argument("--seed", type=int, default=1, help="of the simulation (default: 1)")
+    parser.add_argument("--rule", choices=RULES, default="report", help="default: report")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     started, rows = time.perf_counter(), []
-    print(f"{args.grids} grids of each kind, simulation seed {args.seed}; shares in %")
+    print(f"{args.grids} grids of each kind, seed {args.seed}, rule {args.rule}; shares in %")
     print(f"{'noise':<27}{'rates':>6}{'compared':>9}{'seeds':>6}", end="")
     print(f"{'versus':>8}{'own':>6}{'power':>7}  holds")
-    for row in simulate(args.grids, args.seed):
+    for row in simulate(args.grids, args.seed, args.rule):
         rows.append(row)
         print(
             f"{row.noise:<27}{row.slices:>6}{row.comparisons:>9}{row.seeds:>6}"
