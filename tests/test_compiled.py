@@ -95,7 +95,7 @@ def run(program: str, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["pre_ln", "deepnorm"])
-def test_lengths_compile_nothing_anew(preset: str) -> None:
+def test_other_lengths_compile_nothing_again(preset: str) -> None:
     found = run(LENGTHS, preset)
     counts = found["counts"]
     # A block of either side, and some for lengths or padding that a first batch does not show.

@@ -198,7 +198,7 @@ def test_what_stands_where_a_mapping_or_a_number_must(key: str, value: Any, mess
         ),
     ],
 )
-def test_what_a_part_refuses_is_told_with_its_key(key: str, value: Any, message: str) -> None:
+def test_what_a_part_refuses_is_reported_with_its_key(key: str, value: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve(changed(f"model.block.{key}", value), "mine.yaml")
     assert str(caught.value) == f"mine.yaml: model.block.{message}"

@@ -164,7 +164,7 @@ def test_tf32_is_off_unless_asked_for() -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_dropout_draws_anew_at_each_step_batch_and_rank(
+def test_dropout_draws_new_numbers_at_each_step_batch_and_rank(
     cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second epoch has the same batches at other steps; two ranks have different shares."""

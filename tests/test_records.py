@@ -79,7 +79,7 @@ def test_a_trained_run_has_reported_the_metric_of_the_grid(path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_result, read_pruned])
-def test_a_newer_schema_is_told_apart_whatever_else_has_changed(path: Path, read) -> None:
+def test_a_newer_schema_is_recognised_whatever_else_has_changed(path: Path, read) -> None:
     path.write_text(json.dumps({"schema": 99}))
     words = "schema 99: made by a newer version of this program; update the program"
     with pytest.raises(Newer, match=f"^{words}$"):

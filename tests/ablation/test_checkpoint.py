@@ -84,7 +84,7 @@ def test_a_copy_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [None, []])
-def test_a_trainer_writes_so_unless_told_otherwise(given: object) -> None:
+def test_a_trainer_writes_so_by_default(given: object) -> None:
     (plugin,) = with_whole_checkpoints(given)
     assert isinstance(plugin, WholeCheckpoints)
     own = TorchCheckpointIO()

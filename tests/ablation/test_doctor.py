@@ -282,7 +282,7 @@ def test_folders_of_another_grid_are_a_note(
     assert "1 names that this grid does not plan (such as of another); left unchanged" in out
 
 
-def test_a_grid_that_grew_is_planned_anew_and_keeps_its_results(
+def test_a_grid_that_grew_is_planned_again_and_keeps_its_results(
     sick: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names may change with the axes; the id says that a folder is the same experiment."""

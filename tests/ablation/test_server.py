@@ -180,7 +180,7 @@ def test_killing_everything_keeps_the_data(server: Server) -> None:
     assert study_names(server.url) == ["kept"]
 
 
-def test_a_database_that_ends_by_itself_is_told(server: Server) -> None:
+def test_a_database_that_ends_by_itself_is_reported(server: Server) -> None:
     server.postmaster.kill()
     assert server.stop(0) == 1
     assert "PostgreSQL ended by itself" in server.output
@@ -223,7 +223,7 @@ def test_a_taken_port_is_refused(running: Server, tmp_path: Path) -> None:
         (["serve", "--port", "99999"], "--port: expected 0 to 65535, found 99999"),
     ],
 )
-def test_mistakes_are_told_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
     assert told in refused(*words, "--dir", str(tmp_path / "db"))
 
 
@@ -243,7 +243,7 @@ def test_a_lost_password_is_replaced(server: Server) -> None:
     assert study_names(server.url) == ["kept"]
 
 
-def test_a_damaged_cluster_is_told_in_one_line(server: Server) -> None:
+def test_a_damaged_cluster_is_reported_in_one_line(server: Server) -> None:
     server.stop()
     (server.folder / "data" / "global" / "pg_control").unlink()
     said = refused("serve", "--dir", str(server.folder), "--port", "0")
@@ -260,7 +260,7 @@ def test_a_free_port_is_free_on_every_address_of_a_host() -> None:
     assert free_port("127.0.0.1", port) == port
 
 
-def test_other_hosts_are_told_a_name_that_is_not_loopback() -> None:
+def test_other_hosts_get_a_name_that_is_not_loopback() -> None:
     assert is_loopback("127.0.0.1")
     assert is_loopback("localhost")
     assert not is_loopback("0.0.0.0")

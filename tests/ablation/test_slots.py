@@ -105,7 +105,7 @@ def test_slots_are_neither_lost_nor_doubled(moves: list[bool], gpus: int, sharin
     assert len(taken(slots)) == gpus * sharing
 
 
-def test_devices_are_named_as_cuda_was_told() -> None:
+def test_devices_are_named_as_in_the_setting_of_cuda() -> None:
     assert visible_devices(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) == ("4", "6")
     assert visible_devices(2, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ("GPU-a", "GPU-b")
     assert visible_devices(3, {}) == ("0", "1", "2")

@@ -70,7 +70,7 @@ def step_of(script: str) -> list[str]:
     return shlex.split(step)
 
 
-def test_slurm_is_told_everything(slurm: Path, grid: Path, tmp_path: Path, capfd) -> None:
+def test_slurm_gets_every_setting(slurm: Path, grid: Path, tmp_path: Path, capfd) -> None:
     code = submit_command(
         grid,
         array=40,
@@ -187,7 +187,7 @@ def test_dry_run_prints_what_would_be_submitted(
     ],
     ids=str,
 )
-def test_a_mistake_is_told_before_anything_is_written(
+def test_a_mistake_is_reported_before_anything_is_written(
     slurm: Path, grid: Path, tmp_path: Path, asked: dict[str, Any], expected: str
 ) -> None:
     before = sorted(tmp_path.rglob("*"))

@@ -147,7 +147,7 @@ def test_each_kind_is_read(text: str | None, kind: str, url: str) -> None:
         ("sqlite:////nowhere/study.db", "/nowhere: no such folder"),
     ],
 )
-def test_a_mistake_is_told_without_the_password(text: str, told: str) -> None:
+def test_a_mistake_is_reported_without_the_password(text: str, told: str) -> None:
     with pytest.raises(UserError) as mistake:
         storage_spec(text, Path("grid"), NOWHERE)
     assert told in str(mistake.value)
@@ -220,7 +220,7 @@ def test_a_database_keeps_a_study_and_heartbeats(server: Server, opened: Opened)
         (":PORT/", ":1/", "Connection refused"),
     ],
 )
-def test_what_cannot_be_reached_is_told_in_one_line(
+def test_what_cannot_be_reached_is_reported_in_one_line(
     old: str, new: str, told: str, server: Server, opened: Opened
 ) -> None:
     url = server.url.replace(old.replace("PORT", str(server.port)), new)
@@ -231,7 +231,7 @@ def test_what_cannot_be_reached_is_told_in_one_line(
     assert server.password not in str(mistake.value)
 
 
-def test_a_wrong_password_is_told_and_not_shown(server: Server) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(server: Server) -> None:
     bare = server.url.partition("?")[0]
     environment = {"ABLATE_STORAGE": bare.replace("ablate@", f"ablate:{SECRET}@")}
     with pytest.raises(UserError, match="password authentication failed") as mistake:

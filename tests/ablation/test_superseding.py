@@ -48,7 +48,7 @@ def test_cells_of_another_code_are_done_again(world: World) -> None:
     assert sum(path.name.endswith(".2") for path in old.iterdir()) == CELLS
 
 
-def test_what_was_cut_short_by_another_code_begins_anew(world: World) -> None:
+def test_what_was_cut_short_by_another_code_starts_again(world: World) -> None:
     world.write(seeds=1, delay=0, steps=1)
     run(world, "a")
     grid = world.value()

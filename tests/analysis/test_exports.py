@@ -227,7 +227,7 @@ def test_an_unknown_variant_has_no_reference_and_no_error(make_grid):
     assert "home" not in references(grid)
 
 
-def test_several_grids_are_told_one_by_one(make_grid):
+def test_several_grids_are_described_one_by_one(make_grid):
     first = read_results(make_grid(losses, THREE, curves=False, name="a").folder)
     other = {**THREE, PRESET: ["pre_ln", "sas", "realformer"]}
     second = make_grid(lambda a: 2.0, other, curves=False, name="b").folder

@@ -111,7 +111,7 @@ def test_a_cell_takes_the_result_of_the_grid_that_has_one(make_grid: Make, outco
     assert "failed" in {cell.state for cell in read_results(begun.folder).cells}
 
 
-def test_settings_that_differ_are_told_and_hold_for_none(pair: tuple[Any, Any]) -> None:
+def test_settings_that_differ_are_listed_and_hold_for_none(pair: tuple[Any, Any]) -> None:
     grid = joined(*pair)
     assert differing_settings(grid) == {"trainer.max_steps": [200, 300], DEPTH: [3, 12]}
     assert grid.setting(DEPTH) is None

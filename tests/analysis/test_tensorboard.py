@@ -387,7 +387,7 @@ def test_only_new_leaves_alone_what_is_newer_than_its_result(make_grid):
     assert index_of(first) != before[0]
 
 
-def test_what_a_cell_loses_is_told_once_its_reference_run_has_ended(make_grid):
+def test_what_a_cell_loses_is_logged_once_its_reference_run_has_ended(make_grid):
     axes = {SEED: [1], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     grid = make_grid(lambda axes: "unfinished" if axes[WARMUP] else 3.0, axes)
     bare, ends_well, other, stalls = grid.cells
@@ -415,7 +415,7 @@ def test_without_a_reference_warmup_nothing_is_compared(make_grid):
         assert columns(ask)[1] == ["val/nll", "val/perplexity", "val/accuracy"]
 
 
-def test_a_new_plan_makes_every_index_anew(make_grid):
+def test_a_new_plan_makes_every_index_again(make_grid):
     grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
     folder = grid.run(grid.cells[1])
     write_index(grid.folder, only_new=True)

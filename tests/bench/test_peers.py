@@ -78,7 +78,7 @@ def test_residual_attention_of_x_transformers_is_our_realformer() -> None:
     torch.testing.assert_close(theirs(x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_another_model_is_told_from_the_same() -> None:
+def test_another_model_is_distinguished_from_the_same() -> None:
     batch = batch_of(TINY)
     ours = learner(TINY, BlockConfig(preset="post_ln"), batch)
     other = learner(TINY, BlockConfig(preset="sas"), batch)

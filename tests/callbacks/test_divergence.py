@@ -89,7 +89,7 @@ def test_how_a_run_ended(nll: float, losses: list[float], outcome: str) -> None:
     assert found.divergence == (Divergence(200, found.rule, 3.0) if failed else None)
 
 
-def test_the_rule_is_told_in_words_and_numbers() -> None:
+def test_the_rule_is_given_in_words_and_numbers() -> None:
     assert judged(4.0, []).rule == "val/nll 4.0000 is below 4.9500, the unigram entropy less 0.05"
     above = "val/nll 6.0000 is not below 4.9500, the unigram entropy less 0.05"
     assert judged(6.0, flat(4.8)).rule == (

@@ -68,7 +68,7 @@ def test_every_gain_is_logged() -> None:
     ],
     ids=["sas", "sas-encoder", "skipinit", "rezero", "rezero-deep"],
 )  # fmt: skip
-def test_event_files_are_told_of_as_many_layers_as_there_is_room_for(
+def test_event_files_get_as_many_layers_as_there_is_room_for(
     model: nn.Module, layers: set[tuple[str, int]]
 ) -> None:
     told = shown(model, list(gains(model)))
@@ -76,7 +76,7 @@ def test_event_files_are_told_of_as_many_layers_as_there_is_room_for(
     assert len(told) == len(set(told)) <= 10
 
 
-def test_where_gains_are_many_event_files_are_told_of_each_in_the_encoder() -> None:
+def test_where_gains_are_many_event_files_get_each_of_the_encoder() -> None:
     learned = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
     block: dict[str, Any] = {"value_projection": "orthogonal_plus", "value_gains": learned}
     block |= {"output_projection": "orthogonal_plus", "output_gains": learned}
@@ -227,7 +227,7 @@ def test_the_size_of_an_update_is_that_of_its_step(tmp_path: Path, cache: str) -
     assert (1, Place("attention_entropy_p50", "decoder", 1, 2)) in rows
 
 
-def test_loggers_are_told_of_a_few(tmp_path: Path, cache: str) -> None:
+def test_loggers_get_a_few(tmp_path: Path, cache: str) -> None:
     logger = CSVLogger(tmp_path, name="", version="")
     fit(tmp_path, cache, SignalProbe(), logger=logger, max_steps=3)
     header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")

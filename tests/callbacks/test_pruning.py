@@ -91,7 +91,7 @@ def test_a_loss_that_is_not_finite_is_reported_as_null(tmp_path: Path, cache: st
         (7, 100, 2, 8),
     ],
 )
-def test_a_run_ends_soon_after_it_was_told(
+def test_a_run_ends_soon_after_it_was_pruned(
     tmp_path: Path, cache: str, said: int, interval: int, logged: int, ends: int
 ) -> None:
     callback = pruning(tmp_path)

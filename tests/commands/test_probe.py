@@ -225,7 +225,7 @@ def test_the_folder_is_that_of_the_config(capsys, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["/proc/x", "mine.yaml/inside"])
-def test_a_folder_that_cannot_be_made_is_told_before_the_work(
+def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
     capsys, monkeypatch, folder: Path, out: str
 ) -> None:
     path = config("mine.yaml", written())

@@ -78,7 +78,7 @@ def test_figures_that_are_no_more_are_removed(make_grid, draw, outcome):
     assert "frontier" not in second.names
 
 
-def test_every_run_is_linked_and_told(make_grid, draw, outcome):
+def test_every_run_is_linked_and_described(make_grid, draw, outcome):
     """Each run of the plan has one mark that leads to its folder and says what it is."""
     fake = make_grid(outcome)
     drawn = draw(fake.folder)
