@@ -8,6 +8,7 @@ from typing import Any
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import (
+    BLOCK,
     PRESET,
     RATE,
     ROUNDING,
@@ -157,7 +158,11 @@ def check_pruner(
 
 
 def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[str]]:
-    """The names of the values of axes in a report; an empty one is left out."""
+    """The names of the values of axes in a report; an empty one of the block is left out.
+
+    Names of other axes are joined by commas to the name of a group of runs, which must be another
+    for each group.
+    """
     found = {} if labels is None else mapping(labels, "labels")
     known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE, ROUNDING)]
     for axis, names in found.items():
@@ -173,6 +178,11 @@ def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[s
             raise UserError(
                 f"labels: {axis}: expected {count} different texts, one for each value, found "
                 f"{names!r}"
+            )
+        if not axis.startswith(BLOCK) and (odd := [n for n in names if not n.strip() or "," in n]):
+            raise UserError(
+                f"labels: {axis}: expected texts without commas, none empty, since they name "
+                f"groups of runs, found {odd[0]!r}"
             )
     return found
 

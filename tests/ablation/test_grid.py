@@ -112,13 +112,14 @@ TWO = {
     "model.block.preset": ["pre_ln", "post_ln"],
     "model.block.norm": ["layer_norm", "rms_norm"],
     "model.optimizer.lr": [1e-3, 2e-3],
+    "model.optimizer.kind": ["adam", "sgd"],
     "seed_everything": [1, 2, 3],
 }
 
 
 def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
     given = {
-        "labels": {"model.block.norm": ["", "rms"]},
+        "labels": {"model.block.norm": ["", "rms"], "model.optimizer.kind": ["Adam", "SGD"]},
         "factors": {"placement": "model.block.preset", "norm": "model.block.norm"},
     }
     spec = read_spec(write(tmp_path, axes=TWO, sensitivity={}, exclude=[], **given))
@@ -134,6 +135,11 @@ def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
     [
         ({"labels": {"model.block.nrom": ["a", "b"]}}, "did you mean 'model.block.norm'"),
         ({"labels": {"model.optimizer.lr": ["a", "b"]}}, "labels: model.optimizer.lr: no axis of"),
+        (
+            {"labels": {"model.optimizer.kind": ["", "b"]}},
+            "since they name groups of runs, found ''",
+        ),
+        ({"labels": {"model.optimizer.kind": ["a", "b, c"]}}, "of runs, found 'b, c'"),
         ({"labels": {"model.block.norm": ["a"]}}, "expected 2 different texts"),
         ({"labels": {"model.block.norm": ["a", "a"]}}, "expected 2 different texts"),
         ({"labels": {"model.block.norm": "ab"}}, "expected a list of 2 texts, found 'ab'"),

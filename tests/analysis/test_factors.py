@@ -131,19 +131,19 @@ def test_labels_name_groups_and_the_rest_of_a_factorial(make_grid: Any) -> None:
         return 3.0 + (0.0 if of[WARMUP] else need) + 0.01 * of[SEED] * (of[WARMUP] == 0)
 
     grid = make_grid(loss, axes, curves=False)
-    names = {kind: ["", "SGD"], coupling: ["decoupled", "coupled"]}
+    names = {kind: ["Adam", "SGD"], coupling: ["decoupled", "coupled"]}
     add(grid.folder, labels=names, factors={"placement": PRESET, "coupling": coupling})
     found = read_results(grid.folder)
     assert {cell.group for cell in found.cells} == {
-        "decoupled",
-        "coupled",
+        "Adam, decoupled",
+        "Adam, coupled",
         "SGD, decoupled",
         "SGD, coupled",
     }
     rows = [e for e in effects(found, sensitivity_scores(found)) if e.measure == "delta"]
     assert {(e.group, e.factors): round(e.estimate, 9) for e in rows} == {
         (group, name): value
-        for group in ("all", "SGD")
+        for group in ("Adam", "SGD")
         for name, value in {
             "placement": 0.425,
             "coupling": 0.125,

@@ -84,7 +84,7 @@ def test_groups_labels_and_parts_of_the_text_are_recomputed(make_grid: Any, tmp_
 
     fake = make_grid(outcome, axes)
     path = fake.folder / "grid.yaml"
-    names = {coupling: ["", "paper's coupling"], kind: ["Adam", "SGD"]}
+    names = {coupling: ["decoupled", "paper's coupling"], kind: ["Adam", "SGD"]}
     more = {"labels": names, "factors": {"placement": preset, "coupling": coupling}}
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | more, sort_keys=False))
     for cell in fake.cells:
@@ -99,7 +99,9 @@ def test_groups_labels_and_parts_of_the_text_are_recomputed(make_grid: Any, tmp_
     done = recompute(tmp_path / "study")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     table = pd.read_csv(tmp_path / "study" / "text_sampling.csv")
-    assert set(table["group"]) == {"Adam", "SGD", "paper's coupling, Adam", "paper's coupling, SGD"}
+    assert set(table["group"]) == {
+        f"{one}, {other}" for one in names[coupling] for other in names[kind]
+    }
     assert len(table) > 30
     assert len(pd.read_csv(tmp_path / "study" / "effects.csv")) == 2 * 3 * (3 + 2 * 3)
 
