@@ -583,9 +583,9 @@ def sampled(arms: Mapping[Who, Arm], scores: Mapping[Key, Row], ref: int) -> dic
 
 
 def word(axis: str, value: Any, axes: Mapping[str, list[Any]], names: Mapping[str, Any]) -> str:
-    """The value of an axis: its name in the grid file, else `axis=value`."""
-    if axis in names:
-        return names[axis][axes[axis].index(value)]
+    """The value of an axis: its name in the grid file, if that is not empty, or `axis=value`."""
+    if axis in names and (name := names[axis][axes[axis].index(value)]):
+        return name
     if not isinstance(value, str):
         compact = json.dumps(value, separators=(",", ":"))
         value = f"{value:g}" if isinstance(value, float) else compact
@@ -660,7 +660,7 @@ def check(folder: Path) -> list[str]:
     for cell, row in zip(plan["cells"], rows, strict=True):
         at, who = cell["axes"], (row["group"], row["variant"])
         words = [word(axis, at[axis], axes, grid.get("labels") or {}) for axis in others]
-        rest = ", ".join(filter(None, words)) or "all"
+        rest = ", ".join(words) or "all"
         places[who] = rest, [axes[axis].index(at[axis]) for axis in factors.values()]
         arm = arms.setdefault(who, Arm(row["baseline"]))
         key = row["warmup"], row["lr"], row["seed"]

@@ -65,12 +65,11 @@ def variant(
 
 
 def group_name(axes: Mapping[str, Any], keys: Sequence[str], labels: Labels) -> str:
-    """The values of the axes `keys`, as `key=value` or by their names; "all" without any."""
+    """The values of the axes `keys`, by their names or as `key=value`; "all" without any axis."""
     parts = [
-        labels[key][key_of(axes[key])] if key in labels else f"{key}={label(axes[key])}"
-        for key in keys
+        labels.get(key, {}).get(key_of(axes[key])) or f"{key}={label(axes[key])}" for key in keys
     ]
-    return ", ".join(filter(None, parts)) or "all"
+    return ", ".join(parts) or "all"
 
 
 def named_values(

@@ -108,6 +108,17 @@ def test_the_report_has_the_effects(make_grid: Any) -> None:
     assert variants[:4] == ("pre_ln", "pre_ln+rms", "pre_ln+residual", "pre_ln+residual+rms")
 
 
+def test_an_axis_that_is_no_factor_is_named_in_full_where_its_label_is_empty(
+    make_grid: Any,
+) -> None:
+    grid = make_grid(noisy, AXES, curves=False)
+    few = {name: axis for name, axis in FACTORS.items() if axis != NORM}
+    add(grid.folder, factors=few, labels={NORM: ["", "rms"]})
+    found = read_results(grid.folder)
+    rows = effects(found, sensitivity_scores(found))
+    assert {row.group for row in rows} == {f"{NORM}=layer_norm", "rms"}
+
+
 def test_labels_that_no_longer_fit_are_left_out(make_grid: Any) -> None:
     grid = make_grid(noisy, AXES, curves=False)
     add(grid.folder, labels={NORM: ["one"]})
