@@ -610,10 +610,12 @@ def read_run(row: Mapping[Any, Any], wrong: list[str]) -> Run:
     if not (same(row["loss"], loss) and same(row["unigram_entropy"], top)):
         wrong.append(f"{row['name']}: loss {row['loss']} in the table, {loss} in its record")
     counted = not failed and record["metrics"]["val/nll"] <= top
-    parts = (record.get("validation_parts") or {}) if counted else {}
+    parts = record.get("validation_parts") or {}
     pairs = list(zip(parts.get("nll", ()), parts.get("tokens", ()), strict=True))
+    if pairs and not math.isclose(without(pairs, -1), record["metrics"]["val/nll"], rel_tol=1e-4):
+        wrong.append(f"{row['name']}: the losses of its parts do not give its val/nll")
     curves = curve("val/nll"), curve("train/lr")
-    return Run(row["loss"], row["unigram_entropy"], failed, *curves, pairs)
+    return Run(row["loss"], row["unigram_entropy"], failed, *curves, pairs if counted else [])
 
 
 def compare(path: Path, names: Sequence[str], rows: Mapping[Key, Any], wrong: list[str]) -> None:
@@ -675,7 +677,8 @@ def check(folder: Path) -> list[str]:
     scores = sensitivity(arms, ref)
     names = ("variant", "score", *NUMBERS, "bound", "cells", "diverged")
     compare(folder / "sensitivity.csv", names, scores, wrong)
-    if texts := sampled(arms, scores, ref):
+    texts = sampled(arms, scores, ref)
+    if texts or (folder / "text_sampling.csv").exists():
         names = ("variant", "score", *(each.name for each in fields(Sampled)))
         compare(folder / "text_sampling.csv", names, texts, wrong)
     if factors:

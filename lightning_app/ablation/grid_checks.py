@@ -1,8 +1,10 @@
 """The fields of a grid file that need checks of their own. Each check raises `UserError`."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from lightning_app.bounds import check_numbers, check_seed
@@ -17,7 +19,9 @@ from lightning_app.grid_axes import (
     key_of,
     label,
     lookup,
+    named_values,
     same,
+    variant,
 )
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
@@ -160,8 +164,8 @@ def check_pruner(
 def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[str]]:
     """The names of the values of axes in a report; an empty one of the block is left out.
 
-    Names of other axes are joined by commas to the name of a group of runs, which must be another
-    for each group.
+    Names of the block's axes are joined to the name of a variant, those of other axes to the name
+    of a group of runs. Both must be another for each setting.
     """
     found = {} if labels is None else mapping(labels, "labels")
     known = [axis for axis in axes if axis not in (SEED, WARMUP, RATE, ROUNDING)]
@@ -179,11 +183,24 @@ def check_labels(labels: Any, axes: Mapping[str, list[Any]]) -> dict[str, list[s
                 f"labels: {axis}: expected {count} different texts, one for each value, found "
                 f"{names!r}"
             )
-        if not axis.startswith(BLOCK) and (odd := [n for n in names if not n.strip() or "," in n]):
-            raise UserError(
-                f"labels: {axis}: expected texts without commas, none empty, since they name "
-                f"groups of runs, found {odd[0]!r}"
-            )
+        kept = axis != PRESET and axis.startswith(BLOCK)
+        for name in names:
+            plain = " ".join(re.findall(r"[^+,\s]+", name))
+            if name != plain or name == "all" or not (name or kept):
+                raise UserError(
+                    f"labels: {axis}: expected words with single spaces, without + and comma, not "
+                    f"'all'{'' if kept else ' and not empty'}, found {name!r}"
+                )
+    block = [axis for axis in axes if axis.startswith(BLOCK)] if found else []
+    known_names = named_values(found, axes)
+    settings = [dict(zip(block, of, strict=True)) for of in product(*(axes[a] for a in block))]
+    counts = Counter(variant(setting, {}, known_names) for setting in settings)
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise UserError(
+            f"labels: {', '.join(found)}: '{name}' would name {count} variants; expected another "
+            "name for each"
+        )
     return found
 
 

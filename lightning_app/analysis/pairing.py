@@ -7,6 +7,7 @@ from typing import Any
 from lightning_app.analysis.grid_results import CellResult, GridResults, failures
 from lightning_app.analysis.score import Score, join_notes
 from lightning_app.analysis.statistics import FEW_SEEDS, ended_alike, mean, seeds_interval
+from lightning_app.errors import UserError
 
 NEVER = "never learned"
 IS_BASELINE = "is the baseline"
@@ -153,7 +154,13 @@ def arms(grid: GridResults) -> list[Arm]:
     planned: dict[tuple[str, str], dict[Key, CellResult]] = {}
     for cell in grid.cells:
         key = (cell.warmup or 0, cell.lr or 0.0, cell.seed or 0)
-        planned.setdefault((cell.group, cell.variant), {})[key] = cell
+        known = planned.setdefault((cell.group, cell.variant), {})
+        if key in known:
+            raise UserError(
+                f"{grid.folder}: '{cell.variant}' in '{cell.group}' names two settings, of "
+                f"{known[key].name} and {cell.name}; change `labels` in the grid file"
+            )
+        known[key] = cell
     return [
         Arm(
             group=group,

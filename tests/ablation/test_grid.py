@@ -111,6 +111,7 @@ def test_a_mistake_names_file_field_and_what_is_near(
 TWO = {
     "model.block.preset": ["pre_ln", "post_ln"],
     "model.block.norm": ["layer_norm", "rms_norm"],
+    "model.block.qk_norm": [False, True],
     "model.optimizer.lr": [1e-3, 2e-3],
     "model.optimizer.kind": ["adam", "sgd"],
     "seed_everything": [1, 2, 3],
@@ -135,11 +136,16 @@ def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
     [
         ({"labels": {"model.block.nrom": ["a", "b"]}}, "did you mean 'model.block.norm'"),
         ({"labels": {"model.optimizer.lr": ["a", "b"]}}, "labels: model.optimizer.lr: no axis of"),
+        ({"labels": {"model.optimizer.kind": ["", "b"]}}, "not 'all' and not empty, found ''"),
+        ({"labels": {"model.optimizer.kind": ["a", "b, c"]}}, "without + and comma, not 'all' and"),
+        ({"labels": {"model.optimizer.kind": ["all", "b"]}}, "not empty, found 'all'"),
+        ({"labels": {"model.optimizer.kind": ["a", "b "]}}, "not empty, found 'b '"),
+        ({"labels": {"model.block.preset": ["", "b"]}}, "not empty, found ''"),
+        ({"labels": {"model.block.norm": ["a", "a+b"]}}, "without + and comma, not 'all', found"),
         (
-            {"labels": {"model.optimizer.kind": ["", "b"]}},
-            "since they name groups of runs, found ''",
+            {"labels": {"model.block.norm": ["", "x"], "model.block.qk_norm": ["", "x"]}},
+            "labels: model.block.norm, model.block.qk_norm: 'pre_ln+x' would name 2 variants",
         ),
-        ({"labels": {"model.optimizer.kind": ["a", "b, c"]}}, "of runs, found 'b, c'"),
         ({"labels": {"model.block.norm": ["a"]}}, "expected 2 different texts"),
         ({"labels": {"model.block.norm": ["a", "a"]}}, "expected 2 different texts"),
         ({"labels": {"model.block.norm": "ab"}}, "expected a list of 2 texts, found 'ab'"),

@@ -90,15 +90,19 @@ def test_groups_labels_and_parts_of_the_text_are_recomputed(make_grid: Any, tmp_
     for cell in fake.cells:
         path = fake.run(cell) / "result.json"
         draws = random.Random(cell["id"])
-        sums = [draws.uniform(100, 200) for _ in range(7)]
-        record = json.loads(path.read_text()) | {
-            "validation_parts": {"nll": sums, "tokens": [60, 50, 70, 55, 61, 62, 63]}
-        }
-        path.write_text(json.dumps(record))
+        record, tokens = json.loads(path.read_text()), [60, 50, 70, 55, 61, 62, 63]
+        sums = [draws.uniform(100, 200) for _ in tokens]
+        scale = record["metrics"]["val/nll"] * sum(tokens) / sum(sums)
+        parts = {"nll": [scale * each for each in sums], "tokens": tokens}
+        path.write_text(json.dumps(record | {"validation_parts": parts}))
     publish(read_results(fake.folder), tmp_path / "study")
     done = recompute(tmp_path / "study")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     table = pd.read_csv(tmp_path / "study" / "text_sampling.csv")
+    for cell in fake.cells:
+        (fake.run(cell) / "result.json").unlink()
+    publish(read_results(fake.folder), tmp_path / "study")
+    assert not (tmp_path / "study" / "text_sampling.csv").exists()  # of the runs before
     assert set(table["group"]) == {
         f"{one}, {other}" for one in names[coupling] for other in names[kind]
     }

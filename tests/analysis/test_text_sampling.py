@@ -110,6 +110,7 @@ class Run:
 
     def __init__(self, nll: Any, tokens: Any) -> None:
         self.record = {"validation_parts": {"nll": nll.tolist(), "tokens": tokens.tolist()}}
+        self.loss = float(nll.sum() / tokens.sum())
 
 
 def test_the_error_is_the_spread_over_fresh_samples_of_text() -> None:
@@ -132,7 +133,9 @@ def test_the_error_is_the_spread_over_fresh_samples_of_text() -> None:
     assert np.mean(errors) < 0.1 / math.sqrt(40) * 3  # what both share cancels
 
 
-@pytest.mark.parametrize("missing", ["old", "other parts", "stalled", "not yet learned"])
+@pytest.mark.parametrize(
+    "missing", ["old", "other parts", "other loss", "stalled", "not yet learned"]
+)
 def test_no_row_without_the_parts_of_every_run(make_grid: Any, missing: str) -> None:
     def outcome(axes: Mapping[str, Any]) -> float:
         odd = (axes[PRESET], axes[WARMUP], axes[SEED]) == ("post_ln", 0, 2)
@@ -146,6 +149,8 @@ def test_no_row_without_the_parts_of_every_run(make_grid: Any, missing: str) -> 
         record = json.loads(path.read_text(encoding="utf-8"))
         if missing == "other parts" and cell["axes"][PRESET] == "post_ln":
             record["validation_parts"]["tokens"][0] += cell["axes"][SEED]
+        if missing == "other loss" and cell["axes"][PRESET] == "post_ln":
+            record["validation_parts"]["nll"][0] += 1.0
         if missing == "not yet learned" and record["status"] == "diverged":
             record |= {"status": "ok", "diverged": None, "outcome": "not_yet_learned"}
         path.write_text(json.dumps(record), encoding="utf-8")

@@ -1,9 +1,9 @@
 """Tidy tables of a grid: a row per cell, per cell and validation, per score and per effect."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lightning_app.analysis.comparison import comparisons, comparisons_frame
 from lightning_app.analysis.factors import effects, effects_frame
@@ -16,6 +16,8 @@ from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Row = TypeVar("Row")
 
 
 def write_tidy(grid: GridResults, out: Path) -> "pd.DataFrame":
@@ -32,15 +34,22 @@ def write_scores(grid: GridResults, scores: Sequence[Score], out: Path) -> None:
     Those are `effects`, `reruns`, `text_sampling` and `comparisons.csv`.
     """
     write_whole(out / "sensitivity.csv", scores_frame(scores).to_csv(index=False))
-    if grid.factors:
-        table = effects_frame(effects(grid, scores))
-        write_whole(out / "effects.csv", table.to_csv(index=False))
-    if repeated := rerun_components(grid):
-        write_whole(out / "reruns.csv", reruns_frame(repeated).to_csv(index=False))
-    if sampled := text_sampling(grid, scores):
-        write_whole(out / "text_sampling.csv", text_sampling_frame(sampled).to_csv(index=False))
-    if compared := comparisons(grid):
-        write_whole(out / "comparisons.csv", comparisons_frame(compared).to_csv(index=False))
+    _write_if(out / "effects.csv", effects(grid, scores), effects_frame)
+    repeated, compared = rerun_components(grid), comparisons(grid)
+    sampled = text_sampling(grid, scores)
+    _write_if(out / "reruns.csv", repeated, reruns_frame)
+    _write_if(out / "text_sampling.csv", sampled, text_sampling_frame)
+    _write_if(out / "comparisons.csv", compared, comparisons_frame)
+
+
+def _write_if(
+    path: Path, rows: Sequence[Row], frame: Callable[[Sequence[Row]], "pd.DataFrame"]
+) -> None:
+    """Write the table, or remove that of an earlier report if there are no rows now."""
+    if rows:
+        write_whole(path, frame(rows).to_csv(index=False))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write(table: "pd.DataFrame", path: Path) -> None:

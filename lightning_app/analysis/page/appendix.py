@@ -68,7 +68,8 @@ def _formulas(grid: GridResults) -> Markup:
     if any(cell.record.get("validation_parts") for cell in grid.finished):
         terms["error over texts"] = (
             "√((G − 1) / G · Σ (D_g − mean D_g)²), D_g the difference of losses without the g-th "
-            "of G parts of the validation text, left out of every run (delete-a-group jackknife)"
+            "of G parts of the validation text, left out of every run (delete-a-group jackknife); "
+            "for N with the best rates of the whole text"
         )
     rows = (join_markup([element("dt", name), element("dd", text)]) for name, text in terms.items())
     return element("dl", *rows, class_="formulas")

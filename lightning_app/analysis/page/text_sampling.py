@@ -17,11 +17,12 @@ def sampling_note(contents: Contents) -> Markup:
     shown = [row for row in rows if row.score == score]
     if not shown:
         return Markup("")
+    chosen = ", with the best rates as they are" if several else ""
     seeds = [row.over_seeds for row in shown if not math.isnan(row.over_seeds)]
     text = (
         "Intervals are over seeds, with one sample of validation text. Another sample of the same "
         f"size would change {symbol} by a standard error of "
-        f"{_range([row.over_texts for row in shown])} nats"
+        f"{_range([row.over_texts for row in shown])} nats{chosen}"
         f"{f', other seeds by {_range(seeds)}' if seeds else ''} (jackknife over "
         f"{max(row.parts for row in shown)} parts of consecutive rows; {_count(shown)}, "
         "text_sampling.csv)."
