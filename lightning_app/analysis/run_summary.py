@@ -125,8 +125,9 @@ def _data(grid: GridResults) -> str:
 
 def _task(grid: GridResults) -> str:
     kind = task_facts(grid.setting("model.objective.kind") or DASH).title
-    smoothing = grid.setting("model.objective.label_smoothing")
-    trained = f", trained with label smoothing {smoothing:g}" if smoothing else ""
+    smooth = any(grid.tried("model.objective.label_smoothing"))
+    amount = _tried(grid, "model.objective.label_smoothing")
+    trained = f", trained with label smoothing {amount}" if smooth else ""
     others = "".join(f"; {each}" for each in _other_settings(grid, "model.objective"))
     return f"{kind}{trained}; {grid.monitored.loss} is in unsmoothed nats per target token{others}"
 
@@ -183,11 +184,12 @@ def _optimizer(grid: GridResults) -> str:
     given = grid.setting("model.optimizer") or {}
     shown = [
         f"{key} {_tried(grid, f'model.optimizer.{key}')}"
-        for key, value in given.items()
-        if key not in ("kind", "lr") and value
+        for key in given
+        if key not in ("kind", "lr") and any(grid.tried(f"model.optimizer.{key}"))
     ]
-    clip = grid.setting("trainer.gradient_clip_val")
-    shown.append(f"gradients clipped at {clip:g}" if clip else "no gradient clipping")
+    clipped = any(grid.tried("trainer.gradient_clip_val"))
+    limits = _tried(grid, "trainer.gradient_clip_val")
+    shown.append(f"gradients clipped at {limits}" if clipped else "no gradient clipping")
     return "; ".join([_tried(grid, "model.optimizer.kind") or DASH, *shown])
 
 

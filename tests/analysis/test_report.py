@@ -298,11 +298,12 @@ def test_settings_that_are_axes_are_named_with_all_their_values(make_grid):
         "model.schedule.coupling": ["decoupled", "paper"],
         "model.optimizer.kind": ["adam", "sgd"],
         "model.optimizer.eps": [1e-9, 1e-6],
+        "trainer.gradient_clip_val": [0.0, 1.0],
     }
     text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
     assert "Runs with coupling paper: The schedule is coupled" in text
     assert "Runs with coupling decoupled: Warm-up and decay are decoupled" in text
-    assert "adam / sgd; eps 1e-09 / 1e-06" in text
+    assert "adam / sgd; eps 1e-09 / 1e-06; gradients clipped at 0 / 1" in text
     assert re.search(r"inverse sqrt, decoupled: .*T_ref = 60 / coupled as in Xiong", text)
 
 

@@ -21,7 +21,7 @@ from lightning_app.analysis.figures import (
 from lightning_app.analysis.figures.drawing import FigureFiles, Part, Question, Sketch
 from lightning_app.analysis.figures.files import pdf, svg
 from lightning_app.analysis.figures.logs import SECONDS, TRAIN, VALID, read_log
-from lightning_app.analysis.figures.slices import drawn_slices, slices_of
+from lightning_app.analysis.figures.slices import drawn_slices
 from lightning_app.analysis.figures.style import colours, styled
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.atomic_write import write_whole
@@ -33,7 +33,7 @@ FORMER = ("training_train", "training_valid", "loss_by_tokens")  # of earlier ve
 POINTS = 300  # points of one curve, at most
 ALL_POINTS, FEWEST_POINTS = 60_000, 20  # of all single curves of one loss, and at least of each
 FIGURES = 3  # figures of a kind with one for each variant; each takes a second
-TOGETHER = 12  # panels of the figure that puts groups with the same rates side by side, at most
+TOGETHER = 12  # panels of the figure that puts groups with common rates side by side, at most
 LOGGED = {TRAIN, VALID, SECONDS}
 
 
@@ -94,7 +94,7 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
             part = _part(grid, group, lr, slices[group, lr])
             for kind in OF_A_RATE:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
-        alike = _of_the_same_rates(grid, groups)
+        alike = _of_common_rates(grid, groups)
         for together, suffix in zip(alike, _numbers(len(alike)), strict=True):
             part = _over_rates(grid, together, 1)
             drawings[OF_RATES.name] += _draw(OF_RATES, part, folder, suffix)
@@ -115,27 +115,30 @@ def _most(grid: GridResults, groups: int) -> int:
 def first_figure(grid: GridResults) -> "Figure | None":
     """The figure that a report opens with, to be drawn again in another look."""
     drawn = drawn_slices(grid)
-    for (group, lr), together in zip(
-        drawn, _of_the_same_rates(grid, [group for group, _ in drawn]), strict=False
-    ):
-        part = _over_rates(grid, together, 1)
-        slice_ = _part(grid, group, lr, slices_of(grid)[group, lr])
-        for sketch in [*rates.loss_by_rate(part), *effect.warmup_effect(slice_)]:
+    for together in _of_common_rates(grid, list(dict.fromkeys(group for group, _ in drawn))):
+        for sketch in rates.loss_by_rate(_over_rates(grid, together, 1)):
+            return sketch.figure
+    for (group, lr), cells in drawn.items():
+        for sketch in effect.warmup_effect(_part(grid, group, lr, cells)):
             return sketch.figure
     return None
 
 
-def _of_the_same_rates(grid: GridResults, groups: Sequence[str]) -> list[list[str]]:
-    """The groups, those with the same rates together if that is no more than `TOGETHER` panels."""
-    found: dict[frozenset[float | None], list[str]] = {}
-    variants: dict[str, set[str]] = {}
+def _of_common_rates(grid: GridResults, groups: Sequence[str]) -> list[list[str]]:
+    """The groups, those with common rates together if that is no more than `TOGETHER` panels."""
+    found: list[tuple[set[float | None], list[str]]] = []
+    panels: dict[str, int] = {}
     for group in groups:
         cells = [cell for cell in grid.finished if cell.group == group]
-        found.setdefault(frozenset(cell.lr for cell in cells), []).append(group)
-        variants[group] = {cell.variant for cell in cells}
+        panels[group] = len({cell.variant for cell in cells})
+        own, alike = {cell.lr for cell in cells}, [group]
+        for there in [each for each in found if each[0] & own]:
+            own, alike = own | there[0], there[1] + alike
+            found.remove(there)
+        found.append((own, alike))
     parts: list[list[str]] = []
-    for alike in found.values():
-        few = sum(len(variants[group]) for group in alike) <= TOGETHER
+    for _, alike in found:
+        few = sum(panels[group] for group in alike) <= TOGETHER
         parts += [alike] if few else [[group] for group in alike]
     return parts
 

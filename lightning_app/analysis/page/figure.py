@@ -68,8 +68,10 @@ def _figure(contents: Contents, drawing: FigureFiles, number: int) -> Markup:
 def _setting(contents: Contents, drawing: FigureFiles) -> str:
     seeds = len({cell.seed for cell in drawing.cells})
     parts = [f"n = {seeds} seed{'s' * (seeds != 1)}, {len(drawing.cells)} finished runs"]
-    parts += [] if drawing.group == "all" else [drawing.group]
-    several = len({cell.lr for cell in contents.grid.finished}) > 1
+    groups = list(dict.fromkeys(cell.group for cell in drawing.cells))
+    parts += [] if groups == ["all"] else [" and ".join(groups)]
+    known = [cell for cell in contents.grid.finished if cell.group in groups]
+    several = len({cell.lr for cell in known}) > 1
     if drawing.lr is not None:
         why = ", where the runs learn best" if several else ""
         parts.append(f"learning rate {drawing.lr:g}{why}")
