@@ -8,9 +8,9 @@ from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResu
 from lightning_app.analysis.merge_grids import differing_settings, shared
 from lightning_app.analysis.run_summary import (
     budget_of,
-    couplings,
     range_of,
     records_of,
+    schedules,
 )
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
 from lightning_app.analysis.strays import stray_runs
@@ -83,18 +83,30 @@ def limits(grid: GridResults) -> list[str]:
 
 def _of_coupling(grid: GridResults) -> list[str]:
     """What the coupling of warm-up and decay means for a comparison, for each one of the grid."""
-    reference = " / ".join(map(label, grid.tried("model.schedule.reference_steps")))
+    references = grid.tried("model.schedule.reference_steps")
+    which = f"reference {label(references[0])} steps" if len(references) == 1 else "their reference"
+    shared = (
+        f"Warm-up and decay are decoupled: all arms share the decay of {which}, and warm-up 0 "
+        "means the full rate at step 1. The numbers are not comparable with papers that couple the "
+        "two (Xiong et al. 2020)."
+    )
     texts = {
-        "paper": "The schedule is coupled: no warm-up is also almost no learning rate after the "
-        "first steps. In short runs this alone makes a variant look sensitive, Pre-LN most of all. "
-        "Do not read Δ as the effect of warm-up; use coupling: decoupled for that.",
-        "decoupled": "Warm-up and decay are decoupled: all arms share the decay of reference "
-        f"{reference} steps, and warm-up 0 means the full rate at step 1. The numbers are not "
-        "comparable with papers that couple the two (Xiong et al. 2020).",
+        ("inverse_sqrt", "paper"): "The schedule is coupled: no warm-up is also almost no learning "
+        "rate after the first steps. In short runs this alone makes a variant look sensitive, "
+        "Pre-LN most of all. Do not read Δ as the effect of warm-up; use coupling: decoupled for "
+        "that.",
+        ("linear", "paper"): "The schedule is coupled: its decay begins where the warm-up ends, so "
+        "a run without warm-up has smaller rates later. Do not read Δ as the effect of warm-up; "
+        "use coupling: decoupled for that.",
+        ("inverse_sqrt", "decoupled"): shared,
+        ("linear", "decoupled"): shared,
     }
-    found = couplings(grid)
-    several = len(found) > 1
-    return [f"Runs with coupling {one}: {texts[one]}" if several else texts[one] for one in found]
+    found = schedules(grid)
+    if len(found) == 1:
+        return [texts[found[0]]] if found[0] in texts else []
+    return [
+        f"Runs with {each[0]}, coupling {each[1]}: {texts[each]}" for each in found if each in texts
+    ]
 
 
 def urgent(grid: GridResults) -> list[str]:

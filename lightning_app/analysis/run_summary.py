@@ -194,28 +194,29 @@ def _optimizer(grid: GridResults) -> str:
 
 
 def _schedule(grid: GridResults) -> str:
-    kind = _tried(grid, "model.schedule.kind").replace("_", " ")
-    if not kind:
-        return DASH
+    reference = _tried(grid, "model.schedule.reference_steps")
     forms = {
-        "paper": "coupled as in Xiong et al. 2020: lr · min(t / T_w, √(T_w / t))",
-        "decoupled": "decoupled: lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = "
-        + _tried(grid, "model.schedule.reference_steps"),
+        ("inverse_sqrt", "paper"): "inverse sqrt, coupled as in Xiong et al. 2020: "
+        "lr · min(t / T_w, √(T_w / t))",
+        ("inverse_sqrt", "decoupled"): "inverse sqrt, decoupled: "
+        f"lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}",
+        ("linear", "paper"): "linear after a linear warm-up, down from its end",
+        ("linear", "decoupled"): f"linear after a linear warm-up, down from step {reference}",
     }
-    found = couplings(grid)
-    text = f"{kind}, {' / '.join(map(forms.__getitem__, found))}"
+    found = [forms.get(each, f"{each[0]} after a linear warm-up") for each in schedules(grid)]
     if not found:
-        text = f"{kind} after a linear warm-up"
-    return "; ".join([text, *_other_settings(grid, "model.schedule")])
+        return DASH
+    return "; ".join([" / ".join(dict.fromkeys(found)), *_other_settings(grid, "model.schedule")])
 
 
-def couplings(grid: GridResults) -> list[str]:
-    """The couplings of warm-up and decay, `paper` or `decoupled`; none where no schedule has any.
+def schedules(grid: GridResults) -> list[tuple[str, str]]:
+    """The kinds of schedule, each with each coupling of warm-up and decay, `paper` or `decoupled`.
 
-    Only the inverse square root has a decay that the warm-up can move.
+    A constant rate has no decay that the warm-up could move, so its coupling is empty.
     """
-    kinds, found = (grid.tried(f"model.schedule.{key}") for key in ("kind", "coupling"))
-    return [str(each) for each in found] if "inverse_sqrt" in kinds else []
+    kinds, couplings = (grid.tried(f"model.schedule.{key}") for key in ("kind", "coupling"))
+    pairs = [(kind, "" if kind == "constant" else one) for kind in kinds for one in couplings]
+    return list(dict.fromkeys(pairs))
 
 
 def _tried(grid: GridResults, key: str) -> str:

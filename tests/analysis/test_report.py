@@ -301,10 +301,23 @@ def test_settings_that_are_axes_are_named_with_all_their_values(make_grid):
         "trainer.gradient_clip_val": [0.0, 1.0],
     }
     text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
-    assert "Runs with coupling paper: The schedule is coupled" in text
-    assert "Runs with coupling decoupled: Warm-up and decay are decoupled" in text
+    assert "Runs with inverse_sqrt, coupling paper: The schedule is coupled" in text
+    assert "Runs with inverse_sqrt, coupling decoupled: Warm-up and decay are decoupled" in text
     assert "adam / sgd; eps 1e-09 / 1e-06; gradients clipped at 0 / 1" in text
-    assert re.search(r"inverse sqrt, decoupled: .*T_ref = 60 / coupled as in Xiong", text)
+    assert re.search(r"inverse sqrt, decoupled: .*T_ref = 60 / inverse sqrt, coupled as in", text)
+
+
+def test_a_linear_schedule_has_cautions_of_its_own(make_grid):
+    schedule = {"kind": "linear", "coupling": "decoupled", "reference_steps": 60}
+    axes = {**SIX, "model.schedule.kind": ["linear", "constant"]}
+    axes |= {"model.schedule.coupling": ["decoupled", "paper"]}
+    base = {"model": {"schedule": schedule}}
+    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    assert "Runs with linear, coupling paper: The schedule is coupled: its decay begins" in text
+    assert "Runs with linear, coupling decoupled: Warm-up and decay" in text
+    assert "Runs with constant" not in text
+    forms = "down from step 60 / linear after a linear warm-up, down from its end / constant after"
+    assert forms in text
 
 
 def test_the_same_runs_give_the_same_bytes(make_grid, outcome, tmp_path):
