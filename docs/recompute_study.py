@@ -211,7 +211,8 @@ def noncentrality(count: int) -> float:
 
         return math.fsum(integrate.quad(found, *part, epsabs=1e-12)[0] for part in parts) - 0.8
 
-    return float(optimize.brentq(lacking, 0.0, 100.0, xtol=1e-12))  # type: ignore[arg-type]
+    root: Any = optimize.brentq(lacking, 0.0, 100.0, xtol=1e-12)
+    return float(root)
 
 
 def strata_p(tables: Sequence[tuple[int, int, int, int]]) -> float:

@@ -16,8 +16,8 @@ from lightning_app.atomic_write import write_whole
 
 
 def publish(grid: GridResults, out: Path) -> None:
-    """Write `results.parquet`, a packed grid, the scores `sensitivity.csv` and `effects.csv`, and
-    the figure that the report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
+    """Write `results.parquet`, a packed grid, the tables of the scores (`write_scores`), and the
+    figure that the report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
     """
     whole = replace(grid, cells=grid.cells + grid.reruns)
     pack(whole, results_frame(whole), out / PACKED)

@@ -216,15 +216,15 @@ def test_a_taken_port_is_refused(running: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["serve", "--host", "no.such.invalid"], "--host: 'no.such.invalid' is not an address"),
         (["serve", "--host", "192.0.2.7"], "192.0.2.7:5433: cannot listen there"),
         (["serve", "--port", "99999"], "--port: expected 0 to 65535, found 99999"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
-    assert told in refused(*words, "--dir", str(tmp_path / "db"))
+def test_mistakes_are_reported_in_one_line(words: list[str], expected: str, tmp_path: Path) -> None:
+    assert expected in refused(*words, "--dir", str(tmp_path / "db"))
 
 
 def test_a_cluster_of_another_version_is_refused(server: Server) -> None:

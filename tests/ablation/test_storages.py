@@ -126,7 +126,7 @@ def test_each_kind_is_read(text: str | None, kind: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "found nothing"),
         ("journl", "found 'journl'"),
@@ -147,10 +147,10 @@ def test_each_kind_is_read(text: str | None, kind: str, url: str) -> None:
         ("sqlite:////nowhere/study.db", "/nowhere: no such folder"),
     ],
 )
-def test_a_mistake_is_reported_without_the_password(text: str, told: str) -> None:
+def test_a_mistake_is_reported_without_the_password(text: str, expected: str) -> None:
     with pytest.raises(UserError) as mistake:
         storage_spec(text, Path("grid"), NOWHERE)
-    assert told in str(mistake.value)
+    assert expected in str(mistake.value)
     assert str(mistake.value).startswith("--storage: ")
     assert SECRET not in str(mistake.value)
 
@@ -212,7 +212,7 @@ def test_a_database_keeps_a_study_and_heartbeats(server: Server, opened: Opened)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ("/ablate?", "/other?", 'database "other"'),
         ("ablate@", "somebody@", 'user "somebody"'),
@@ -221,12 +221,12 @@ def test_a_database_keeps_a_study_and_heartbeats(server: Server, opened: Opened)
     ],
 )
 def test_what_cannot_be_reached_is_reported_in_one_line(
-    old: str, new: str, told: str, server: Server, opened: Opened
+    old: str, new: str, expected: str, server: Server, opened: Opened
 ) -> None:
     url = server.url.replace(old.replace("PORT", str(server.port)), new)
     with pytest.raises(UserError) as mistake:
         opened(url)
-    assert told in str(mistake.value)
+    assert expected in str(mistake.value)
     assert str(mistake.value).startswith(url.partition("?")[0])
     assert server.password not in str(mistake.value)
 

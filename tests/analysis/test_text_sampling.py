@@ -23,8 +23,6 @@ SEED = "seed_everything"
 AXES = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: [1e-3, 4e-3, 8e-3], SEED: [1, 2, 3]}
 TOKENS = [40, 50, 30, 60]
 
-Parts = dict[tuple[Any, ...], list[float]]
-
 
 def parts_of(axes: Mapping[str, Any]) -> list[float]:
     """The mean loss of each part, different in every run."""
