@@ -190,7 +190,9 @@ def test_layers_are_compared_as_a_loop_compares_them(name: str) -> None:
             squares = [sum(v**2 for v in cells[part].values()) for part in ("own", "total")]
             found = number(rows, f"{prefix}score_ratio", stack, layer)
             assert found == pytest.approx(math.sqrt(squares[0] / squares[1]))
-            assert layer > 1 or found == 1.0
+            # The two norms of equal scores may differ in the last bit: the order of their sums
+            # depends on how the memory is aligned.
+            assert layer > 1 or found == pytest.approx(1.0, rel=1e-12)
         else:
             assert not any(row.quantity.endswith("score_ratio") for row in rows)
         below = naive.get((stack, kind, layer - 1))
