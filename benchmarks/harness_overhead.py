@@ -71,7 +71,7 @@ def bare(config: dict[str, Any]) -> tuple[float, float]:
     while done < steps:
         for batch in loader:
             optimizer.zero_grad()
-            loss = module.objective.sums(module.model, batch).loss / batch.normalizer
+            loss = module.objective.sums(module.model, batch).loss / batch.predicted_tokens
             loss.backward()
             optimizer.step()
             schedule.step()

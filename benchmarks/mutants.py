@@ -449,8 +449,14 @@ MUTANTS = (
     mutant(
         "a loss is divided by the tokens of one rank",
         at("test_module.py", "test_ddp.py"),
-        "sums.loss / batch.normalizer",
-        "sums.loss / sums.tokens",
+        "batch.predicted_tokens.to(sums.loss.dtype)",
+        "sums.tokens.to(sums.loss.dtype)",
+    ),
+    mutant(
+        "sums over a split are taken in the precision of the model",
+        at("test_precision.py"),
+        "torch.promote_types(sums.dtype, torch.float32)",
+        "sums.dtype",
     ),
     mutant(
         "a NaN of a validation is left out",

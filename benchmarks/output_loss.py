@@ -60,7 +60,7 @@ def inputs(shape: Shape) -> Inputs:
         (torch.randn(vocabulary, width) * width**-0.5).requires_grad_(),
         torch.zeros(vocabulary, requires_grad=True) if bias else None,
         torch.randint(0, vocabulary, (tokens,)),
-        (torch.rand(tokens) >= 0.04).float(),
+        torch.rand(tokens) >= 0.04,
     )
 
 

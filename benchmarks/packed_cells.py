@@ -74,7 +74,7 @@ class Cells:
                 if plain:
                     loss = plain_loss(model, batch, smoothing)
                 else:
-                    loss = module.objective.sums(model, batch).loss / batch.normalizer
+                    loss = module.objective.sums(model, batch).loss / batch.predicted_tokens
                 loss.backward()
             optimizer.step()
 
@@ -172,8 +172,7 @@ def plain_loss(model: nn.Module, batch: Any, smoothing: float) -> Tensor:
     """The loss of a batch from all of its logits."""
     logits = model(batch.source, batch.target[:, :-1]).flatten(0, 1)
     labels = batch.target[:, 1:].flatten()
-    counted = (labels != PAD).to(logits.dtype)
-    return token_sums(logits, labels, counted, smoothing).loss / batch.normalizer
+    return token_sums(logits, labels, labels != PAD, smoothing).loss / batch.predicted_tokens
 
 
 def main() -> None:

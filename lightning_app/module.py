@@ -180,8 +180,10 @@ class TransformerModule(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         assert self.model is not None
         sums = self.objective.sums(self.model, batch)
-        loss, nll = sums.loss / batch.normalizer, sums.nll / batch.normalizer
-        terms = auxiliary_terms(self.model, batch.normalizer) if self._has_terms else {}
+        # The mean of the ranks' gradients is then that of the mean over the global batch.
+        normalizer = batch.predicted_tokens.to(sums.loss.dtype) / self.trainer.world_size
+        loss, nll = sums.loss / normalizer, sums.nll / normalizer
+        terms = auxiliary_terms(self.model, normalizer) if self._has_terms else {}
         for term in terms.values():
             loss = loss + term
         step = self.global_step + 1
@@ -209,7 +211,7 @@ class TransformerModule(pl.LightningModule):
                 logger.log_metrics({"train/grad_norm": float(norm)}, step=step)
 
     def on_validation_epoch_start(self) -> None:
-        self.objective.start_decoding()
+        self._start_evaluation()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         size = len(self.trainer.val_dataloaders.dataset)  # pyright: ignore[reportOptionalMemberAccess]
@@ -226,7 +228,7 @@ class TransformerModule(pl.LightningModule):
         self.part_sums.reset()
 
     def on_test_epoch_start(self) -> None:
-        self.objective.start_decoding()
+        self._start_evaluation()
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         with self._eager():
@@ -245,6 +247,12 @@ class TransformerModule(pl.LightningModule):
         if self.compilation == "none":
             return nullcontext()
         return torch.compiler.set_stance("force_eager")
+
+    def _start_evaluation(self) -> None:
+        """With `bf16-true` the sums are turned to bfloat16 too, which cannot count beyond 256."""
+        for sums in (self.total_nll, self.total_correct, self.total_tokens, self.part_sums):
+            sums.set_dtype(torch.promote_types(sums.dtype, torch.float32))
+        self.objective.start_decoding()
 
     def _add(self, sums: LossSums) -> None:
         self.total_nll.update(sums.nll)

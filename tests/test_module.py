@@ -83,14 +83,14 @@ def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cach
     fitter.fit(trained, datamodule=source)
     batch = next(iter(source.train_dataloader()))
     assert isinstance(batch, TranslationBatch)
-    assert int((batch.target[:, 1:] != 0).sum()) == int(batch.normalizer)
+    assert int((batch.target[:, 1:] != 0).sum()) == int(batch.predicted_tokens)
     logits = trained(batch).flatten(0, 1)
     labels = batch.target[:, 1:].flatten()
     expected = torch.nn.functional.cross_entropy(
         logits, labels, ignore_index=0, label_smoothing=0.1
     )
     sums = trained.objective.sums(trained.model, batch)
-    torch.testing.assert_close(sums.loss / batch.normalizer, expected)
+    torch.testing.assert_close(sums.loss / batch.predicted_tokens, expected)
 
 
 @pytest.mark.parametrize("how", ["setting", "callback"])

@@ -92,7 +92,7 @@ def learner(setting: Setting, block: BlockConfig, batch: Any) -> Learner:
     """Return our model with `block`, and its training loss."""
     task = task_of(setting)
     model = task.build_model(setting.architecture(), block, setting.vocabulary).to(setting.device)
-    return Learner(model, lambda: task.sums(model, batch).loss / batch.normalizer)
+    return Learner(model, lambda: task.sums(model, batch).loss / batch.predicted_tokens)
 
 
 def work(learner: Learner, setting: Setting) -> Work:

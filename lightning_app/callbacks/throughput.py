@@ -65,7 +65,7 @@ class Throughput(pl.Callback):
         now = time.perf_counter()
         self._elapsed += now - self._since
         self._since = now
-        counted = batch.normalizer * trainer.world_size
+        counted = batch.predicted_tokens
         self._counted = counted if self._counted is None else self._counted + counted
         if is_logged(trainer, trainer.global_step):
             rate, share = self._take()

@@ -26,14 +26,14 @@ class Batch(Protocol):
 
     Attributes:
         index: (batch,) int64, row of the split; -1 for a blank row, which predicts nothing.
-        normalizer: () float32, predicted tokens of the whole global batch / number of ranks.
+        predicted_tokens: () int64, tokens that the global batch predicts on all ranks together.
     """
 
     @property
     def index(self) -> torch.Tensor: ...
 
     @property
-    def normalizer(self) -> torch.Tensor: ...
+    def predicted_tokens(self) -> torch.Tensor: ...
 
     def __iter__(self) -> Iterator[torch.Tensor]: ...
 

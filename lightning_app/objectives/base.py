@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lightning_app.models.search import SearchConfig
@@ -48,7 +48,7 @@ class LossSums(NamedTuple):
     `loss` is what is trained on, `nll` the unsmoothed negative log-likelihood, both in nats.
     A training step has no use for the rest, which is there without gradients only: `correct` counts
     the tokens with the highest probability, `by_token` (2, token) has the `nll` of each token and
-    how often it counts.
+    1 if it counts, else 0.
     """
 
     loss: Tensor
@@ -61,10 +61,10 @@ class LossSums(NamedTuple):
 def token_sums(
     logits: Float[Tensor, "token vocabulary"],
     labels: Int[Tensor, " token"],
-    counted: Float[Tensor, " token"],
+    counted: Bool[Tensor, " token"],
     label_smoothing: float,
 ) -> LossSums:
-    """Sum the losses of tokens whose `counted` is 1.
+    """Sum the losses of the `counted` tokens.
 
     ``loss = (1 - e) nll + e mean_v(-log p_v)`` with ``e`` the label smoothing (Szegedy et al.
     2016, 1512.00567). The plain form, differentiable any number of times; training takes the same
@@ -78,7 +78,7 @@ def token_sums(
         loss = (1.0 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=-1)
     correct = by_token = None
     if not torch.is_grad_enabled():
-        correct = ((logits.argmax(dim=-1) == labels).to(counted.dtype) * counted).sum()
+        correct = ((logits.argmax(dim=-1) == labels) & counted).sum()
         by_token = torch.stack([nll * counted, counted.to(nll)])
     return LossSums(
         loss=(loss * counted).sum(),

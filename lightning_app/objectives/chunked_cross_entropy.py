@@ -4,7 +4,7 @@ import math
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lightning_app.blocks.double_backward import no_second_derivative
@@ -22,7 +22,7 @@ def output_sums(
     states: Float[Tensor, "token model"],
     table: Float[Tensor, "vocabulary model"],
     labels: Int[Tensor, " token"],
-    counted: Float[Tensor, " token"],
+    counted: Bool[Tensor, " token"],
     label_smoothing: float,
     bias: Float[Tensor, " vocabulary"] | None = None,
     chunk: int | None = None,
@@ -52,7 +52,7 @@ class OutputLoss(torch.autograd.Function):
     """Cross-entropy of the output layer, which takes its gradients on the way forward.
 
     With states x_t, table E of V rows, bias b and labels y_t: ``z_t = E x_t + b`` and
-    ``p_t = softmax(z_t)``. Summed over tokens t, each counted c_t times,
+    ``p_t = softmax(z_t)``. Summed over tokens t, c_t being 1 if t counts, else 0,
 
         nll  = sum_t c_t (-log p_t[y_t])
         loss = (1 - e) nll + e sum_t c_t mean_v(-log p_t[v])
@@ -80,7 +80,7 @@ class OutputLoss(torch.autograd.Function):
         table: Float[Tensor, "vocabulary model"],
         bias: Float[Tensor, " vocabulary"] | None,
         labels: Int[Tensor, " token"],
-        counted: Float[Tensor, " token"],
+        counted: Bool[Tensor, " token"],
         label_smoothing: float,
         chunk: int,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -91,13 +91,13 @@ class OutputLoss(torch.autograd.Function):
             narrow = torch.get_autocast_dtype(device)
         exact = torch.promote_types(table.dtype, torch.float32)
         with torch.autocast(device, enabled=False):
-            counted = counted.to(exact)
+            weights = counted.to(exact)
             matrix, inputs = table.to(narrow), states.to(narrow)
             # With many tokens, a pass over the table costs less than what it saves in the chunks.
             turned = takes_onednn(inputs, matrix) and len(states) > states.shape[1]
             columns = matrix.t().contiguous() if turned else matrix.t()
-            seen = inputs * counted[:, None].to(narrow)
-            mean, total = table.mean(dim=0, dtype=exact), counted @ states.to(exact)
+            seen = inputs * weights[:, None].to(narrow)
+            mean, total = table.mean(dim=0, dtype=exact), weights @ states.to(exact)
             bias_mean = None if bias is None else bias.mean(dtype=exact)
             # What smoothing adds to a row is there from the start.
             row = -e / len(table) * total
@@ -107,14 +107,14 @@ class OutputLoss(torch.autograd.Function):
                 d_table = row.expand(table.shape).contiguous()
             d_bias = None
             if bias is not None:
-                d_bias = (-e / len(table) * counted.sum()).expand(bias.shape).contiguous()
+                d_bias = (-e / len(table) * weights.sum()).expand(bias.shape).contiguous()
             d_states = torch.empty(states.shape, dtype=exact, device=states.device)
             losses, nlls = [], []
             for whole, x, cx, c, y, dx in zip(
                 states.split(chunk),
                 inputs.split(chunk),
                 seen.split(chunk),
-                counted.split(chunk),
+                weights.split(chunk),
                 labels[:, None].split(chunk),
                 d_states.split(chunk),
                 strict=True,
@@ -142,8 +142,8 @@ class OutputLoss(torch.autograd.Function):
                 dx.copy_(linear(g, columns))
                 add_product(d_table, g.t(), cx)
                 del logits, g  # the next chunk takes their place
-            d_states = d_states.sub_(e * mean).mul_(counted[:, None])
-            loss, nll = counted @ torch.cat(losses), counted @ torch.cat(nlls)
+            d_states = d_states.sub_(e * mean).mul_(weights[:, None])
+            loss, nll = weights @ torch.cat(losses), weights @ torch.cat(nlls)
         d_bias = None if bias is None or d_bias is None else d_bias.to(bias.dtype)
         ctx.save_for_backward(
             d_states.to(states.dtype), d_table.to(table.dtype).contiguous(), d_bias

@@ -154,8 +154,8 @@ class Task(ABC):
 
     def mean_loss(self, found: Predictions) -> Tensor:
         """Return the mean training loss of `found`, in nats a token, differentiable at will."""
-        ones = found.logits.new_ones(len(found.labels))
-        sums = token_sums(found.logits, found.labels, ones, self.config.label_smoothing)
+        every = torch.ones_like(found.labels, dtype=torch.bool)
+        sums = token_sums(found.logits, found.labels, every, self.config.label_smoothing)
         return sums.loss / len(found.labels)
 
 

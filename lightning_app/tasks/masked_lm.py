@@ -31,14 +31,14 @@ class MaskedBatch(NamedTuple):
         positions: (predicted,) int64, flat indices into batch * window, ascending.
         labels: (predicted,) int64, the tokens at these positions before masking.
         index: (batch,) int64, number of the window; -1 for a blank row, which predicts nothing.
-        normalizer: () float32, predicted tokens of the whole global batch / number of ranks.
+        predicted_tokens: () int64, tokens that the global batch predicts on all ranks together.
     """
 
     tokens: Tensor
     positions: Tensor
     labels: Tensor
     index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
-    normalizer: Tensor
+    predicted_tokens: Tensor
 
 
 @final
@@ -85,7 +85,7 @@ class MaskedRows(Windows):
         epoch, rows = item
         tokens = self.take(rows)
         chosen = self._choose(epoch, rows, tokens)
-        normalizer = torch.tensor(chosen.sum() / self.world_size, dtype=torch.float32)
+        predicted = torch.tensor(int(chosen.sum()))
         mine = self.mine(rows)
         if len(mine) == 0:
             nothing = torch.empty(0, dtype=torch.int64)
@@ -94,7 +94,7 @@ class MaskedRows(Windows):
                 positions=nothing,
                 labels=nothing,
                 index=torch.full((1,), -1),
-                normalizer=normalizer,
+                predicted_tokens=predicted,
             )
         tokens, chosen = (self.mine(of) for of in (tokens, chosen))
         labels = tokens[chosen]
@@ -104,7 +104,7 @@ class MaskedRows(Windows):
             positions=torch.from_numpy(np.flatnonzero(chosen)),
             labels=torch.from_numpy(labels),
             index=torch.from_numpy(mine.astype(np.int64)),
-            normalizer=normalizer,
+            predicted_tokens=predicted,
         )
 
     def _choose(self, epoch: int, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -186,7 +186,7 @@ class MaskedLanguageModelling(Task):
             states,
             model.embedding.tokens.weight,
             batch.labels,
-            torch.ones(len(batch.labels), device=states.device),
+            torch.ones_like(batch.labels, dtype=torch.bool),
             self.config.label_smoothing,
             bias=model.output_bias,
         )
@@ -245,6 +245,4 @@ class MaskedLanguageModelling(Task):
         positions = torch.randperm(tokens.numel())[:count].sort().values
         labels = tokens.flatten()[positions]
         tokens.view(-1)[positions] = MASK
-        return MaskedBatch(
-            tokens, positions, labels, torch.arange(rows), torch.tensor(float(count))
-        )
+        return MaskedBatch(tokens, positions, labels, torch.arange(rows), torch.tensor(count))

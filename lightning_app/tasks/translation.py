@@ -32,13 +32,13 @@ class TranslationBatch(NamedTuple):
         source: (batch, source) int64, each row ended by EOS, padded with PAD.
         target: (batch, target) int64, BOS ... EOS, padded with PAD.
         index: (batch,) int64, row of the split; -1 for a blank row, which predicts nothing.
-        normalizer: () float32, predicted tokens of the whole global batch / number of ranks.
+        predicted_tokens: () int64, tokens that the global batch predicts on all ranks together.
     """
 
     source: Tensor
     target: Tensor
     index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
-    normalizer: Tensor
+    predicted_tokens: Tensor
 
 
 @final
@@ -89,21 +89,20 @@ class TranslationRows:
         _, rows = item
         offsets = self._target[1]
         # BOS is not predicted, every id after it is
-        predicted = int((offsets[rows + 1] - offsets[rows]).sum())
-        normalizer = torch.tensor(predicted / self._world_size, dtype=torch.float32)
+        predicted = torch.tensor(int((offsets[rows + 1] - offsets[rows]).sum()))
         mine = share(rows, self._rank, self._world_size)
         if len(mine) == 0:
             return TranslationBatch(
                 source=torch.full((1, 1), EOS),
                 target=torch.full((1, 2), PAD),
                 index=torch.full((1,), -1),
-                normalizer=normalizer,
+                predicted_tokens=predicted,
             )
         return TranslationBatch(
             source=padded(*self._source, mine, fill=PAD),
             target=padded(*self._target, mine, fill=PAD, bos=BOS),
             index=torch.from_numpy(mine.astype(np.int64)),
-            normalizer=normalizer,
+            predicted_tokens=predicted,
         )
 
 
@@ -136,7 +135,7 @@ class Translation(Task):
     def sums(self, model: EncoderDecoder, batch: TranslationBatch) -> LossSums:
         """Return the sums over the target tokens of `batch`, the begin mark left out."""
         labels = batch.target[:, 1:].flatten()
-        counted = (labels != PAD).to(torch.get_default_dtype())
+        counted = labels != PAD
         states = model.states(batch.source, batch.target[:, :-1]).flatten(0, 1)
         table = model.embedding.tokens.weight
         return output_sums(states, table, labels, counted, self.config.label_smoothing)
@@ -259,4 +258,4 @@ class Translation(Task):
             here = place[: text.shape[1]]
             text[here == end] = EOS
             text[here > end] = PAD
-        return TranslationBatch(source, target, torch.arange(rows), lengths.sum().float())
+        return TranslationBatch(source, target, torch.arange(rows), lengths.sum())

@@ -30,7 +30,7 @@ def test_a_translation_batch_is_as_the_data_module_makes_them() -> None:
             assert (text[start : start + length - 1] >= SPECIALS).all()
             assert text[start + length - 1] == EOS
             assert (text[start + length :] == PAD).all()
-    assert batch.normalizer == sum(lengths)
+    assert batch.predicted_tokens == sum(lengths)
 
 
 def test_a_masked_batch_predicts_what_it_hides() -> None:
@@ -39,7 +39,7 @@ def test_a_masked_batch_predicts_what_it_hides() -> None:
     assert (places[batch.positions] == MASK).all()
     assert int((places == MASK).sum()) == len(batch.positions) == round(0.15 * 84)
     assert (batch.labels >= SPECIALS).all()
-    assert batch.normalizer == len(batch.labels)
+    assert batch.predicted_tokens == len(batch.labels)
 
 
 @pytest.mark.parametrize("setting", [TINY, masked(TINY)])

@@ -13,7 +13,7 @@ def test_sums_follow_the_definition(smoothing: float) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 11, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 11, (7,), generator=generator)
-    counted = torch.tensor([1, 1, 0, 1, 1, 0, 1], dtype=torch.float64)
+    counted = torch.tensor([1, 1, 0, 1, 1, 0, 1], dtype=torch.bool)
     with torch.no_grad():
         sums = token_sums(logits, labels, counted, smoothing)
 
@@ -36,7 +36,7 @@ def test_sums_follow_the_definition(smoothing: float) -> None:
 def test_the_gradient_is_that_of_cross_entropy() -> None:
     logits = torch.randn(5, 9, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([1, 0, 8, 3, 3])
-    token_sums(logits, labels, torch.ones(5, dtype=torch.float64), 0.2).loss.backward()
+    token_sums(logits, labels, torch.ones(5, dtype=torch.bool), 0.2).loss.backward()
     ours = logits.grad
     logits.grad = None
     torch.nn.functional.cross_entropy(
@@ -48,8 +48,8 @@ def test_the_gradient_is_that_of_cross_entropy() -> None:
 def test_half_precision_logits_are_summed_in_float32() -> None:
     logits = torch.randn(4, 50).bfloat16()
     labels = torch.tensor([0, 1, 2, 3])
-    half = token_sums(logits, labels, torch.ones(4), 0.1)
-    full = token_sums(logits.float(), labels, torch.ones(4), 0.1)
+    half = token_sums(logits, labels, torch.ones(4, dtype=torch.bool), 0.1)
+    full = token_sums(logits.float(), labels, torch.ones(4, dtype=torch.bool), 0.1)
     assert half.loss.dtype == torch.float32
     torch.testing.assert_close(half.loss, full.loss)
 

@@ -32,7 +32,7 @@ class Case(NamedTuple):
         states, table, bias = parts
         assert states is not None
         assert table is not None
-        return Case(states, table, bias, self.labels, self.counted.to(dtype), self.smoothing)
+        return Case(states, table, bias, self.labels, self.counted, self.smoothing)
 
     def leaves(self) -> list[Tensor]:
         return [part for part in self[:3] if part is not None]
@@ -71,7 +71,7 @@ def case(
         leaf(torch.randn(vocabulary, width, **like)),
         leaf(torch.randn(vocabulary, **like)) if bias else None,
         torch.randint(0, vocabulary, (tokens,), generator=draw),
-        (torch.rand(tokens, **like) < share).double(),
+        torch.rand(tokens, **like) < share,
         smoothing,
     )
 
@@ -162,14 +162,14 @@ def test_tokens_that_do_not_count_have_no_gradient() -> None:
     some = case(40, 5, 7)
     some.sums(chunk=6).loss.backward()
     assert some.states.grad is not None
-    assert torch.equal(some.states.grad.abs().sum(dim=1) > 0, some.counted > 0)
+    assert torch.equal(some.states.grad.abs().sum(dim=1) > 0, some.counted)
 
 
 def test_a_label_whose_probability_underflows_has_its_loss() -> None:
     """In float32 ``exp(-400)`` is 0; its logarithm is not to be taken."""
     states, table = torch.tensor([[1.0], [1.0]]), torch.tensor([[-200.0], [200.0], [0.0]])
     states.requires_grad_()
-    sums = output_sums(states, table, torch.tensor([0, 1]), torch.ones(2), 0.0)
+    sums = output_sums(states, table, torch.tensor([0, 1]), torch.ones(2, dtype=torch.bool), 0.0)
     assert sums.nll.item() == pytest.approx(400.0)
     sums.loss.backward()
     assert states.grad is not None
@@ -198,7 +198,7 @@ def large(kind: str, smoothing: float, bias: bool) -> Case:
         leaf(table),
         leaf(shift.double() + eighths(13)) if bias else None,
         torch.randint(0, 13, (40,), generator=draw),
-        torch.ones(40, dtype=torch.float64),
+        torch.ones(40, dtype=torch.bool),
         smoothing,
     )
 
@@ -398,11 +398,11 @@ def test_compiled_as_a_part_of_something_larger(monkeypatch: pytest.MonkeyPatch)
 
 
 def batch_of(task: str) -> TranslationBatch | MaskedBatch:
-    index, normalizer = torch.arange(3), torch.tensor(5.0)
+    index, predicted = torch.arange(3), torch.tensor(5)
     if task == "translation":
-        return TranslationBatch(*tiny.sentences(), index, normalizer)
+        return TranslationBatch(*tiny.sentences(), index, predicted)
     positions = torch.tensor([1, 4, 9, 20])
-    return MaskedBatch(tiny.words(3, 7), positions, tiny.words(4), index, normalizer)
+    return MaskedBatch(tiny.words(3, 7), positions, tiny.words(4), index, predicted)
 
 
 @pytest.mark.parametrize("task", ["translation", "masked_lm"])

@@ -53,7 +53,7 @@ def test_each_window_predicts_the_same_number_and_never_eos(corpus: PreparedCorp
     assert (windows == PREDICTED).all()
     assert (batch.labels != EOS).all()
     assert (batch.positions.diff() > 0).all()
-    assert batch.normalizer == len(batch.labels)
+    assert batch.predicted_tokens == len(batch.labels)
 
 
 def test_every_place_is_as_likely(corpus: PreparedCorpus):
@@ -112,7 +112,7 @@ def test_shares_of_all_ranks_are_the_global_batch(corpus: PreparedCorpus, world:
     shares = [make(corpus, rank=rank, world_size=world)[item] for rank in range(world)]
     assert sum(len(of.labels) for of in shares) == len(whole.labels)
     for of in shares:
-        assert of.normalizer == whole.normalizer / world
+        assert of.predicted_tokens == whole.predicted_tokens
         for window, row in zip(of.index, of.tokens, strict=True):
             assert torch.equal(row, whole.tokens[int((whole.index == window).nonzero())])
     indices = torch.cat([of.index for of in shares])
@@ -124,7 +124,7 @@ def test_blank_row_predicts_nothing(corpus: PreparedCorpus):
     assert batch.index.tolist() == [-1]
     assert batch.tokens.shape == (1, WINDOW)
     assert len(batch.positions) == len(batch.labels) == 0
-    assert batch.normalizer == pytest.approx(2 * PREDICTED / 3)
+    assert batch.predicted_tokens == 2 * PREDICTED
 
 
 def test_labels_are_those_of_the_first_pass(corpus: PreparedCorpus):
