@@ -5,10 +5,18 @@ from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 
 from lightning_app.data import moses
-from lightning_app.data.batching import Batch, ResumableLoader, SplitRows
+from lightning_app.data.batching import (
+    Batch,
+    EpochSampler,
+    ResumableLoader,
+    SplitRows,
+    in_random_order,
+    limited,
+)
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import Tokenizer
@@ -50,8 +58,11 @@ class TextDataModule(pl.LightningDataModule):
         self.vocab_size = meta["vocab_size"]
         rows = {split: self._rows(split) for split in meta["sizes"]}
         task = task_class(self.config.task)
-        self.floor = task.floor(rows["valid"])
+        evaluated = {split: self._evaluated(split, rows[split]) for split in self._limits()}
+        self.floor = task.floor(rows["valid"], evaluated.get("valid"))
         packing = task.describe(rows)
+        for split, part in evaluated.items():
+            packing += f"; {len(part):,} of {len(rows[split]):,} rows of {split} are evaluated"
         self.description = {
             "name": meta["name"],
             "protocol": meta["protocol"] + packing,
@@ -131,8 +142,33 @@ class TextDataModule(pl.LightningDataModule):
         if split not in self.corpus.meta["sizes"]:
             raise UserError(f"data.splits.{split}: the corpus has no {split} split")
         rows = self._rows(split)
-        sampler = rows.sampler(self.config.tokens_per_batch)
+        sampler = self._sampler(split, rows)
         return ResumableLoader(rows, sampler, self.config.num_workers, self._gpu())
+
+    def _sampler(self, split: str, rows: SplitRows) -> EpochSampler:
+        sampler = rows.sampler(self.config.tokens_per_batch)
+        return in_random_order(sampler) if split in self._limits() else sampler
+
+    def _evaluated(self, split: str, rows: SplitRows) -> np.ndarray:
+        """The rows of a split of which the Trainer evaluates a part."""
+        batches = [part for _, part in self._sampler(split, rows)]
+        return np.concatenate(batches[: limited(len(batches), self._limits()[split])])
+
+    def _limits(self) -> dict[str, float]:
+        """The limits of the Trainer on evaluation, of the splits that it evaluates in part.
+
+        A limit of 0 leaves the evaluation out; the number 1 is one batch, the share 1.0 all.
+        """
+        if self.trainer is None:
+            return {}
+        limits = {"valid": self.trainer.limit_val_batches, "test": self.trainer.limit_test_batches}
+        return {
+            split: limit
+            for split, limit in limits.items()
+            if split in self.corpus.meta["sizes"]
+            and limit
+            and (isinstance(limit, int) or limit < 1.0)
+        }
 
     def _gpu(self) -> torch.device | None:
         device = None if self.trainer is None else self.trainer.strategy.root_device

@@ -55,8 +55,8 @@ class SplitRows(Rows, Protocol):
         """Return the global batches of each epoch, with that many tokens at most."""
         ...
 
-    def targets(self) -> np.ndarray:
-        """Return every token that is predicted in one epoch."""
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return every token that is predicted in one epoch; in `rows` if they are given."""
         ...
 
 
@@ -103,6 +103,21 @@ class EpochSampler:
             self._cut = (epoch, self._batches(epoch))
         for rows in self._cut[1]:
             yield epoch, rows
+
+
+def limited(batches: int, limit: float) -> int:
+    """Return how many batches Lightning takes: `limit` is their number, or a share up to 1.0."""
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def in_random_order(sampler: EpochSampler) -> EpochSampler:
+    """Return the batches of an evaluation in a random order, the same in every run.
+
+    Sorted by length, the first ones are the shortest sentences alone: no sample of the split.
+    """
+    batches = [rows for _, rows in sampler]
+    order = np.random.default_rng(0).permutation(len(batches))
+    return EpochSampler(lambda _: [batches[place] for place in order])
 
 
 def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Iterator[Batch]:

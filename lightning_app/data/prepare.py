@@ -84,8 +84,11 @@ class PreparedCorpus:
 
     def lines(self, split: str, kind: str) -> list[str]:
         """Return the `source`, `target` (as in the corpus) or `reference` (plain) lines."""
-        text = (self.folder / f"{split}.{kind}.txt").read_text(encoding="utf-8")
-        return text.split("\n")[:-1]
+        # Reading as text would turn a carriage return inside a line to the end of a line.
+        text = (self.folder / f"{split}.{kind}.txt").read_bytes().decode("utf-8")
+        lines = text.split("\n")[:-1]
+        assert len(lines) == self.meta["sizes"][split]
+        return lines
 
     def padding_share(self, tokens_per_batch: int, split: str = "train") -> float:
         """Return the share of padding among all places of the batches of an epoch, both sides."""

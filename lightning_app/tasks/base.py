@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -65,12 +66,13 @@ class Task(ABC):
         return ""
 
     @classmethod
-    def floor(cls, rows: SplitRows) -> float:
+    def floor(cls, rows: SplitRows, evaluated: np.ndarray | None = None) -> float:
         """Return the loss (nats a token) of a model that ignores its input: `Monitored.floor`.
 
-        Such a model knows how often each predicted token of `rows` occurs.
+        Such a model knows how often each predicted token of `rows` occurs: of those that are
+        `evaluated`, if not all are.
         """
-        return unigram_entropy(rows.targets())
+        return unigram_entropy(rows.targets(evaluated))
 
     # Model
 

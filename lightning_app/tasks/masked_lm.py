@@ -73,11 +73,14 @@ class MaskedRows(Windows):
         self._predicted = max(1, round(probability * window))
         self._vocab_size = corpus.meta["vocab_size"]
 
-    def targets(self) -> np.ndarray:
-        """Return every token that is predicted in one epoch; where masks change, all but EOS."""
-        if self.seed is not None:
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return every token that is predicted in one epoch; where masks change, all but EOS.
+
+        Only those in `rows`, if they are given.
+        """
+        if self.seed is not None and rows is None:
             return self.ids[self.ids != EOS]
-        rows = np.arange(len(self))
+        rows = np.arange(len(self)) if rows is None else rows
         tokens = self.take(rows)
         return tokens[self._choose(0, rows, tokens)]
 

@@ -70,9 +70,12 @@ class TranslationRows:
     def __len__(self) -> int:
         return len(self._source[1]) - 1
 
-    def targets(self) -> np.ndarray:
-        """Return every token that is predicted in one epoch."""
-        return self._target[0]
+    def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return every token that is predicted in one epoch; in `rows` if they are given."""
+        ids, offsets = self._target
+        if rows is None:
+            return ids
+        return np.concatenate([ids[offsets[row] : offsets[row + 1]] for row in rows])
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
         """Return the batches of an epoch; the tokens of the longer side count, with padding."""

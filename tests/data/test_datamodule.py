@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -101,6 +102,28 @@ def test_validation_is_the_same_every_time(make):
     assert sorted(i for rows in model.validated[:half] for i in rows) == list(range(60))
 
 
+@pytest.mark.parametrize("limit", [1, 4, 0.5])
+@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+def test_a_part_of_the_validation_is_a_sample_with_a_floor_of_its_own(
+    make, task: str, limit: float
+) -> None:
+    """Not the shortest sentences, whose tokens are others; the same ones in every run."""
+    data = make(task=task, window=8)
+    model = run(data, max_epochs=2, limit_val_batches=limit)
+    half = len(model.validated) // 2
+    assert model.validated[:half] == model.validated[half:]
+    rows = [row for batch in model.validated[:half] for row in batch]
+    whole = make(task=task, window=8)
+    every = run(whole, max_epochs=1, limit_val_batches=1.0).validated
+    assert half == (limit if isinstance(limit, int) else int(len(every) * limit))
+    assert rows != [row for batch in every[:half] for row in batch]
+    dataset = data.val_dataloader().dataset
+    assert data.floor == unigram_entropy(dataset.targets(np.array(rows)))
+    assert data.floor != whole.floor == unigram_entropy(dataset.targets())
+    said = f"; {len(rows)} of {len(dataset)} rows of valid are evaluated"
+    assert data.description["protocol"] == whole.description["protocol"] + said
+
+
 @pytest.mark.parametrize("task", ["translation", "masked_lm"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resume_after_any_step(make, tmp_path: Path, num_workers: int, task: str):
@@ -143,7 +166,9 @@ def test_resume_after_validation_in_mid_epoch(make, tmp_path: Path):
 
 def ready(data: TextDataModule, rank: int = 0, world_size: int = 1) -> Any:
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, strategy=strategy)  # pyright: ignore
+    limits = {"limit_val_batches": 1.0, "limit_test_batches": 1.0}
+    ranks = {"global_rank": rank, "world_size": world_size}
+    data.trainer = SimpleNamespace(**ranks, **limits, strategy=strategy)  # pyright: ignore
     data.prepare_data()
     data.setup()
     return data

@@ -310,3 +310,16 @@ def test_preparing_does_not_load_torch():
     """It takes longer than everything that a second call does."""
     code = "import sys, lightning_app.data.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_carriage_return_inside_a_line_ends_no_line(write_pairs, text_config):
+    """Read as text, the lines behind it would be the targets of others."""
+    root = write_pairs()
+    path = root / "valid.en"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    lines[1] = lines[1].replace(" ", " \r", 1)
+    path.write_bytes("\n".join(lines).encode())
+    corpus = prepare(text_config(root))
+    for kind in ("source", "target", "reference"):
+        assert len(corpus.lines("valid", kind)) == corpus.meta["sizes"]["valid"]
+    assert corpus.lines("valid", "target") == [line.strip() for line in lines[:-1]]
