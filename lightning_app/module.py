@@ -13,6 +13,7 @@ from lightning_app.blocks.auxiliary import AuxiliaryTerms, auxiliary_terms
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.bounds import check_accumulation
+from lightning_app.data.batching import limited
 from lightning_app.hardware import keep_freed_blocks
 from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
@@ -69,6 +70,20 @@ def perturb_rounding(model: torch.nn.Module, draw: int) -> None:
         parameter.mul_(1 + torch.finfo(parameter.dtype).eps * shifts.to(parameter))
 
 
+def training_steps(trainer: pl.Trainer) -> int:
+    """Return the number of steps of a run, -1 where only its time is limited.
+
+    `Trainer.estimated_stepping_batches` would make Lightning read the training data before it
+    restores their place from a checkpoint, and then not restore it.
+    """
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    if epochs is None or epochs == -1:
+        return steps
+    batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # pyright: ignore[reportAttributeAccessIssue]
+    total = limited(batches, 1.0 if limit is None else limit) * epochs
+    return total if steps == -1 else min(steps, total)
+
+
 class TransformerModule(pl.LightningModule):
     """A Transformer with the wiring `block`, trained for `objective`.
 
@@ -77,7 +92,8 @@ class TransformerModule(pl.LightningModule):
     tokens, for any number of devices: each rank divides its share by tokens / world, and
     DDP averages. A step has one global batch: gradients are not accumulated over several.
 
-    After a validation `validation_parts` has its loss part by part (`PartSums`).
+    After a validation `validation_parts` has its loss part by part (`PartSums`), and after
+    `Trainer.predict` `predicted` has the text of every row of the split, on every rank.
 
     Args:
         block: The wiring: a preset and single axes on top of it.
@@ -132,6 +148,7 @@ class TransformerModule(pl.LightningModule):
         self.total_nll, self.total_correct, self.total_tokens = sums
         self.part_sums = PartSums()
         self.validation_parts: dict[str, list[Any]] = {}
+        self.predicted: dict[int, str] = {}
 
     def ensure_built(self) -> None:
         """Build the model for the Trainer's data, if it does not exist yet."""
@@ -205,7 +222,12 @@ class TransformerModule(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         step = self.global_step + 1
         if is_logged(self.trainer, step):
-            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            # In float32 at least, also for gradients in bfloat16.
+            gradients = [
+                p.grad.to(torch.promote_types(p.grad.dtype, torch.float32))
+                for p in self.parameters()
+                if p.grad is not None
+            ]
             norm = torch.nn.utils.get_total_norm(gradients)
             for logger in self.loggers:
                 logger.log_metrics({"train/grad_norm": float(norm)}, step=step)
@@ -238,9 +260,17 @@ class TransformerModule(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_evaluation("test")
 
+    def on_predict_epoch_start(self) -> None:
+        self.predicted = {}
+
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         with self._eager():
-            return self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+            found = self.objective.predict(self.model, batch, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+        self.predicted |= dict(found)
+        return found
+
+    def on_predict_epoch_end(self) -> None:
+        self.predicted = join_ranks(self.predicted)
 
     def _eager(self) -> AbstractContextManager[Any]:
         """Do not use compiled blocks: a search has other shapes at each of its steps."""
@@ -280,8 +310,7 @@ class TransformerModule(pl.LightningModule):
         assert self.model is not None
         fused = self.trainer.precision != "16-mixed"
         optimizer = build_optimizer(self.optimizer, self.model, fused=fused)
-        total = int(self.trainer.estimated_stepping_batches)
-        schedule = build_schedule(self.schedule, optimizer, total)
+        schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},

@@ -81,6 +81,7 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
         ("trainer__limit_val_batches", 1.5, "found 1.5"),
         ("trainer__fast_dev_run", True, "trainer.fast_dev_run: True leaves no checkpoint"),
         ("trainer__fast_dev_run", 3, "trainer.fast_dev_run: 3 leaves"),
+        ("trainer__precision", "bf16-true", "model.rounding: 1 changes the last bit of float32"),
         ("model__optimizer__lr", HUGE, "a number in the config is too large"),
         ("model__optimizer__eps", float("nan"), "model.optimizer.eps: nan is not a finite number"),
         ("model__optimizer__betas", [0.9, float("inf")], "betas"),
@@ -106,8 +107,9 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
     ],
 )
 def test_a_run_refuses_it(field: str, value: Any, said: str) -> None:
+    more = {"model__rounding": 1} if field == "trainer__precision" else {}
     with pytest.raises(UserError) as caught:
-        resolve(base(**{field: value}), "mine.yaml")
+        resolve(base(**{field: value}, **more), "mine.yaml")
     assert str(caught.value).startswith("mine.yaml: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -123,6 +125,7 @@ def test_a_run_refuses_it(field: str, value: Any, said: str) -> None:
         ("trainer__limit_train_batches", 1),
         ("trainer__limit_val_batches", 0.5),
         ("trainer__fast_dev_run", False),
+        ("trainer__precision", "bf16-true"),
         ("trainer__logger", False),
     ],
 )

@@ -104,3 +104,26 @@ def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path, cache: st
     }
     # Twenty steps are more than one epoch.
     assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 20, overrides)
+
+
+def test_two_processes_print_the_predictions_of_the_split_in_order(
+    tmp_path: Path, cache: str
+) -> None:
+    overrides = {"trainer.max_steps": 1, "trainer.limit_val_batches": 1, "data.cache": cache}
+    fit(
+        tmp_path / "run",
+        "synthetic.yaml",
+        1,
+        overrides | {"model.objective.evaluate_test": "false"},
+    )
+    printed = []
+    for devices, strategy in ((1, "auto"), (2, "ddp")):
+        command = ["-m", "lightning_app", "predict", "--config", "ablations/base/synthetic.yaml"]
+        command += ["--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt")]
+        command += ["--data.cache", cache, "--trainer.devices", str(devices)]
+        command += ["--trainer.accelerator", "cpu", "--trainer.strategy", strategy]
+        done = warm.run(command)
+        assert done.returncode == 0, done.stderr[-3000:]
+        printed.append(done.stdout.splitlines())
+    assert len(printed[0]) == len(splits()["test"])
+    assert printed[1] == printed[0]

@@ -19,7 +19,7 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.errors import UserError
-from lightning_app.module import TransformerModule
+from lightning_app.module import TransformerModule, training_steps
 from lightning_app.task_facts import Monitored
 from lightning_app.tasks.base import Task
 from lightning_app.tasks.translation import TranslationBatch
@@ -49,30 +49,56 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize(
-    ("kind", "preset"),
-    [("translation", "realformer"), ("masked_lm", "realformer"), ("translation", "admin")],
+    ("kind", "preset", "epochs"),
+    [
+        ("translation", "realformer", -1),
+        ("translation", "realformer", 3),
+        ("masked_lm", "realformer", -1),
+        ("translation", "admin", -1),
+    ],
 )
 def test_resuming_in_mid_epoch_gives_the_weights_of_an_uninterrupted_run(
-    tmp_path: Path, cache: str, kind: str, preset: str
+    tmp_path: Path, cache: str, kind: str, preset: str, epochs: int
 ) -> None:
-    """Dropout draws the same again; Admin's skips would move if they were profiled once more."""
+    """Dropout draws the same again; Admin's skips would move if they were profiled once more.
+
+    Also where the number of epochs limits the run: Lightning would then set up the data early, and
+    go on from the first batch of the epoch.
+    """
+    limits = {"max_steps": 9, "max_epochs": epochs}
     whole = module(kind, preset=preset, dropout=0.3)
     pl.seed_everything(3)
     # What a run that was killed after step 5 would have left.
     saver = ModelCheckpoint(
         dirpath=tmp_path, filename="part", every_n_train_steps=5, enable_version_counter=False
     )
-    fitter = trainer(tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
+    fitter = trainer(tmp_path, **limits, callbacks=[saver], enable_checkpointing=True)
     fitter.fit(whole, datamodule=data(cache, kind))
     rest = module(kind, preset=preset, dropout=0.3)
     pl.seed_everything(3)
     torch.rand(7)  # other code may draw numbers in between
-    fitter = trainer(tmp_path, max_steps=9, callbacks=[saver], enable_checkpointing=True)
+    fitter = trainer(tmp_path, **limits, callbacks=[saver], enable_checkpointing=True)
     fitter.fit(
         rest, datamodule=data(cache, kind), ckpt_path=tmp_path / "part.ckpt", weights_only=True
     )
     for (name, a), b in zip(whole.state_dict().items(), rest.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_the_steps_of_a_run_are_those_of_its_limits(tmp_path: Path, cache: str) -> None:
+    source = data(cache)
+    batches = len(source.train_dataloader())
+    for limits, steps in (
+        ({"max_steps": 7, "max_epochs": -1}, 7),
+        ({"max_steps": -1, "max_epochs": 2}, 2 * batches),
+        ({"max_steps": 5, "max_epochs": 2}, 5),
+        ({"max_steps": -1, "max_epochs": 3, "limit_train_batches": 4}, 12),
+        ({"max_steps": -1, "max_epochs": 2, "limit_train_batches": 0.5}, 2 * (batches // 2)),
+        ({"max_steps": -1, "max_epochs": -1}, -1),
+    ):
+        fitter = trainer(tmp_path, **limits)
+        fitter.datamodule = source  # pyright: ignore[reportAttributeAccessIssue]
+        assert training_steps(fitter) == steps, limits
 
 
 def test_the_trained_loss_is_that_of_the_whole_global_batch(tmp_path: Path, cache: str) -> None:

@@ -1,10 +1,13 @@
 """Losses and tokens are counted exactly, in whatever precision a model computes."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from lightning_app.callbacks.throughput import Throughput
@@ -51,3 +54,31 @@ def test_sums_do_not_depend_on_the_precision(
     assert sum(trained.validation_parts["tokens"]) == counts
     assert throughput.tokens == sum(trained_tokens)
     assert len(trained_tokens) == 2
+
+
+class Norms(pl.Callback):
+    """The norm of all gradients, in float64."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        squares = [
+            p.grad.double().square().sum() for p in pl_module.parameters() if p.grad is not None
+        ]
+        self.seen.append(float(torch.stack(squares).sum().sqrt()))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_the_logged_norm_is_exact(tmp_path: Path, cache: str, precision: str) -> None:
+    norms, logger = Norms(), CSVLogger(tmp_path, name="", version="")
+    settings: dict[str, Any] = {"precision": precision, "logger": logger, "log_every_n_steps": 1}
+    trainer(tmp_path, max_steps=3, callbacks=[norms], **settings).fit(
+        module(), datamodule=data(cache)
+    )
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    logged = [float(row["train/grad_norm"]) for row in rows if row.get("train/grad_norm")]
+    assert logged == pytest.approx(norms.seen, rel=1e-5)

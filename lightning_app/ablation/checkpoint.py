@@ -1,9 +1,10 @@
 """Checkpoints: find one, check that it fits the run, and write one."""
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedRandom
 from pathlib import Path
@@ -124,8 +125,10 @@ def checkpoint_of_cell(
     return checkpoint
 
 
-def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
-    """Verify that a checkpoint is undamaged and of the config's model.
+def check_checkpoint(
+    path: Path, model: Mapping[str, Any], parts: Sequence[str] = ("block", "architecture")
+) -> Checkpoint:
+    """Verify that a checkpoint is undamaged and that the `parts` of its config are the model's.
 
     Raises:
         UserError: naming the file, and the first field that differs.
@@ -135,8 +138,10 @@ def check_checkpoint(path: Path, model: Mapping[str, Any]) -> Checkpoint:
     except UserError as error:
         raise UserError(f"--ckpt_path {error}") from error
     stored = checkpoint["hyper_parameters"]
-    for part in ("block", "architecture"):
-        there, here = dict(leaves(stored[part])), dict(leaves(dict(model[part])))
+    for part in parts:
+        # Of a tuple the config has a list.
+        known = json.loads(json.dumps(stored[part]))
+        there, here = dict(leaves(known)), dict(leaves(dict(model[part])))
         for key in sorted(there.keys() | here.keys()):
             if there.get(key) != here.get(key):
                 raise UserError(

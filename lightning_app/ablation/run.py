@@ -3,7 +3,6 @@
 import math
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -46,7 +45,7 @@ from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.rank_consistency import Agreement
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.tensorboard_logger import Events
-from lightning_app.callbacks.throughput import Progress, Throughput
+from lightning_app.callbacks.throughput import Progress, Throughput, WallClock
 from lightning_app.config import check
 from lightning_app.data.corpus import corpus_of
 from lightning_app.data.sources import require_test
@@ -156,7 +155,16 @@ class Run(RunCLI):
         given = self._get(self.config, "ckpt_path")
         if given is not None:
             path = find_checkpoint(given, self.folder.path)
-            self._checkpoint = check_checkpoint(path, self.tree["model"])
+            model = self.tree["model"]
+            # Lightning restores the optimizer from the checkpoint, with its constants.
+            trained = ("optimizer",) if self._trains else ()
+            self._checkpoint = check_checkpoint(path, model, ("block", "architecture", *trained))
+            own = path.resolve().is_relative_to(self.folder.path.resolve())
+            if self._trains and model["rounding"] and not own:
+                raise UserError(
+                    f"--ckpt_path {path}: model.rounding {model['rounding']} changes initial "
+                    "values, which this checkpoint of another run replaces; 0 is right"
+                )
             self.config[str(self.subcommand)]["ckpt_path"] = str(path)
         elif self._checkpoint is None and not self._trains:
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")
@@ -206,6 +214,8 @@ class Run(RunCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         self.divergence = DivergenceMonitor(self.monitored)
         self.throughput = Throughput()
+        self.clock = WallClock()
+        self._best: ModelCheckpoint | None = None
         callbacks: list[pl.Callback] = []
         settings = dict(self._get(self.config_init, "trainer"))
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
@@ -213,7 +223,8 @@ class Run(RunCLI):
             progress = Progress(self.attempt_folder.progress)
             made = {**self._software, "plugins": plugins(self.tree)}
             self.origin = Origin(self.attempt_folder.provenance, made, self.resumed)
-            callbacks += [self.origin, self.divergence, self.throughput, GainLogger(), progress]
+            callbacks += [self.origin, self.divergence, self.throughput, self.clock]
+            callbacks += [GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
             given = settings["callbacks"] or []
             before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
@@ -222,7 +233,8 @@ class Run(RunCLI):
                 files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))
             if settings["enable_checkpointing"] is not False:
-                callbacks += checkpoints(self.folder.path, self.monitored)
+                self._best, last = checkpoints(self.folder.path, self.monitored)
+                callbacks += [self._best, last]
                 callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last")))
             if settings["logger"] is None:
                 # The steps after the checkpoint are logged again.
@@ -255,11 +267,10 @@ class Run(RunCLI):
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
         trainer = self.trainer
         started = datetime.now(UTC)
-        clock = time.perf_counter()
         try:
             trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
         except Pruned as pruned:
-            self._leave_pruned(pruned.step, started, time.perf_counter() - clock)
+            self._leave_pruned(pruned.step, started)
             return
         if trainer.global_step == 0:
             limits = ("max_steps", "max_epochs", "max_time", "limit_train_batches")
@@ -295,7 +306,7 @@ class Run(RunCLI):
             "steps": trainer.global_step,
             "tokens": self.throughput.tokens,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "seconds": time.perf_counter() - clock,
+            "seconds": self.clock.seconds,
             "device": device_name(trainer),
             "devices": trainer.world_size,
             "peak_memory_bytes": peak_memory_bytes(trainer),
@@ -314,11 +325,11 @@ class Run(RunCLI):
 
     def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
         """Validate after the last step if no validation was due, and keep it if it is the best."""
-        saver = self.trainer.checkpoint_callback
         last, best = map(self.folder.checkpoint, ("last", "best"))
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
-        if isinstance(saver, ModelCheckpoint) and self.trainer.is_global_zero:
-            score, sign = saver.best_model_score, 1 if self.monitored.mode == "min" else -1
+        # A callback of the user's may be the first of the Trainer's.
+        if self._best is not None and self.trainer.is_global_zero:
+            score, sign = self._best.best_model_score, 1 if self.monitored.mode == "min" else -1
             if score is None or sign * metrics[self.monitored.metric] < sign * float(score):
                 copy_whole(last, best)
         return metrics
@@ -329,7 +340,7 @@ class Run(RunCLI):
         write_result(self.folder, result, model, datamodule)
 
     @rank_zero_only
-    def _leave_pruned(self, step: int, started: datetime, seconds: float) -> None:
+    def _leave_pruned(self, step: int, started: datetime) -> None:
         pruned = {
             "schema": SCHEMA,
             "id": self.id,
@@ -340,7 +351,7 @@ class Run(RunCLI):
             "value": last_report(self.folder),
             "attempt": self.attempt,
             "provenance": self.origin.record,
-            "seconds": seconds,
+            "seconds": self.clock.seconds,
             "started": started.isoformat(),
             "finished": datetime.now(UTC).isoformat(),
         }
@@ -354,14 +365,15 @@ class Run(RunCLI):
         write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
 
     def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
-        """Print one prediction on each line, in the order of the split."""
+        """Print one prediction on each line, in the order of the split, from the first rank."""
         with redirect_stdout(sys.stderr):  # keeps the progress bar out of the output
-            batches = self.trainer.predict(model, datamodule=datamodule, **kwargs) or []
-        for _, text in sorted(pair for batch in batches for pair in batch):
-            print(text)
+            self.trainer.predict(model, datamodule=datamodule, **kwargs)
+        if self.trainer.is_global_zero:
+            for _, text in sorted(model.predicted.items()):
+                print(text)
 
 
-def checkpoints(folder: Path, monitored: Monitored) -> list[ModelCheckpoint]:
+def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
     """Keep ``checkpoints/best.ckpt``, by what the task monitors, and ``checkpoints/last.ckpt``.
 
     Each has its own callback: with `save_last`, Lightning writes the last only if it is the best.
@@ -375,7 +387,7 @@ def checkpoints(folder: Path, monitored: Monitored) -> list[ModelCheckpoint]:
         auto_insert_metric_name=False,
         **where,
     )
-    return [best, ModelCheckpoint(filename="last", **where)]
+    return best, ModelCheckpoint(filename="last", **where)
 
 
 def run_name(tree: Mapping[str, Any]) -> str:

@@ -43,8 +43,7 @@ class SaveOnInterrupt(pl.Callback):
         if not asked:
             return
         # A validation that is due now would be skipped; its own checkpoint is exact, too.
-        every = trainer.val_check_batch if trainer.enable_validation else None
-        self._saved = every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
+        self._saved = trainer.enable_validation and _is_validated(trainer, batch_idx)
         if not self._saved:
             raise SIGTERMException
 
@@ -69,3 +68,13 @@ class SaveOnInterrupt(pl.Callback):
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
+
+
+def _is_validated(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether a validation follows this batch."""
+    every, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+    if every is None:
+        return False
+    if epochs is None:
+        return (trainer.fit_loop.total_batch_idx + 1) % every == 0
+    return (trainer.current_epoch + 1) % epochs == 0 and (batch_idx + 1) % every == 0

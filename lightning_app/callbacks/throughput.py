@@ -87,6 +87,24 @@ class Throughput(pl.Callback):
         return (counted / elapsed, waited / elapsed) if elapsed > 0 else (0.0, 0.0)
 
 
+class WallClock(pl.Callback):
+    """The seconds of a run over all of its attempts, each up to the checkpoint that went on."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._before + time.perf_counter() - self._start
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before = state_dict["seconds"]
+
+
 class Progress(pl.Callback):
     """Write ``progress.json`` about once a second, for programs that watch the run from outside.
 

@@ -164,6 +164,46 @@ def test_the_last_step_is_validated_and_kept(tmp_path: Path, cache: str, interva
     assert float(rows["6"]["val/nll"]) == pytest.approx(result["metrics"]["val/nll"])
 
 
+def test_a_saver_of_the_user_does_not_decide_which_weights_are_best(
+    tmp_path: Path, cache: str
+) -> None:
+    """It comes first in the Trainer; the last step, where no validation is due, is far worse."""
+    saver = {
+        "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+        "init_args": {"dirpath": str(tmp_path / "mine"), "every_n_train_steps": 1},
+    }
+    rate = ("--model.optimizer.lr", "1.0", "--model.schedule.warmup_steps", "0")
+    own = ("--trainer.callbacks", json.dumps([saver]))
+    done = fit(tmp_path, cache, 6, "--trainer.val_check_interval", "4", *rate, *own)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "mine").iterdir())) > 0
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = {row["step"]: row["val/nll"] for row in csv.DictReader(file)}
+    assert float(rows["4"]) < float(rows["6"])
+    best = torch.load(tmp_path / "run" / "checkpoints" / "best.ckpt", weights_only=True)
+    assert best["global_step"] == 4
+
+
+def test_another_optimizer_does_not_go_on_from_a_checkpoint(tmp_path: Path, cache: str) -> None:
+    """Lightning would restore the rate of the checkpoint, while the config says the new one."""
+    done = fit(tmp_path, cache, 2)
+    assert done.returncode == 0, done.stderr
+    last = ("--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
+    other = ("--trainer.default_root_dir", str(tmp_path / "other"))
+    for setting, value, said in (
+        ("lr", "1e-2", "model.optimizer.lr is 0.004 there and 0.01 in the config"),
+        ("weight_decay", "0.1", "model.optimizer.weight_decay is 0.0 there and 0.1 in the config"),
+    ):
+        refused = fit(tmp_path, cache, 4, *other, *last, f"--model.optimizer.{setting}", value)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+    refused = fit(tmp_path, cache, 4, *other, *last, "--model.rounding", "1")
+    assert refused.returncode == 2
+    assert "model.rounding 1 changes initial values" in refused.stderr
+    assert not (tmp_path / "other").exists()
+    assert fit(tmp_path, cache, 4, *other, *last).returncode == 0
+
+
 def test_the_last_checkpoint_is_of_the_last_step_though_others_were_better(
     tmp_path: Path, cache: str
 ) -> None:

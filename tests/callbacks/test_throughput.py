@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_app.callbacks.throughput import Progress, Throughput
+from lightning_app.callbacks.throughput import Progress, Throughput, WallClock
 from lightning_app.tasks.translation import TranslationBatch
 from tests.runs import data, module, trainer
 
@@ -130,3 +130,16 @@ def test_progress_moves_in_long_evaluations(tmp_path: Path, cache: str) -> None:
     assert json.loads(path.read_text())["stage"] == "validate"
     fitter.test(module(), datamodule=data(cache), verbose=False)
     assert json.loads(path.read_text())["stage"] == "test"
+
+
+def test_the_seconds_of_a_run_are_those_of_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    first = WallClock()
+    now[0] += 7.0
+    saved = first.state_dict()
+    now[0] += 50.0  # lost: the attempt was killed after its checkpoint
+    second = WallClock()
+    second.load_state_dict(saved)
+    now[0] += 2.5
+    assert second.seconds == pytest.approx(9.5)
