@@ -177,7 +177,8 @@ def labels(losses: Floats) -> Labels:
         ended = ended_alike(both).all(axis=-1)
         sound = ~late.any(axis=(-2, -1))
         p_versus = np.where(ended & sound[:, :, 1:] & sound[:, :, :1], p_versus, 1.0)
-        p_own = np.where(ended_alike(failed).all(axis=-1) & sound, p_own, 1.0)
+        alike = ended_alike(failed.reshape(*failed.shape[:-2], -1))
+        p_own = np.where(alike & sound, p_own, 1.0)
     return Labels(
         *(
             np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)

@@ -54,6 +54,7 @@ class Run:
     validations: Curve
     rates: Curve
     parts: list[tuple[float, int]] = field(default_factory=list)  # loss and tokens of each
+    bleu: float = NAN  # of the test split
     late: bool = False  # half escaped
 
 
@@ -88,6 +89,7 @@ class Row:
     seeds: int = 0
     cells: int = 0
     diverged: int = 0
+    tested: bool = True  # whether its seeds allow a p value
     values: dict[int, float] = field(default_factory=dict)
 
     def fill(self, values: Mapping[int, float], *, interval: bool = True) -> list[float]:
@@ -239,17 +241,20 @@ def endings(*arms: Paired) -> tuple[bool, bool]:
     """Whether the endings of the runs allow an interval over the seeds, and a p value.
 
     An interval: no point of an arm has failed runs beside others, nor, of few seeds, half escaped
-    runs beside others. A p value of few seeds: the arms fail alike, and no run half escaped.
+    runs beside others. A p value of few seeds: the arms fail alike, those of one variant at both
+    warm-ups, and no run half escaped.
     """
     few, points = len(arms[0].seeds) < FEW, [runs for arm in arms for runs in arm.at]
     interval = all(one(run.failed for run in runs) for runs in points)
     interval &= not few or all(one(run.late for run in runs) for runs in points)
-    sides = ([run for runs in of for run in runs] for of in zip(*(a.at for a in arms), strict=True))
+    sides = [[run for runs in of for run in runs] for of in zip(*(a.at for a in arms), strict=True)]
+    if len(arms) == 1:
+        sides = [arms[0].runs]
     alike = all(one(run.failed for run in side) for side in sides)
     return interval, not few or (alike and not any(r.late for runs in points for r in runs))
 
 
-def bound(least: bool, most: bool) -> str:
+def bound(least: bool, most: bool = False) -> str:
     return "?" if least and most else ">=" * least + "<=" * most
 
 
@@ -275,8 +280,7 @@ def contrast(arms: Sequence[Arm], rate: float, ref: int, sd: tuple[float, int]) 
     values = {s: own[s] - sum(other[s] for other in others) for s in seeds}
     row.p_sign = sign_flips(found := row.fill(values, interval=interval))
     row.p = larger_p(found, math.sqrt(len(arms)) * sd[0], sd[1]) if sure else NAN
-    if len(arms) == 1 and all(run.failed for run in pairs[0].at[0]):
-        row.bound = ">="
+    row.bound = bound(*(all(run.failed for run in each.at[0]) for each in pairs))
     return row
 
 
@@ -358,9 +362,12 @@ def stall_difference(arm: Arm, ref: int) -> Row:
             seeds |= bare.keys() | warm.keys()
     if not tables:
         return Row()
+    weights = [n * m / (n + m) for _, n, _, m in tables]
+    parts = [w * (k / n - j / m) for w, (k, n, j, m) in zip(weights, tables, strict=True)]
     k, n, j, m = map(sum, zip(*tables, strict=True))
     p = strata_p(tables) if k + j else NAN
-    return Row(k / n - j / m, p=p, seeds=len(seeds), cells=n + m, diverged=k + j)
+    estimate = sum(parts) / sum(weights)
+    return Row(estimate, p=p, seeds=len(seeds), cells=n + m, diverged=k + j)
 
 
 def best_rates(pairs: Paired, warmup: int) -> dict[int, int]:
@@ -405,9 +412,37 @@ def need(pairs: Paired, ref: int) -> Row:
         if pairs.learned([lowest]) >= LEARNED:
             bare, warm = best_rates(pairs, 0), best_rates(pairs, ref)
             at = {s: (pairs.losses[0, s][bare[s]], pairs.losses[ref, s][warm[s]]) for s in bare}
-            row.p_sign = sign_flips(row.fill({s: a - b for s, (a, b) in at.items()}))
-            row.bound = bound(*(not edges.isdisjoint(of.values()) for of in (warm, bare)))
+            picked = chosen(pairs, ref)
+            mixed = any(not one(run.failed for run in runs) for runs in picked)
+            halves = [late(runs) for runs in picked]
+            mixed |= len(bare) < FEW and not all(map(one, halves))
+            found = row.fill({s: a - b for s, (a, b) in at.items()}, interval=not mixed)
+            row.p_sign = sign_flips(found)
+            ends = [not edges.isdisjoint(of.values()) for of in (warm, bare)]
+            row.bound = bound(ends[0] or all(run.failed for run in picked[0]), ends[1])
+            alike = one(run.failed for runs in picked for run in runs) and not any(map(any, halves))
+            row.tested = alike or len(bare) >= FEW
     return row
+
+
+def chosen(pairs: Paired, ref: int) -> list[list[Run]]:
+    """The runs at the best rates without warm-up, and with it, a run for each seed."""
+    wide = len(pairs.rates)
+    found = []
+    for half, warmup in enumerate((0, ref)):
+        places = best_rates(pairs, warmup)
+        found.append([pairs.at[half * wide + places[s]][k] for k, s in enumerate(pairs.seeds)])
+    return found
+
+
+def late(runs: Sequence[Run]) -> list[bool]:
+    """Which runs learned under a third of what the best of them learned, and did not fail."""
+    gains = [run.top - run.loss for run in runs]
+    most = max(gains)
+    return [
+        most >= LEARNED and gain < ESCAPED * most and not run.failed
+        for run, gain in zip(runs, gains, strict=True)
+    ]
 
 
 def octaves(pairs: Paired, ref: int) -> Row:
@@ -426,7 +461,10 @@ def octaves(pairs: Paired, ref: int) -> Row:
 def rise(pairs: Paired, *warmups: int) -> Row:
     """`rate_sensitivity`: S of one warm-up, or that of the first less that of the second."""
     row = pairs.row()
-    if len(pairs.rates) > 1 and len(pairs.seeds) > 1:
+    learned = all(
+        top - min(pairs.losses[w, s]) >= LEARNED for s, top in pairs.tops.items() for w in warmups
+    )
+    if learned and len(pairs.rates) > 1 and len(pairs.seeds) > 1:
         first, *others = (risen(pairs, warmup) for warmup in warmups)
         found = row.fill({s: first[s] - sum(other[s] for other in others) for s in first})
         row.p = t_test(found)[2] if others else NAN
@@ -464,6 +502,21 @@ def slice_rows(arms: Mapping[str, Arm], rate: float, ref: int) -> Iterator[tuple
         yield from ((name, score, row) for score, row in rows.items())
 
 
+def bleu_gain(arm: Arm, rate: float, ref: int) -> Row | None:
+    """`bleu`: test BLEU with the reference warm-up less that without, by seed."""
+    pairs = Paired(arm, (0, ref), [rate])
+    both = zip(pairs.seeds, *pairs.at, strict=True)
+    kept = [(s, a, b) for s, a, b in both if not math.isnan(a.bleu - b.bleu)]
+    if not kept:
+        return None
+    sides = [[a for _, a, _ in kept], [b for _, _, b in kept]]
+    sure = all(one(run.failed for run in runs) for runs in sides)
+    row = Row(seeds=len(kept), cells=2 * len(kept), diverged=sum(map(failures, sides)))
+    found = row.fill({s: b.bleu - a.bleu for s, a, b in kept}, interval=sure)
+    row.p = t_test(found)[2] if sure else NAN
+    return row
+
+
 def rate_rows(arm: Arm, ref: int) -> dict[str, Row]:
     """The scores of a variant over all rates."""
     pairs = Paired(arm, (0, ref), arm.rates)
@@ -486,6 +539,9 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int) -> dict[Key, Row]:
             here = {name: arm for name, arm in members.items() if rate in arm.rates}
             for name, score, row in slice_rows(here, rate, ref):
                 rows[group, rate, name, score] = row
+            for name, arm in here.items():
+                if row := bleu_gain(arm, rate, ref):
+                    rows[group, rate, name, "bleu"] = row
         for name, arm in members.items():
             only = arm.rates[0] if len(arm.rates) == 1 else None
             rows[group, only, name, "stall_difference"] = stall_difference(arm, ref)
@@ -494,7 +550,7 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int) -> dict[Key, Row]:
         needs = [row for key, row in rows.items() if key[0] == group and key[3] == "need"]
         sd = pooled(row.values.values() for row in needs)
         for row in needs:
-            row.p = larger_p([*row.values.values()], *sd)
+            row.p = larger_p([*row.values.values()], *sd) if row.tested else NAN
     for name in FAMILIES:  # what is compared over seeds; of stalls, what has a test
         family = [row for key, row in rows.items() if key[3] == name]
         holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
@@ -505,27 +561,32 @@ def effects(
     scores: Mapping[Key, Row], factors: Sequence[str], places: Mapping[Who, tuple[str, list[int]]]
 ) -> dict[Key, Row]:
     """Every row of `effects.csv`: differences along the chosen factors, means along the others."""
-    tables: dict[tuple[str, float | None, str], dict[tuple[int, ...], dict[int, float]]] = {}
+    tables: dict[tuple[str, float | None, str], dict[tuple[int, ...], Row]] = {}
     for (group, rate, variant, score), row in scores.items():
         if score in MEASURES:
             rest, levels = places[group, variant]
-            tables.setdefault((rest, rate, score), {})[*levels] = row.values
+            tables.setdefault((rest, rate, score), {})[*levels] = row
     axes, corners = range(len(factors)), [*product((0, 1), repeat=len(factors))]
     rows: dict[Key, Row] = {}
     for (rest, rate, score), table in tables.items():
-        seeds = sorted(set.intersection(*({*table.get(corner, ())} for corner in corners)))
+        cells = [table.get(corner, Row()) for corner in corners]
+        seeds = sorted(set.intersection(*({*cell.values} for cell in cells)))
+        sure = not any(math.isnan(cell.low) for cell in cells)
+        tested = sure and not (
+            score in ("need", "delta") and any(math.isnan(cell.p) for cell in cells)
+        )
         for chosen in (c for n in axes for c in combinations(axes, n + 1)):
             values = {}
             for seed in seeds:
-                cube = np.reshape([table[corner][seed] for corner in corners], [2 for _ in axes])
+                cube = np.reshape([cell.values[seed] for cell in cells], [2 for _ in axes])
                 for k in reversed(axes):
                     low, high = cube[..., 0], cube[..., 1]
                     cube = high - low if k in chosen else (low + high) / 2
                 values[seed] = float(cube)
             row = rows[rest, rate, " x ".join(factors[k] for k in chosen), score] = Row()
             if values:
-                found, row.seeds = row.fill(values), len(values)
-                row.p, row.p_sign = t_test(found)[2], sign_flips(found)
+                found, row.seeds = row.fill(values, interval=sure), len(values)
+                row.p, row.p_sign = t_test(found)[2] if tested else NAN, sign_flips(found)
     for name in MEASURES:
         holm(row for key, row in rows.items() if key[3] == name and not math.isnan(row.p))
     return rows
@@ -616,7 +677,10 @@ def read_run(row: Mapping[Any, Any], wrong: list[str]) -> Run:
     if pairs and not math.isclose(without(pairs, -1), record["metrics"]["val/nll"], rel_tol=1e-4):
         wrong.append(f"{row['name']}: the losses of its parts do not give its val/nll")
     curves = curve("val/nll"), curve("train/lr")
-    return Run(row["loss"], row["unigram_entropy"], failed, *curves, pairs if counted else [])
+    bleu = record["metrics"].get("test/bleu")
+    run = Run(row["loss"], row["unigram_entropy"], failed, *curves, pairs if counted else [])
+    run.bleu = NAN if bleu is None else bleu
+    return run
 
 
 def compare(path: Path, names: Sequence[str], rows: Mapping[Key, Any], wrong: list[str]) -> None:

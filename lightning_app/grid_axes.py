@@ -72,6 +72,11 @@ def group_name(axes: Mapping[str, Any], keys: Sequence[str], labels: Labels) -> 
     return ", ".join(parts) or "all"
 
 
+def value_name(axis: str, value: Any, labels: Labels) -> str:
+    """The name of a value of an axis, or its label where it has none."""
+    return labels.get(axis, {}).get(key_of(value)) or label(value)
+
+
 def named_values(
     labels: Mapping[str, Sequence[str]], axes: Mapping[str, Sequence[Any]]
 ) -> dict[str, dict[Hashable, str]]:

@@ -4,7 +4,9 @@ For an axis with baseline `b`, a value `v` and a slice, that is one combination 
 but the seed: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric of the grid as the runs report it, in
 its own unit, over the seeds that finished with a finite value at both. Student's t interval; p is
 the larger of Student's t and the same with the spread pooled over the comparisons of the axis
-(`statistics.guarded_ps`), corrected by Holm over all comparisons of the grid.
+(`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is withheld counts as
+1. There is no interval where some seeds of an arm failed and others did not, and no p value from
+fewer than 5 seeds where the two arms differ in failures.
 """
 
 import math
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.statistics import (
+    FEW_SEEDS,
     LEVEL,
+    ended_alike,
     guarded_ps,
     holm_values,
     mean,
@@ -22,7 +26,7 @@ from lightning_app.analysis.statistics import (
     seeds_interval,
     sign_flip_p,
 )
-from lightning_app.grid_axes import PRESET, SEED, key_of, label
+from lightning_app.grid_axes import PRESET, ROUNDING, SEED, group_name, key_of, value_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +42,8 @@ class MetricDifference:
 
     `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
     and difference. `reading` is `better`, `worse` or `no difference shown`, and empty without a p
-    value; the metric's `mode` decides the direction. `note` says what is missing.
+    value; the metric's `mode` decides the direction. `note` says what is missing, and `withheld`
+    whether the seeds are too few for a p value.
     """
 
     grid: str
@@ -56,6 +61,7 @@ class MetricDifference:
     p_sign: float = math.nan
     seeds: int = 0
     note: str = ""
+    withheld: bool = False
     values: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -75,7 +81,7 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
     """
     if grid.compare or grid.asks_warmup:
         return dict(grid.compare)
-    several = [axis for axis, values in grid.axes.items() if axis != SEED and len(values) > 1]
+    several = [axis for axis in grid.axes if axis not in (SEED, ROUNDING) and grid.varies(axis)]
     axis = PRESET if PRESET in several else next(iter(several), None)
     if axis is None:
         return {}
@@ -85,15 +91,16 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
 
 def comparisons(grid: GridResults) -> list[MetricDifference]:
     """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs."""
-    found: list[MetricDifference] = []
-    for part in grid.parts or (grid,):
-        if part.pruner is None:
-            own = [
-                row for axis, base in compared_axes(part).items() for row in _of(part, axis, base)
-            ]
-            corrected = holm_values([row.p for row in own])
-            found += [replace(row, p_holm=float(p)) for row, p in zip(own, corrected, strict=True)]
-    return found
+    found = [
+        row
+        for part in grid.parts or (grid,)
+        if part.pruner is None
+        for axis, base in compared_axes(part).items()
+        for row in _of(part, axis, base)
+    ]
+    family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in found]
+    corrected = zip(found, holm_values(family).tolist(), strict=True)
+    return [row if math.isnan(row.p) else replace(row, p_holm=p) for row, p in corrected]
 
 
 def comparisons_frame(rows: Sequence[MetricDifference]) -> "pd.DataFrame":
@@ -106,7 +113,7 @@ def comparisons_frame(rows: Sequence[MetricDifference]) -> "pd.DataFrame":
 def comparison_document(row: MetricDifference) -> dict[str, Any]:
     """A comparison for scripts."""
     tree = asdict(row) | {"reading": row.reading}
-    del tree["values"]
+    del tree["values"], tree["withheld"]
     return tree
 
 
@@ -117,8 +124,8 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
     for cell in grid.cells:
         others = {key: value for key, value in cell.axes.items() if key not in (axis, SEED)}
         place = tuple((key, key_of(value)) for key, value in others.items())
-        shown = [f"{key}={label(others[key])}" for key in others if len(grid.axes[key]) > 1]
-        words[place] = ", ".join(shown) or "all"
+        shown = [key for key in others if key != ROUNDING and grid.varies(key)]
+        words[place] = group_name(others, shown, grid.labels)
         if cell.finished:
             arm = runs.setdefault(place, {}).setdefault(key_of(cell.axes[axis]), {})
             arm[cell.seed or 0] = cell
@@ -131,7 +138,7 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
     spread = pooled_spread([[value for _, value in row.values] for row in rows])
     return [
         replace(row, p=float(guarded_ps([value for _, value in row.values], *spread)))
-        if not math.isnan(row.low)
+        if not math.isnan(row.low) and not row.withheld
         else row
         for row in rows
     ]
@@ -148,8 +155,8 @@ def _compared(
     row = MetricDifference(
         grid=grid.name,
         axis=axis,
-        value=label(value),
-        baseline=label(base),
+        value=value_name(axis, value, grid.labels),
+        baseline=value_name(axis, base, grid.labels),
         where=where,
         metric=grid.metric,
         mode=grid.mode,
@@ -164,8 +171,14 @@ def _compared(
     values = [_metric(own[s], grid) - _metric(other[s], grid) for s in seeds]
     failed = [[arm[s].failed for s in seeds] for arm in (own, other)]
     low, high, _ = seeds_interval(values, *failed)
+    mixed = not all(map(ended_alike, failed))
+    reason = ""
     if math.isnan(low) and len(seeds) > 1:
-        note = "; ".join(filter(None, [note, "some seeds of an arm failed and others did not"]))
+        reason = "some seeds of an arm failed and others did not" if mixed else "no spread"
+    few = len(seeds) < FEW_SEEDS and not mixed and not ended_alike(failed[0] + failed[1])
+    if few and len(seeds) > 1:
+        reason = f"one arm failed, and {len(seeds)} seeds are too few to tell it from chance"
+    note = "; ".join(filter(None, [note, reason]))
     return replace(
         row,
         estimate=mean(values),
@@ -174,6 +187,7 @@ def _compared(
         p_sign=math.nan if math.isnan(low) else sign_flip_p(values),
         seeds=len(seeds),
         note=note,
+        withheld=few,
         values=tuple(zip(seeds, values, strict=True)),
     )
 

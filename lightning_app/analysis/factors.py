@@ -4,7 +4,8 @@ A factor is an axis of two values, low and high, in the order of the grid file. 
 of a variant and seed, the effect of factors `F` is the mean, over the levels of all other factors,
 of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for two `(y(high, high)
 - y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed by seed, with
-Student's t interval over the seeds (Yates 1937, for a full 2^k factorial).
+Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect has an
+interval and a p value only if each variant of it has.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
-from lightning_app.analysis.score import Score
+from lightning_app.analysis.score import Score, join_notes
 from lightning_app.analysis.statistics import holm_values, sign_flip_p, t_interval
 from lightning_app.grid_axes import RATE, SEED, WARMUP, group_name, key_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")
+TESTED = ("need", "delta")  # have a p value of their own, withheld where seeds ended differently
 TIMES = " x "
 
 Levels = tuple[int, ...]  # 0 is the low level of a factor, 1 the high one
@@ -53,8 +55,12 @@ class Effect:
 
 def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     """The effects of all factors on each measure; none for a grid without factors."""
-    if not grid.factors:
-        return []
+    parts = grid.parts or (grid,)
+    return _corrected([row for part in parts if part.factors for row in _of_grid(part, scores)])
+
+
+def _of_grid(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
+    """The effects of one grid before Holm's correction."""
     places = _places(grid)
     tables: dict[tuple[str, str, float], dict[Levels, Score]] = {}
     for score in scores:
@@ -67,7 +73,7 @@ def effects(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     for (measure, rest, rate), table in sorted(tables.items(), key=lambda of: order[of[0][0]]):
         lr = math.nan if math.isinf(rate) else rate
         found += _of_table(list(grid.factors), measure, rest, lr, table)
-    return _corrected(found)
+    return found
 
 
 def effects_frame(found: Sequence[Effect]) -> "pd.DataFrame":
@@ -89,7 +95,7 @@ def _places(grid: GridResults) -> dict[tuple[str, str], tuple[str, Levels]]:
 
 def _rest(cell: CellResult, grid: GridResults) -> str:
     special = {SEED, WARMUP, RATE, *grid.factors.values()}
-    others = [key for key in cell.axes if key not in special and len(grid.axes[key]) > 1]
+    others = [key for key in cell.axes if key not in special and grid.varies(key)]
     return group_name(cell.axes, others, grid.labels)
 
 
@@ -102,12 +108,18 @@ def _of_table(
     values = [] if missing else [dict(table[corner].values) for corner in corners]
     seeds = sorted(set.intersection(*map(set, values))) if values else []
     known = np.array([[of[seed] for seed in seeds] for of in values])  # [corner, seed]
+    unsure = [corner for corner in corners if not missing and math.isnan(table[corner].low)]
+    tested = not unsure and not missing
+    if measure in TESTED:
+        tested = tested and not any(math.isnan(table[corner].p) for corner in corners)
     bounds = {table[corner].bound for corner in corners if corner in table} - {""}
     note = f"censored ({', '.join(sorted(bounds))}) in some variants" if bounds else ""
     if missing:
         note = f"{len(missing)} of {len(corners)} variants have no value"
     elif not seeds:
         note = "no seed has finished every run that it needs"
+    elif unsure and len(seeds) > 1:
+        note = join_notes(note, f"{len(unsure)} of {len(corners)} variants have no interval")
     for size in range(1, len(names) + 1):
         for chosen in itertools.combinations(range(len(names)), size):
             identity = {"measure": measure, "group": rest, "lr": lr, "note": note}
@@ -120,14 +132,14 @@ def _of_table(
             )
             # The mean over the levels of the factors that are not chosen.
             each = (signs[:, None] * known).sum(axis=0) / 2 ** (len(names) - size)
-            low, high, p = t_interval(each.tolist())
+            low, high, p = (math.nan,) * 3 if unsure else t_interval(each.tolist())
             yield Effect(
                 factors=text,
                 **identity,
                 estimate=float(each.mean()),
                 low=low,
                 high=high,
-                p=p,
+                p=p if tested else math.nan,
                 p_sign=sign_flip_p(each.tolist()),
                 seeds=len(seeds),
             )

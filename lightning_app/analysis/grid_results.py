@@ -227,6 +227,10 @@ class GridResults:
         """The value of a dotted field that no axis varies, or None if it is not set."""
         return None if key in self.axes else lookup(self.config, key)
 
+    def varies(self, key: str) -> bool:
+        """Whether a dotted field is an axis of several values."""
+        return len(self.axes.get(key, ())) > 1
+
     def tried(self, key: str) -> Sequence[Any]:
         """The values of a dotted field: those of its axis, else the one that is set, if any."""
         found = lookup(self.config, key)

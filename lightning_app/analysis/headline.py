@@ -7,18 +7,21 @@ A label needs a p value under 5 % after Holm's correction over the whole grid.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lightning_app.analysis.comparison import BETTER, SAME, WORSE, comparisons
 from lightning_app.analysis.formatting import DASH, p_value
-from lightning_app.analysis.grid_results import GridResults
-from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET, arms
+from lightning_app.analysis.grid_results import GridResults, failures
+from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET, Arm, arms
 from lightning_app.analysis.run_summary import budget_of
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.stall_test import stall_counts, stall_tables
 from lightning_app.analysis.statistics import LEVEL
 
 HELPS, COSTS, LOST, UNSHOWN = "helps", "costs", "costs only its lost steps", "not shown"
+EDGE = "open, since a better rate may lie outside"
 MORE, LESS = "more", "less"
+CAPPED = "open, since no run of one trained without it"
 BASELINE = "the baseline"
 STALLS = "stalls w="
 _NAMES = {
@@ -31,12 +34,17 @@ _NAMES = {
     "stall_difference": "stalls",
     "rate_sensitivity": "rate sensitivity",
 }
+_VERBS = {
+    "stalled": ("stalls", "stall"),
+    "non-finite": ("becomes non-finite", "become non-finite"),
+}
 OWN = {
     HELPS: "warm-up helps {}",
-    COSTS: "warm-up costs {} something",
-    LOST: "warm-up costs {} no more than its lost steps",
+    COSTS: "warm-up makes {} worse",
+    LOST: "warm-up makes {} worse, but only by what the steps at a small rate lose",
     UNSHOWN: "no effect is shown for {}",
-    NEVER: "{} never learned, with warm-up either",
+    EDGE: "nothing is shown for {}, whose best rate may lie outside the rates tried",
+    NEVER: "{} never learned, not even with warm-up",
     NOT_YET: "{} had not yet learned, so that nothing can be said",
     DASH: "no test is possible for {}",
 }
@@ -47,9 +55,10 @@ COMPARED = {
     "": "no test is possible between {name} {} and {baseline}",
 }
 VERSUS = {
-    MORE: "warm-up helps {} more",
+    MORE: "warm-up helps {} more, or costs it less",
     LESS: "warm-up helps {} less, or costs it more",
     SAME: "no difference is shown for {}",
+    CAPPED: "the difference is open for {}, since without warm-up no run of one of the two trained",
 }
 
 
@@ -67,6 +76,8 @@ def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
         return DASH
     if score.p_holm >= 1 - LEVEL:
         return UNSHOWN
+    if not shows_sign(score):
+        return EDGE
     if score.estimate > 0:
         return HELPS
     saved, lost = own.get("steps_saved"), own.get("lost_steps")
@@ -84,7 +95,14 @@ def relation(own: Mapping[str, Score]) -> str:
         return DASH
     if versus.p_holm >= 1 - LEVEL:
         return SAME
+    if not shows_sign(versus):
+        return CAPPED
     return MORE if versus.estimate > 0 else LESS
+
+
+def shows_sign(score: Score) -> bool:
+    """Whether the value behind a censored estimate has its sign in any case."""
+    return score.bound in ("", ">=" if score.estimate > 0 else "<=")
 
 
 def stall_words(own: Mapping[str, Score], reference: int | None) -> str:
@@ -125,7 +143,9 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
         texts = [*_stalling(grid, group, own), *_helped(own, grid, several=len(rates) > 1)]
         if texts:
             where = "" if group == "all" else f"{group}: "
-            start = f"Within {budget_of(grid)}{', ' if where else ': '}{where}"
+            own_runs = tuple(cell for cell in grid.cells if cell.group == group)
+            budget = budget_of(replace(grid, cells=own_runs))
+            start = f"Within {budget}{', ' if where else ': '}{where}"
             found.append(f"{start}{texts[0]}.")
             found += [f"{where or text[0].upper()}{text[not where :]}." for text in texts[1:]]
     return found
@@ -155,29 +175,41 @@ def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Scor
 
     First those whose difference chance does not explain, by the evidence.
     """
-    found: dict[tuple[bool, bool], list[tuple[Score, str]]] = {}
+    found: dict[tuple[bool, bool, tuple[str, str]], list[tuple[Score, str]]] = {}
     for arm in arms(grid):
         score = own.get(arm.variant, {}).get("stall_difference")
         if arm.group != group or score is None or math.isnan(score.estimate) or not score.estimate:
             continue
         bare, ref = stall_counts(stall_tables(arm, grid.reference_warmup))
-        without = score.estimate > 0
-        counts = f"{bare} runs against {ref}" if without else f"{ref} runs against {bare}"
-        words = f"{arm.variant} ({counts})"
-        found.setdefault((score.p_holm >= 1 - LEVEL, not without), []).append((score, words))
+        by_chance, with_it = score.p_holm >= 1 - LEVEL, score.estimate < 0
+        counts = f"{bare} runs without warm-up, {ref} with it"
+        if with_it:
+            counts = f"{ref} runs with warm-up, {bare} without it"
+        key = by_chance, with_it, _ends(arm, grid.reference_warmup)
+        found.setdefault(key, []).append((score, f"{arm.variant} ({counts})"))
     sentences = []
-    for (by_chance, with_it), rows in sorted(found.items(), key=lambda item: item[0]):
+    for (by_chance, with_it, ends), rows in sorted(found.items(), key=lambda item: item[0]):
         rows.sort(key=lambda row: (row[0].p, -abs(row[0].estimate)))
-        verb = "stalls" if len(rows) == 1 else "stall"
+        several = len(rows) > 1
         where = "with warm-up" if with_it else "without warm-up"
+        names = _listed([words for _, words in rows])
+        text = f"{names} {ends[several]} more often {where}"
         if by_chance:
             least = p_value(min(score.p_holm for score, _ in rows))
-            evidence = f", which chance can explain (exact p {least}{' or more' * (len(rows) > 1)})"
+            text += f", but this may be chance (exact p {least}{' or more' * several})"
         else:
             most = p_value(max(score.p_holm for score, _ in rows))
-            evidence = f" (exact p {most}{' or less' * (len(rows) > 1)})"
-        sentences.append(f"{_listed([words for _, words in rows])} {verb} more {where}{evidence}")
+            text += f" (exact p {most}{' or less' * several})"
+        sentences.append(text)
     return sentences
+
+
+def _ends(arm: Arm, reference: int | None) -> tuple[str, str]:
+    """How runs of a variant fail, as a verb in the singular and in the plural."""
+    kinds = failures(cell for key, cell in arm.cells.items() if key[0] in (0, reference))
+    found = [_VERBS[kind] for kind in kinds.split(" or ")]
+    one, several = (" or ".join(form) for form in zip(*found, strict=True))
+    return one, several
 
 
 def _helped(
@@ -191,6 +223,10 @@ def _helped(
         if reading != DASH or (name in of and not math.isnan(of[name].estimate)):
             read.setdefault(reading, []).append(variant)
     at = "at the best rates of each, " if several else ""
+    known = [of[name] for of in own.values() if name in of and not math.isnan(of[name].estimate)]
+    if known and all(score.seeds == 1 for score in known):
+        each = _listed([f"{score.estimate:.2f} for {score.variant}" for score in known])
+        return [f"one seed, so no test is possible: Δ is {each}, in nats per token"]
     parts = [text.format(_listed(read[kind])) for kind, text in OWN.items() if kind in read]
     sentences = [at + "; ".join(parts)] if parts else []
     versus: dict[str, list[str]] = {}

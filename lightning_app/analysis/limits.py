@@ -34,61 +34,77 @@ def limits(grid: GridResults) -> list[str]:
     if len(rates) == 1:
         items.append(f"One learning rate, {rates[0]:g}: another rate can change the order.")
     elif rates:
-        items.append(
-            f"Learning rates from {rates[0]:g} to {rates[-1]:g}; other rates were not tried."
-        )
-    items.append(
-        f"One corpus, {range_of(grid, 'parameters')} parameters: intervals are over seeds only, "
-        "not over corpora, languages, depths or widths."
-    )
+        items.append(f"Learning rates {_rates(grid)}; other rates were not tried.")
     seeds = len({cell.seed for cell in grid.finished})
+    corpora = len({cell.data.get("digest") for cell in grid.finished})
+    one = f"{'One corpus' if corpora == 1 else f'{corpora} corpora'}, "
+    over = "intervals are over seeds only, not over" if seeds > 1 else "nothing is said about other"
+    items.append(
+        f"{one}{range_of(grid, 'parameters')} parameters: {over} corpora, languages, depths or "
+        "widths."
+    )
     if seeds < 2:
         items.append(
             "One seed: differences between variants may be chance; there are no intervals over "
             "seeds."
         )
     else:
-        few = " With so few, an interval is wide or lucky." if seeds < FEW_SEEDS else ""
+        few = (
+            " With so few seeds, intervals are wide, or narrow by chance."
+            if seeds < FEW_SEEDS
+            else ""
+        )
         items.append(
-            f"{seeds} seeds. Intervals are Student's t at {LEVEL:.0%}, not corrected for several "
-            "comparisons. The labels (helps, costs, more, less) are: they need p under "
+            f"{seeds} seeds. Intervals are Student's t at {LEVEL:.0%}. They are not corrected for "
+            "multiple comparisons. The labels helps, costs, more and less are: each needs p under "
             f"{1 - LEVEL:.0%} after Holm's correction over all variants, rates and other axes of "
-            "the grid, with the larger of two p values: Student's t over the seeds, and the same "
-            f"with the spread between seeds pooled over the variants.{few}"
+            "the grid. p is the larger of two: Student's t over the seeds, and the same with the "
+            f"spread between seeds pooled over the variants.{few}"
         )
         items.append(
             "In simulated grids without any difference a label is false in at most 6 % of grids "
             "(benchmarks/false_labels.py: normal, heavy-tailed and skewed noise, spreads that "
             "differ 40-fold, runs that leave a plateau or stall by chance; 3 to 10 seeds, 3 and 23 "
-            "comparisons, 1 and 6 rates). Noise that is skewed more strongly than that can exceed "
-            "it. The p value by sign flips in sensitivity.csv needs symmetric noise only, but "
-            f"cannot be under {2 / 2**seeds:.2g} here."
+            "comparisons, 1 and 6 rates; Δ and the interaction, not N). Noise that is skewed more "
+            "strongly than that can exceed it. The p value by sign flips in sensitivity.csv needs "
+            f"symmetric noise only, but cannot be under {2 / 2**seeds:.2g} here."
         )
         items.append(
             "Coverage of the intervals in simulated grids (benchmarks/coverage.py): those of "
-            "Δ, relative Δ and the interaction hold the true value in 93 to 97 %, with skewed "
+            "Δ, relative Δ and the interaction contain the true value in 93 to 97 %, with skewed "
             "or heavy-tailed noise too; those of the mean loss of one arm in 92 to 93 % where "
             "noise is strongly skewed; those of stalls in 95 % on average over the true share, "
             "in 83 to 100 % at a single one."
         )
         items.append(
-            "An interval is of seeds that end alike. Where some seeds of an arm stalled and others "
-            "did not, no interval is given (it would hold in 41 to 95 %), and from fewer than "
-            f"{FEW_SEEDS} seeds no p value where arms differ in stalls, or where a run half "
-            "escaped: it learned less than a third of what the best seed learned."
+            "Δ, the interaction and N have an interval only if all seeds of an arm stalled, or "
+            "none did: otherwise it would contain the true value in only 41 to 95 % of cases. "
+            f"Fewer than {FEW_SEEDS} seeds give no p value where the arms differ in stalls, or "
+            "where a run half escaped: it learned less than a third of what the best seed learned."
         )
     items += _not_asked(grid)
     return [*items, *_of_coupling(grid)]
 
 
+def _rates(grid: GridResults) -> str:
+    """The smallest and the largest rate; of each group where groups have others."""
+    tried: dict[str, set[float]] = {}
+    for cell in grid.finished:
+        tried.setdefault(cell.group, set()).add(cell.lr or 0.0)
+    spans = {group: f"from {min(of):g} to {max(of):g}" for group, of in tried.items()}
+    if len(set(spans.values())) == 1:
+        return next(iter(spans.values()))
+    return "; ".join(f"{span} ({group})" for group, span in spans.items())
+
+
 def _of_coupling(grid: GridResults) -> list[str]:
     """What the coupling of warm-up and decay means for a comparison, for each one of the grid."""
     references = grid.tried("model.schedule.reference_steps")
-    which = f"reference {label(references[0])} steps" if len(references) == 1 else "their reference"
+    begins = f"at step {label(references[0])}" if len(references) == 1 else "at its reference step"
     shared = (
-        f"Warm-up and decay are decoupled: all arms share the decay of {which}, and warm-up 0 "
-        "means the full rate at step 1. The numbers are not comparable with papers that couple the "
-        "two (Xiong et al. 2020)."
+        f"Warm-up and decay are decoupled: every run has the decay that begins {begins}, and "
+        "warm-up 0 means the full rate at step 1. The numbers are not comparable with papers that "
+        "couple the two (Xiong et al. 2020)."
     )
     texts = {
         ("inverse_sqrt", "paper"): "The schedule is coupled: no warm-up is also almost no learning "
@@ -125,8 +141,8 @@ def urgent(grid: GridResults) -> list[str]:
     missing = len(grid.cells) - len(grid.finished) - pruned - apart
     if missing:
         items.append(
-            f"{missing} of {len(grid.cells)} cells have no result. Seeds are compared in pairs, so "
-            "a missing cell takes its partner out of the score as well."
+            f"{missing} of {len(grid.cells)} cells have no result. Runs of one seed are compared, "
+            "so that the other run of a pair is not used either."
         )
     return items
 

@@ -57,6 +57,7 @@ def together(grids: Sequence[GridResults]) -> GridResults:
         baseline=" or ".join(baselines) or None,
         cells=tuple(cell for part in parts for cell in part.cells),
         parts=parts,
+        reruns=tuple(cell for part in parts for cell in part.reruns),
         strangers=_joined(part.strangers for part in parts),
     )
 
@@ -101,19 +102,19 @@ def _check(grids: Sequence[GridResults]) -> None:
 def _part(grid: GridResults, keys: Sequence[str], results: Mapping[str, CellResult]) -> GridResults:
     """The grid with its name in each group, what any grid varies in each cell, known results."""
     fixed = {key: lookup(grid.config, key) for key in keys if key not in grid.axes}
-    cells = []
-    for cell in grid.cells:
+
+    def named(cell: CellResult) -> CellResult:
         others = "" if cell.group == "all" else f", {cell.group}"
-        cells.append(
-            replace(
-                results.get(cell.id, cell),
-                axes={AXIS: grid.name, **fixed, **cell.axes},
-                variant=cell.variant,
-                baseline=cell.baseline,
-                group=f"{AXIS}={label(grid.name)}{others}",
-            )
+        return replace(
+            cell if cell.finished else results.get(cell.id, cell),
+            axes={AXIS: grid.name, **fixed, **cell.axes},
+            variant=cell.variant,
+            baseline=cell.baseline,
+            group=f"{AXIS}={label(grid.name)}{others}",
         )
-    return without_strangers(replace(grid, cells=tuple(cells)))
+
+    cells, reruns = (tuple(map(named, of)) for of in (grid.cells, grid.reruns))
+    return without_strangers(replace(grid, cells=cells, reruns=reruns))
 
 
 def _values(key: str, parts: Sequence[GridResults]) -> list[Any]:

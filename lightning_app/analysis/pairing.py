@@ -121,6 +121,12 @@ class Paired:
         return ended_alike(self.failed(point)).item() and not any(self.half_escaped(point))
 
     @property
+    def all_alike(self) -> bool:
+        """Whether all runs ended alike, also those of different points."""
+        failed = [flag for point in self.points for flag in self.failed(point)]
+        return ended_alike(failed).item() and all(map(self.alike, self.points))
+
+    @property
     def mixed(self) -> str:
         """Why there is no interval over these seeds; empty if there is one.
 

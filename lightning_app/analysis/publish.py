@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.exports.tidy import write_scores
 from lightning_app.analysis.figures.dark import darken
 from lightning_app.analysis.figures.files import png, save
@@ -18,10 +19,15 @@ from lightning_app.atomic_write import write_whole
 def publish(grid: GridResults, out: Path) -> None:
     """Write `results.parquet`, a packed grid, the tables of the scores (`write_scores`), and the
     figure that the report opens with: `headline-light` and `headline-dark`, `.svg` and `.png`.
+
+    The test of differences in BLEU over sentences needs the translations, which are not packed: its
+    p values are in `sensitivity.csv` alone.
     """
     whole = replace(grid, cells=grid.cells + grid.reruns)
     pack(whole, results_frame(whole), out / PACKED)
-    write_scores(grid, sensitivity_scores(grid), out)
+    write_scores(grid, [*sensitivity_scores(grid), *bleu_scores(grid)], out)
+    for old in out.glob("headline-*"):
+        old.unlink()
     with styled():
         for look, change in (("light", None), ("dark", darken)):
             figure = first_figure(grid)

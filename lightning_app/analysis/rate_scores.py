@@ -23,6 +23,7 @@ from lightning_app.analysis.pairing import (
 )
 from lightning_app.analysis.score import Score, bound_of, join_notes
 from lightning_app.analysis.statistics import (
+    FEW_SEEDS,
     guarded_ps,
     mean,
     pooled_spread,
@@ -30,18 +31,22 @@ from lightning_app.analysis.statistics import (
     t_interval,
 )
 
+BEST = 0.0  # stands for the best rate of each seed
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 
 
 def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
-    """`need` of each variant of a group, with p values by their pooled spread."""
+    """`need` of each variant of a group, with p values by their pooled spread.
+
+    As for Delta, fewer than 5 seeds have no p value if their chosen runs did not end alike.
+    """
     rows = [need_at_best_rates(arm, reference) for arm in members]
     spread = pooled_spread([[value for _, value in row.values] for row in rows])
     return [
         replace(row, p=float(guarded_ps([value for _, value in row.values], *spread)))
-        if row.values
+        if row.values and (len(row.values) >= FEW_SEEDS or best_runs(arm, reference).all_alike)
         else row
-        for row in rows
+        for arm, row in zip(members, rows, strict=True)
     ]
 
 
@@ -49,8 +54,10 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     """`need`: `N = mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, nats per token, with its sign.
 
     `r_w(s)` is the rate with the smallest mean loss at warm-up w over the *other* seeds. Student's
-    t interval. `<=` where a best rate without warm-up is the smallest or largest of the grid, so
-    that a better one may lie outside, `>=` where one with the reference is, `?` where both are.
+    t interval, none where some chosen runs of a warm-up failed and others did not. `<=` where a
+    best rate without warm-up is the smallest or largest of the grid, so that a better one may lie
+    outside; `>=` where one with the reference is, or where no chosen run without warm-up trained;
+    `?` where both hold.
     """
     reason, pairs, table = _complete(arm, (0, reference))
     if not reason and len(pairs.seeds) < 2:
@@ -65,17 +72,21 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     values = table[0][rows, chosen[0]] - table[reference][rows, chosen[reference]]
     last = len(arm.rates) - 1
     edges = {warmup: bool({0, last} & set(of.tolist())) for warmup, of in chosen.items()}
-    low, high, _ = t_interval(values.tolist())
+    runs = best_runs(arm, reference)
+    capped = all(runs.failed(runs.points[0]))
+    low, high = (math.nan, math.nan) if runs.mixed else t_interval(values.tolist())[:2]
     return Score(
         **score_identity(arm, math.nan, "need"),
         estimate=float(values.mean()),
         low=low,
         high=high,
         p_sign=sign_flip_p(values.tolist()),
-        bound=bound_of(edges[0], edges[reference]),
+        bound=bound_of(at_most=edges[0], at_least=edges[reference] or capped),
         **pairs.counts,
         note=join_notes(
             pairs.missing,
+            runs.mixed,
+            "no run without warm-up trained at any rate" if capped else "",
             f"best rates {_listed(arm, chosen[0])} without warm-up, "
             f"{_listed(arm, chosen[reference])} with it",
         ),
@@ -83,17 +94,18 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     )
 
 
-def best_runs(arm: Arm, reference: int) -> list[tuple[CellResult, CellResult]]:
-    """The runs of `need`, seed by seed: at the best rate without warm-up, and with it."""
+def best_runs(arm: Arm, reference: int | None) -> Paired:
+    """The runs of `need`: of each seed that at its best rate without warm-up, and that with it.
+
+    The rate of both points is `BEST`.
+    """
     _, pairs, table = _complete(arm, (0, reference))
-    chosen = {warmup: chosen_rates(losses).tolist() for warmup, losses in table.items()}
-    return [
-        (
-            pairs.runs[(0, arm.rates[bare]), seed],
-            pairs.runs[(reference, arm.rates[warm]), seed],
-        )
-        for seed, bare, warm in zip(pairs.seeds, chosen[0], chosen[reference], strict=True)
-    ]
+    cells = {
+        (warmup, BEST, seed): pairs.runs[(warmup, arm.rates[place]), seed]
+        for warmup, losses in table.items()
+        for seed, place in zip(pairs.seeds, chosen_rates(losses).tolist(), strict=True)
+    }
+    return Paired(cells, [(warmup, BEST) for warmup in table], pairs.seeds, pairs.planned)
 
 
 def chosen_rates(losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
@@ -114,7 +126,7 @@ def octaves(arm: Arm, reference: int | None) -> Score:
     reason, pairs, table = _complete(arm, (0, reference))
     if reason or reference is None:
         return undefined(arm, math.nan, "octaves", reason, pairs)
-    entropies = [mean([pairs.runs[p, s].entropy for p in pairs.points]) for s in pairs.seeds]
+    entropies = _entropies(pairs).tolist()
     found: dict[int, list[tuple[float, bool]]] = {}
     for warmup, losses in table.items():
         rows = zip(losses, entropies, strict=True)
@@ -163,7 +175,8 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
 
     `S(w) = mean over ln(rate) of min(l, H_uni) - l(r_w)`, nats per token, the mean by trapezoids
     from the smallest to the largest rate, `r_w(s)` the best rate as in `need`; seed by seed, with
-    Student's t interval. With a `reference`: `rate_sensitivity`, `S(0) - S(ref)`.
+    Student's t interval. With a `reference`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined where a
+    seed never learned: there no rate loses anything against the best one.
     """
     name = "rate_sensitivity" if reference is not None else f"rate_sensitivity w={warmup}"
     wanted = (warmup,) if reference is None else (0, reference)
@@ -172,6 +185,9 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
         reason = "one seed: no other seed to choose the rate on"
     if reason:
         return undefined(arm, math.nan, name, reason, pairs)
+    tops = _entropies(pairs)
+    if any((tops - losses.min(axis=1) < LEARNED).any() for losses in table.values()):
+        return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
     found = [_risen(arm, losses) for losses in table.values()]
     values = found[0] - found[1] if reference is not None else found[0]
     low, high, p = t_interval(values.tolist())
@@ -215,7 +231,7 @@ def largest_rate(arm: Arm, warmup: int) -> Score:
         return Score(**score_identity(arm, math.nan, name), **counts, note=reason)
     best = max(sound)
     note = join_notes(
-        "the largest rate of the grid: a lower bound" if best == max(arm.rates) else "",
+        "the largest rate with a finished run: a lower bound" if best == max(runs) else "",
         _smaller([cell for lr, cells in runs.items() if lr < best for cell in cells]),
         unfinished("runs", planned, len(finished)),
     )
@@ -253,6 +269,11 @@ def _complete(
         for warmup in known
     }
     return "", pairs, table
+
+
+def _entropies(pairs: Paired) -> "np.ndarray[Any, Any]":
+    """The unigram entropy of each seed."""
+    return np.array([mean([pairs.runs[p, s].entropy for p in pairs.points]) for s in pairs.seeds])
 
 
 def _listed(arm: Arm, chosen: "np.ndarray[Any, Any]") -> str:

@@ -35,7 +35,7 @@ from lightning_app.analysis.pairing import (
     why_nothing,
 )
 from lightning_app.analysis.rate_scores import largest_rate, needs, octaves, rate_sensitivity
-from lightning_app.analysis.score import Score, join_notes
+from lightning_app.analysis.score import Score, bound_of, join_notes
 from lightning_app.analysis.stall_test import stall_difference
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
@@ -135,29 +135,39 @@ def delta(arm: Arm, lr: float, grid: GridResults, spread: tuple[float, int]) -> 
     if reason:
         return undefined(arm, lr, "delta", reason, pairs)
     differences = _differences(pairs, (0, lr), (ref, lr))
-    alike = all(pairs.alike(point) for point in pairs.points)
     return Score(
         **score_identity(arm, lr, "delta"),
         estimate=mean(differences),
-        bound=_bound(pairs, lr),
+        bound=bound_of(at_most=False, at_least=_capped(pairs, lr)),
         **pairs.counts,
-        **_over_seeds(pairs.seeds, differences, pairs.mixed, pairs.missing),
-        **_tested(differences, spread, alike=alike),
+        **_tested(
+            differences,
+            spread,
+            alike=pairs.all_alike,
+            over_seeds=_over_seeds(pairs.seeds, differences, pairs.mixed, pairs.missing),
+        ),
     )
 
 
-def _bound(pairs: Paired, lr: float) -> str:
-    """Whether Delta is capped, because no run without warm-up trained."""
-    return ">=" if all(pairs.failed((0, lr))) else ""
+def _capped(pairs: Paired, lr: float) -> bool:
+    """Whether Delta is a lower bound, because no run without warm-up trained."""
+    return all(pairs.failed((0, lr)))
 
 
 def _tested(
-    differences: Sequence[float], spread: tuple[float, int], *, alike: bool
+    differences: Sequence[float],
+    spread: tuple[float, int],
+    *,
+    alike: bool,
+    over_seeds: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The p values of mean zero; none from few seeds that did not end alike."""
-    found: dict[str, Any] = {"p_sign": sign_flip_p(differences)}
+    """`over_seeds` with the p values of mean zero; none from few seeds that did not end alike."""
+    found: dict[str, Any] = {**over_seeds, "p_sign": sign_flip_p(differences)}
     if alike or len(differences) >= FEW_SEEDS:
         found["p"] = float(guarded_ps(differences, *spread))
+    elif len(differences) > 1:
+        few = f"{len(differences)} seeds are too few to tell stalls from chance, so no p value"
+        found["note"] = join_notes(found["note"], few)
     return found
 
 
@@ -180,7 +190,7 @@ def relative_delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     return Score(
         **score_identity(arm, lr, "relative_delta"),
         estimate=mean(lost) / mean(learned),
-        bound=_bound(pairs, lr),
+        bound=bound_of(at_most=False, at_least=_capped(pairs, lr)),
         low=low,
         high=high,
         **pairs.counts,
@@ -195,7 +205,8 @@ def interaction(
     """`Delta_v - Delta_baseline` over the same seeds: does warm-up help it more than the baseline?
 
     `mean_s [(l_v(0, s) - l_v(ref, s)) - (l_b(0, s) - l_b(ref, s))]`, nats per token; t interval.
-    `spread` as in `delta`: the difference of two Deltas has sqrt(2) times their spread.
+    `spread` as in `delta`: the difference of two Deltas has sqrt(2) times their spread. `>=` where
+    no run of the variant without warm-up trained, `<=` where none of the baseline did.
     """
     reason, own, ref = _against_reference(arm, lr, grid)
     reason = reason or why_never_learned(own, (ref, lr))
@@ -230,17 +241,18 @@ def interaction(
         for point in points
     )
     counts = {name: own.counts[name] + other.counts[name] for name in ("cells", "diverged")}
-    rest = _over_seeds(seeds, differences, mixed, own.missing)
-    rest |= _tested(differences, (math.sqrt(2) * spread[0], spread[1]), alike=alike)
-    if "p" not in rest and len(seeds) > 1:
-        chance = f"{len(seeds)} seeds are too few to tell stalls from chance, so no p value"
-        rest["note"] = join_notes(rest["note"], chance)
     return Score(
         **score_identity(arm, lr, "interaction"),
         estimate=mean(differences),
+        bound=bound_of(at_most=_capped(other, lr), at_least=_capped(own, lr)),
         seeds=len(seeds),
         **counts,
-        **rest,
+        **_tested(
+            differences,
+            (math.sqrt(2) * spread[0], spread[1]),
+            alike=alike,
+            over_seeds=_over_seeds(seeds, differences, mixed, own.missing),
+        ),
     )
 
 

@@ -22,6 +22,14 @@ class StallTable(NamedTuple):
     ref: int
 
     @property
+    def difference(self) -> float:
+        return self.failed_bare / self.bare - self.failed_ref / self.ref
+
+    @property
+    def weight(self) -> float:
+        return self.bare * self.ref / (self.bare + self.ref)
+
+    @property
     def words(self) -> str:
         return f"{self.failed_bare}/{self.bare} against {self.failed_ref}/{self.ref}"
 
@@ -59,16 +67,17 @@ def stall_tables(arm: Arm, reference: int | None) -> list[StallTable]:
 
 
 def stall_counts(tables: Sequence[StallTable]) -> tuple[str, str]:
-    """Failed runs of all over the rates, without warm-up and with the reference: `6/9`, `0/9`."""
+    """Failed runs of all over the rates, without warm-up and with the reference: `6 of 9`."""
     _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
-    return f"{failed_bare}/{bare}", f"{failed_ref}/{ref}"
+    return f"{failed_bare} of {bare}", f"{failed_ref} of {ref}"
 
 
 def stall_difference(arm: Arm, reference: int | None) -> Score:
     """`stall_difference`: the share of failed runs without warm-up less that with the reference.
 
-    Each rate weighs as much as it has runs; p is `stratified_p` over the rates. `lr` is NaN if the
-    variant has several.
+    The mean of the differences at each rate (Mantel and Haenszel 1959): with n_0 and n_1 runs a
+    rate weighs n_0 n_1 / (n_0 + n_1), so that unequal numbers of runs make no difference. p is
+    `stratified_p` over the rates. `lr` is NaN if the variant has several.
     """
     lr = arm.rates[0] if len(arm.rates) == 1 else math.nan
     tables = stall_tables(arm, reference) if reference else []
@@ -81,7 +90,7 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
     each = "; ".join(f"{table.words} at {table.lr:g}" for table in failing)
     return Score(
         **score_identity(arm, lr, "stall_difference"),
-        estimate=failed_bare / bare - failed_ref / ref,
+        estimate=sum(t.weight * t.difference for t in tables) / sum(t.weight for t in tables),
         p=stratified_p(tables) if failed_bare + failed_ref else math.nan,
         seeds=len({key[2] for key in arm.cells}),
         cells=int(bare + ref),

@@ -129,12 +129,10 @@ def _runs(
 ) -> list[Run]:
     """The runs of which a score is the sum, with their coefficients."""
     seeds = [seed for seed, _ in score.values]
-    if score.score == "need":
-        pairs = best_runs(arm, reference)
-    else:
-        points = [(warmup, score.lr) for warmup in (0, reference)]
-        pairs = [tuple(arm.cells[*point, seed] for point in points) for seed in seeds]
-    runs = [(bare, 1.0) for bare, _ in pairs] + [(warm, -1.0) for _, warm in pairs]
+    points = [(warmup, score.lr) for warmup in (0, reference)]
+    pairs = best_runs(arm, reference) if score.score == "need" else arm.at(points)
+    signs = zip(pairs.points, (1.0, -1.0), strict=True)
+    runs = [(pairs.runs[point, seed], sign) for point, sign in signs for seed in seeds]
     if score.score == "interaction":
         base = known[score.group, arm.baseline or ""]
         for seed in seeds:

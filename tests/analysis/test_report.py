@@ -132,12 +132,12 @@ def test_what_the_page_says(make_grid, outcome):
     for said in (
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
-        "post_ln (5/5 runs against 0/5) stalls more without warm-up",
-        "Compared with pre_ln, warm-up helps post_ln more",
+        "post_ln (5 of 5 runs without warm-up, 0 of 5 with it) stalls more often without warm-up",
+        "Compared with pre_ln, warm-up helps post_ln more, or costs it less",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
         "Every run ended after 200 steps:",
         "One learning rate, 0.004:",
-        "all arms share the decay of reference 60 steps",
+        "every run has the decay that begins at step 60",
         "n = 5 seeds, 30 finished runs; learning rate 0.004.",
         "Data: synthetic, 30,000 / 500 / 500 examples. 200 steps, 204,800 tokens a run.",
         "tokens a run. Device: cpu.",
@@ -204,7 +204,7 @@ ODD = {
     "no warm-up axis": (
         one_seed,
         {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"]},
-        ["Which is better?", "each value less pre_ln"],
+        ["Which is better?", "val/nll of each value less that of pre_ln"],
     ),
     "several rates": (
         one_seed,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from lightning_app.analysis.exports.notebook_cell import NotebookCell
 from lightning_app.analysis.exports.rate_cells import (
+    CHOSEN,
     COMPLETE,
     EXACT,
     EXACT_P,
@@ -54,7 +55,7 @@ def notebook(grid: GridResults, scores: Sequence[Score]) -> list[NotebookCell]:
     if "eta_max" in defined:
         cells.append(LARGEST)
     if defined & {"need", "octaves", "rate_sensitivity"}:
-        cells += [COMPLETE, NEED, NEED_P, OCTAVES, RISEN]
+        cells += [COMPLETE, CHOSEN, NEED, NEED_P, OCTAVES, RISEN]
     if "bleu" in defined:
         cells.append(BLEU)
     return [*cells, METRICS] if any(part.published for part in grid.parts or (grid,)) else cells
@@ -124,6 +125,7 @@ TESTS = NotebookCell(
     code=f"""\
 late = pairs.groupby(arm)[["late", "late_ref"]].max().max(axis=1).astype(bool)
 alike &= ~(late & (pairs.groupby(arm).size() < {FEW_SEEDS}))
+level = pairs.groupby(arm)[stalled].mean().mean(axis=1).isin([0, 1])  # none failed, or all
 spread = pairs.groupby(arm).lost.agg(["var", "count"])
 free = (spread["count"] - 1).groupby(["group", "lr"]).sum()
 sd = (spread["var"].fillna(0) * (spread["count"] - 1)).groupby(["group", "lr"]).sum() / free
@@ -151,7 +153,7 @@ DELTA = NotebookCell(
 rows = []
 for who, own in pairs.groupby(arm):
     ends = t_test(own.lost)[:2] if alike[who] else (np.nan, np.nan)
-    sure = alike[who] or len(own) >= {FEW_SEEDS}  # else stalls may be chance
+    sure = (alike[who] and level[who]) or len(own) >= {FEW_SEEDS}  # else stalls may be chance
     p = larger(own.lost, *pool[who[:2]]) if sure else np.nan
     rows.append((*who, "delta", own.lost.mean(), *ends, p, len(own)))
 delta = holm(pd.DataFrame(rows, columns=[*arm, *columns]))""",

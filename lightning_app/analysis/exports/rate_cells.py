@@ -1,8 +1,9 @@
 """Cells of the appendix's notebook that compute the scores over all learning rates again."""
 
 from lightning_app.analysis.exports.notebook_cell import NotebookCell
-from lightning_app.analysis.pairing import LEARNED
+from lightning_app.analysis.pairing import ESCAPED, LEARNED
 from lightning_app.analysis.rate_scores import TOLERATED
+from lightning_app.analysis.statistics import FEW_SEEDS
 
 FACED = NotebookCell(
     title="The runs of each rate that has some without warm-up and some with the reference",
@@ -12,7 +13,11 @@ faced = compared[(compared.warmup == 0) | (compared.warmup == compared.reference
 faced = faced[faced.groupby(arm).warmup.transform("nunique") == 2]
 faced = faced.assign(bare=faced.warmup == 0)
 of = runs.groupby(["group", "variant"]).lr
-only = of.min().where(of.nunique() == 1)  # the rate of a variant that has one""",
+only = of.min().where(of.nunique() == 1)  # the rate of a variant that has one
+shares = faced.groupby([*arm, "bare"]).failed.agg(["mean", "count"]).unstack()
+weight = shares["count"].prod(axis=1) / shares["count"].sum(axis=1)  # Mantel and Haenszel's
+sums = pd.DataFrame({"w": weight, "x": weight * shares["mean"].diff(axis=1)[True]})
+less = sums.groupby(["group", "variant"]).sum().eval("x / w")""",
 )
 
 EXACT = NotebookCell(
@@ -21,13 +26,13 @@ EXACT = NotebookCell(
     code="""\
 rows = []
 for (group, variant), own in faced.groupby(["group", "variant"]):
-    chances, bare, rest = np.ones(1), own[own.bare].failed, own[~own.bare].failed
+    chances, bare = np.ones(1), own[own.bare].failed
     for _, one in own.groupby("lr"):
         given = stats.hypergeom(len(one), one.failed.sum(), one.bare.sum())
         chances = np.convolve(chances, given.pmf(np.arange(one.failed.sum() + 1)))
     p = chances[chances <= chances[bare.sum()] * (1 + 1e-9)].sum() if own.failed.any() else np.nan
     who = (group, only[group, variant], variant, "stall_difference")
-    rows.append((*who, bare.mean() - rest.mean(), p, own.seed.nunique()))
+    rows.append((*who, less[group, variant], p, own.seed.nunique()))
 exact = pd.DataFrame(rows, columns=[*arm, "score", "estimate", "p", "seeds"])""",
 )
 
@@ -50,31 +55,48 @@ rates = pd.DataFrame(rows, columns=[*arm, *columns[:2]])""",
 )
 
 COMPLETE = NotebookCell(
-    title="The losses [seed, rate] of the seeds that finished at every rate, by warm-up",
+    title="The runs [seed, rate] of the seeds that finished at every rate, by warm-up",
     table="",
     code="""\
 full, planned = {}, runs.groupby(["group", "variant"]).lr.unique().map(np.sort)
 for who, own in compared.groupby(["group", "variant"]):
-    wide = own.pivot(index="seed", columns=["warmup", "lr"], values="loss")
+    kinds = [own.pivot(index="seed", columns=["warmup", "lr"])[of] for of in ("loss", "failed")]
     for warmups in ([0, own.reference_warmup.iloc[0]], *([w] for w in own.warmup.unique())):
         points = pd.MultiIndex.from_product([warmups, planned[who]])
-        some = wide.reindex(columns=points).dropna()
-        used = own[own.seed.isin(some.index) & own.warmup.isin(warmups)]
-        tops = used.groupby("seed").unigram_entropy.mean().to_numpy()
-        if len(some) and len(planned[who]) > 1:
-            full[*who, *warmups] = planned[who], [some[w].to_numpy() for w in warmups], tops""",
+        seeds = kinds[0].reindex(columns=points).dropna().index
+        both = [[of.reindex(seeds, columns=points)[w].to_numpy() for w in warmups] for of in kinds]
+        used = own[own.seed.isin(seeds) & own.warmup.isin(warmups)].groupby("seed")
+        if len(seeds) and len(planned[who]) > 1:
+            full[*who, *warmups] = planned[who], *both, used.unigram_entropy.mean()""",
+)
+
+CHOSEN = NotebookCell(
+    title="The runs at the best rates, each chosen on the other seeds, and how they ended",
+    table="",
+    code=f"""\
+def at_best(loss, of):
+    return of[np.arange(len(loss)), (loss.sum(axis=0) - loss).argmin(axis=1)]
+def ended_at_best(losses, failed, tops):  # whether the interval and the p value are withheld
+    bad = np.array([at_best(*of) for of in zip(losses, failed)])
+    gain = np.where(bad, 0, tops.to_numpy() - [at_best(x, x) for x in losses])
+    best, few = gain.max(axis=1, keepdims=True), bad.shape[1] < {FEW_SEEDS}
+    late = (best >= {LEARNED}) & (gain < best * {ESCAPED}) & (bad == 0)
+    mixed = [np.ptp(one.astype(float), axis=1).any() for one in (bad, late)]
+    return mixed[0] or (few and mixed[1]), few and (np.ptp(bad) > 0 or late.any())""",
 )
 
 NEED = NotebookCell(
-    title="N: the need at the best rates, each chosen on the other seeds",
+    title="N: the need at the best rates",
     table="needed",
     code=f"""\
-def at_best(loss):  # the loss of each seed at the rate that is best for the other seeds
-    return loss[np.arange(len(loss)), (loss.sum(axis=0) - loss).argmin(axis=1)]
-pairs_of = {{who: (of[0], *of[1], of[2]) for who, of in full.items() if len(of[1]) == 2}}
-needs = {{(g, v): at_best(bare) - at_best(ref) for (g, v, *_), (_, bare, ref, tops)
-    in pairs_of.items() if len(bare) > 1 and tops.mean() - ref.mean(axis=0).min() >= {LEARNED}}}
-rows = [(g, np.nan, v, "need", x.mean(), *t_test(x), len(x)) for (g, v), x in needs.items()]
+needs, withheld, rows = {{}}, {{}}, []
+for (g, v, *other), (_, losses, failed, tops) in full.items():
+    low = losses[-1].mean(axis=0).min()
+    if len(other) == 2 and len(tops) > 1 and tops.mean() - low >= {LEARNED}:
+        needs[g, v] = x = np.subtract(*[at_best(x, x) for x in losses])
+        withheld[g, v] = ended_at_best(losses, failed, tops)
+        ends = (np.nan, np.nan) if withheld[g, v][0] else t_test(x)[:2]
+        rows.append((g, np.nan, v, "need", x.mean(), *ends, np.nan, len(x)))
 needed = pd.DataFrame(rows, columns=[*arm, *columns])
 mass = {{g: [x for (of, _), x in needs.items() if of == g] for g in needed.group}}""",
 )
@@ -84,10 +106,10 @@ NEED_P = NotebookCell(
     table="needed",
     code="""\
 found = []
-for (group, _), x in needs.items():
+for (group, variant), x in needs.items():
     free = sum(len(y) - 1 for y in mass[group])
     sd = (sum((len(y) - 1) * y.var(ddof=1) for y in mass[group]) / free) ** 0.5
-    found.append(larger(x, sd, free))
+    found.append(np.nan if withheld[group, variant][1] else larger(x, sd, free))
 needed = holm(needed.assign(p=found))""",
 )
 
@@ -101,23 +123,26 @@ def tolerated(rates, loss, top):  # log2 of the largest rate, going up from the 
     theta = [np.interp(limit, loss[k - 1 : k + 1], at[k - 1 : k + 1]) for k in over] or [at[-1]]
     return theta[0] if top - loss.min() >= {LEARNED} else np.nan
 rows = []
-for (g, v, *_), (lrs, bare, ref, tops) in pairs_of.items():
-    x = np.subtract(*[[tolerated(lrs, *one) for one in zip(of, tops)] for of in (ref, bare)])
-    rows.append((g, np.nan, v, "octaves", x.mean(), *t_test(x), len(x)))
+for (g, v, *other), (lrs, losses, _, tops) in full.items():
+    bare, ref = [[tolerated(lrs, *one) for one in zip(of, tops)] for of in (losses * 2)[:2]]
+    x = np.subtract(ref, bare)
+    rows += [(g, np.nan, v, "octaves", x.mean(), *t_test(x), len(x))] * (len(other) == 2)
 bought = pd.DataFrame(rows, columns=[*arm, *columns]).dropna(subset="estimate")""",
 )
 
 RISEN = NotebookCell(
     title="S: how much the loss rises over the rates",
     table="risen",
-    code="""\
+    code=f"""\
 rows = []
-for (group, variant, *warmups), (lrs, losses, _) in full.items():
+for (group, variant, *warmups), (lrs, losses, _, tops) in full.items():
+    if any((tops - x.min(axis=1) < {LEARNED}).any() for x in losses):
+        continue  # where nothing is learned, no rate loses anything
     wide = np.log(lrs[-1] / lrs[0])
-    s = [np.trapezoid(x, np.log(lrs), axis=1) / wide - at_best(x) for x in losses]
-    value, name = (s[0] - s[1], "") if len(s) == 2 else (s[0], f" w={warmups[0]}")
+    s = [np.trapezoid(x, np.log(lrs), axis=1) / wide - at_best(x, x) for x in losses]
+    value, name = (s[0] - s[1], "") if len(s) == 2 else (s[0], f" w={{warmups[0]}}")
     low, high, p = t_test(value)
-    row = (group, np.nan, variant, f"rate_sensitivity{name}", value.mean(), low, high)
+    row = (group, np.nan, variant, f"rate_sensitivity{{name}}", value.mean(), low, high)
     rows += [(*row, np.nan if name else p, len(value))] * (len(value) > 1)
 risen = pd.DataFrame(rows, columns=[*arm, *columns])""",
 )

@@ -51,9 +51,12 @@ def warmup_effect(part: Part) -> list[Sketch]:
     table = _forest(left, rows, part, links)
     table += _curves(right, rows, part)
     dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
+    bounded = any(row.score.bound for row in rows)
+    certain = any(math.isfinite(row.score.low) for row in rows)
+    named = f"mean, {LEVEL:.0%} interval" if certain else "mean"
     handles = [
         Line2D([], [], marker="o", markersize=4.5, alpha=0.6, label="one seed", **dot),
-        Line2D([], [], marker="D", markersize=5.5, label=f"mean, {LEVEL:.0%} interval", **dot),
+        Line2D([], [], marker="D", markersize=5.5, label=named, **dot),
         Line2D([], [], color=MUTED, linestyle=REFERENCE, label="end of the warm-up"),
     ]
     figure.legend(handles=handles, loc="upper center", ncols=3)
@@ -65,7 +68,9 @@ def warmup_effect(part: Part) -> list[Sketch]:
             table=pd.DataFrame(table),
             title="What warm-up gives each variant",
             text="Left: Δ, the final loss without warm-up minus that with it; the t interval is "
-            "left out if seeds ended differently. Right: its mean over seeds at each validation.",
+            "left out with one seed, or if seeds ended differently."
+            f"{' ≥: no run without warm-up trained.' * bounded} Right: its mean over seeds at each "
+            "validation.",
             limits="Δ belongs to this budget and this rate.",
             links=links,
             cells=cells,
@@ -154,6 +159,9 @@ def _forest(
             axes.plot(ends, (place + 0.16,) * 2, color=INK, linewidth=1.3, zorder=4)
         diamond: dict[str, Any] = {"color": colour, "edgecolors": INK, "marker": "D", "s": 34}
         dots(axes, [(centre, place + 0.16)], [None], zorder=5, **diamond)
+        if row.score.bound:
+            place_of = {"xy": (centre, place + 0.16), "xytext": (-8, 0)}
+            axes.annotate("≥", **place_of, textcoords="offset points", ha="right", va="center")
         mark = {"mark": "mean", **identity, "n": len(values), "value": centre}
         table.append({**mark, "low": row.score.low, "high": row.score.high})
     axes.set_yticks(range(len(rows)), [wrapped(row.variant) for row in rows])

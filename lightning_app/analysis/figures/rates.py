@@ -45,7 +45,7 @@ def loss_by_rate(part: Part) -> list[Sketch]:
     figure, axes_of = panels(len(found), width=2.7, height=2.5)
     rows: list[dict[str, Any]] = []
     for axes, arm in zip(axes_of, found, strict=True):
-        entropy_line(axes, mean([cell.entropy for cell in cells]))
+        entropy_line(axes, mean([cell.entropy for cell in arm.cells.values()]))
         for warmup in warmups:
             rows += _line(axes, arm, warmup, colours[warmup], links)
         title(axes, arm.variant if len(groups) == 1 else f"{arm.variant}\n{arm.group}")
@@ -75,8 +75,8 @@ def loss_by_rate(part: Part) -> list[Sketch]:
             table=pd.DataFrame(rows),
             title="Final loss against the learning rate",
             text="Dots are runs, lines their means over seeds. N: the loss that warm-up saves if "
-            "each arm has its own best rate, chosen on other seeds; O: the octaves of rate that "
-            "it buys; with t intervals.",
+            "each arm has its own best rate, chosen on other seeds. O: by how many octaves it "
+            "raises the largest usable rate; an octave is a factor of 2. In brackets: t intervals.",
             limits="Rates between and beyond those tried are not known.",
             links=links,
             cells=cells,

@@ -181,9 +181,9 @@ def frontier(part: Part) -> list[Sketch]:
             table=pd.DataFrame(rows),
             title="Largest stable learning rate against warm-up",
             text="Large dots: the largest rate of the grid at which no finished run stalled or "
-            "was non-finite, joined over warm-ups. An open dot marks the largest rate tried, so "
-            "that the true limit is there or above. Small dots and crosses: every rate tried, "
-            "without and with such a run. No large dot: every rate has such a run. "
+            "was non-finite, joined over warm-ups. An open dot marks the largest rate tried at "
+            "that warm-up, so that the true limit is there or above. Small dots and crosses: every "
+            "rate tried, without and with such a run. No large dot: every rate has such a run. "
             "Warm-ups are evenly spaced, not to scale.",
             limits="The frontier lies between the rates that were tried. No stall in "
             f"{least} run{'s' * (least != 1)}, the fewest at a point, still allows a share of "
@@ -216,7 +216,7 @@ def _frontier(
         score = largest_rate(arm, warmup)
         line.append((place[warmup], score.estimate))
         if math.isfinite(score.estimate):
-            highest = score.estimate == max(arm.rates)
+            highest = score.estimate == max(lr for w, lr, _ in arm.cells if w == warmup)
             row = {"mark": "frontier", "variant": arm.variant, "warmup": warmup}
             rows.append({**row, "lr": score.estimate, "at_least": highest, "n": score.cells})
             look = {"color": PAPER if highest else colour, "edgecolors": colour}

@@ -11,10 +11,10 @@ FILES = {
     "results.csv, results.parquet": "a row for each cell: axes, state, metrics, time and memory",
     "validations.csv, validations.parquet": "a row for each cell and validation",
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
-    "effects.csv": "a row for each effect of the factors of the grid, if it has any",
+    "effects.csv": "a row for each effect of the factors of the grid",
     "reruns.csv": "a row for each arm of which runs were repeated under perturbed rounding",
     "text_sampling.csv": "a row for each difference, with its standard errors over texts and seeds",
-    "comparisons.csv": "a row for each comparison of the grid's metric, if it has any",
+    "comparisons.csv": "a row for each comparison of the grid's metric",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
     "tables/": "the headline and the losses by warm-up for LaTeX (booktabs) and Markdown",
     "references.bib": "the papers to cite",
@@ -27,7 +27,7 @@ def appendix(contents: Contents) -> Markup:
         "How are the numbers computed?",
         _formulas(contents.grid),
         _again(contents),
-        _files(),
+        _files(contents),
     )
 
 
@@ -95,6 +95,12 @@ def _again(contents: Contents) -> Markup:
     return element("details", *inner)
 
 
-def _files() -> Markup:
-    items = (element("li", element("code", name), f": {text}") for name, text in FILES.items())
+def _files(contents: Contents) -> Markup:
+    """The files that there are: the page is written after them."""
+    there = {name: contents.out / name.split(",")[0] for name in FILES}
+    items = (
+        element("li", element("code", name), f": {FILES[name]}")
+        for name, path in there.items()
+        if path.exists()
+    )
     return element("div", element("h3", "Files beside this page"), element("ul", *items))

@@ -20,15 +20,15 @@ def comparison_table(contents: Contents) -> Markup:
         column("Value", text=True),
         column("at", text=True),
         column("reads", text=True),
-        column("difference", found[0].metric),
+        column("difference"),
         column("p", "Holm"),
         column("seeds"),
     ]
     bodies = []
-    axes = dict.fromkeys((row.grid, row.axis, row.baseline, row.mode) for row in found)
-    for grid, axis, baseline, mode in axes:
+    axes = dict.fromkeys((row.grid, row.axis, row.baseline, row.metric, row.mode) for row in found)
+    for grid, axis, baseline, metric, mode in axes:
         of = f"{grid}: " if contents.grid.parts else ""
-        text = f"{of}{axis}, each value less {baseline} ({direction(mode)})"
+        text = f"{of}{axis}, {metric} of each value less that of {baseline} ({direction(mode)})"
         heading = element("th", text, scope="rowgroup", colspan=str(len(columns)))
         rows = [_row(row) for row in found if (row.grid, row.axis) == (grid, axis)]
         bodies.append(element("tbody", element("tr", heading, class_="slice"), *rows))

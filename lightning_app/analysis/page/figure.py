@@ -73,7 +73,8 @@ def _setting(contents: Contents, drawing: FigureFiles) -> str:
     known = [cell for cell in contents.grid.finished if cell.group in groups]
     several = len({cell.lr for cell in known}) > 1
     if drawing.lr is not None:
-        why = ", where the runs learn best" if several else ""
+        best = any((group, drawing.lr) in drawn_slices(contents.grid) for group in groups)
+        why = ", where the runs learn best" if several and best else ""
         parts.append(f"learning rate {drawing.lr:g}{why}")
     return f"{'; '.join(parts)}."
 

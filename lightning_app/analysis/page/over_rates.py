@@ -13,11 +13,14 @@ _SCORES = ("need", "octaves", "rate_sensitivity", "stall_difference")
 
 
 def over_rates(contents: Contents) -> Markup:
-    """The table, nothing for a grid of one rate."""
-    grid = contents.grid
-    if len(grid.rates) < 2:
+    """The table of the variants with several rates; nothing without any."""
+    # A variant with one rate has its difference of stalls at that rate, and no other of these.
+    scores = [s for s in contents.scores if s.score in _SCORES and math.isnan(s.lr)]
+    several = {(s.group, s.variant) for s in scores if s.score == "stall_difference"}
+    several &= {(s.group, s.variant) for s in scores if s.score == "need"}
+    shown = [score for score in scores if (score.group, score.variant) in several]
+    if not shown:
         return Markup("")
-    shown = [score for score in contents.scores if score.score in _SCORES]
     columns = [
         column("Variant", text=True),
         column("Warm-up", "at the best rates", text=True),
@@ -43,11 +46,12 @@ def over_rates(contents: Contents) -> Markup:
             element("td", p_value(stalls.p_holm)),
         )
 
-    rates = ", ".join(f"{lr:g}" for lr in grid.rates)
+    rates = ", ".join(f"{lr:g}" for lr in contents.grid.rates)
     caption = (
         "Over all learning rates. N: loss without warm-up minus loss with it, each at its own best "
         "rate, which is chosen on the other seeds. O: log2 of the largest tolerated rate with "
         "warm-up over that without. S: how much the loss rises over the rates. ≥ and ≤: a best or "
-        f"a tolerated rate is at the edge of those tried. Rates: {rates}."
+        "a tolerated rate is at the edge of those tried, or no run without warm-up trained; (?): "
+        f"both directions are open. Rates: {rates}."
     )
     return scored(contents.next_table(), caption, columns, shown, row)

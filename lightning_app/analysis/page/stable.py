@@ -15,8 +15,8 @@ def stable(contents: Contents) -> Markup:
         only = f", {rates[0]:g}" if rates else ""
         text = (
             f"This grid has one learning rate{only}, so it cannot show up to which rate a variant "
-            "is stable. Table 1 shows how many runs stalled at each warm-up. A grid with several "
-            "values of model.optimizer.lr has a map and a frontier here."
+            "is stable. The table of Δ shows how many runs stalled at each warm-up. A grid with "
+            "several values of model.optimizer.lr has a map and a frontier here."
         )
         return section("stable", title, element("p", text))
     return section("stable", title, _largest(contents), figures(contents, "stable"))
