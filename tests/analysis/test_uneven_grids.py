@@ -1,0 +1,194 @@
+"""Grids whose parts have other rates, names, entropies or reruns: none is taken for another."""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from lightning_app.analysis.comparison import comparisons
+from lightning_app.analysis.damaged_files import damaged_files
+from lightning_app.analysis.factors import effects
+from lightning_app.analysis.figures.drawing import Part
+from lightning_app.analysis.figures.rates import loss_by_rate
+from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.limits import limits
+from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.report import write, write_report
+from lightning_app.analysis.reruns import rerun_components
+from lightning_app.analysis.run_summary import state_counts
+from lightning_app.analysis.sensitivity import sensitivity_scores
+from lightning_app.analysis.strays import stray_runs
+
+PRESET = "model.block.preset"
+WARMUP = "model.schedule.warmup_steps"
+RATE = "model.optimizer.lr"
+KIND = "model.optimizer.kind"
+WIDTH = "model.architecture.model_dim"
+ROUNDING = "model.rounding"
+SEED = "seed_everything"
+AXES = {PRESET: ["pre_ln", "post_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
+
+
+def loss(axes: Mapping[str, Any]) -> float:
+    return 2.0 + 0.3 * (axes.get(WARMUP) == 0) + random.Random(str(axes)).gauss(0.0, 0.05)
+
+
+def keep(fake: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Leave cells out of the plan, as `exclude:` does."""
+    path = fake.folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["cells"] = [cell for cell in plan["cells"] if wanted(cell["axes"])]
+    path.write_text(json.dumps(plan))
+
+
+def change(fake: Any, **fields: Any) -> None:
+    path = fake.folder / "grid.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize("by", [KIND, PRESET])
+def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
+    rates = {"adam": 0.001, "sgd": 0.1, "pre_ln": 0.001, "post_ln": 0.1}
+    axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.1]}
+    fake = make_grid(loss, axes, curves=False)
+    keep(fake, lambda at: at[RATE] == rates[at[by]])
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    assert "Over all learning rates" not in page
+
+
+def test_two_grids_of_one_rate_each(make_grid: Any, tmp_path: Path) -> None:
+    grids = [
+        read_results(make_grid(loss, {**AXES, RATE: [lr]}, curves=False, name=name).folder)
+        for name, lr in (("one", 0.001), ("two", 0.004))
+    ]
+    joined = together(grids)
+    assert "<h1>" in write(joined, tmp_path / "joined").read_text(encoding="utf-8")
+
+
+def test_a_comparison_in_one_of_two_grids(make_grid: Any) -> None:
+    """Their p values are corrected together, and the other grid's axes are no fault."""
+    wide = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False, name="wide")
+    change(wide, compare={WIDTH: 64})
+    plain = make_grid(loss, AXES, curves=False, name="plain")
+    change(plain, compare={PRESET: "pre_ln"})
+    alone = [comparisons(read_results(fake.folder)) for fake in (wide, plain)]
+    rows = comparisons(together([read_results(fake.folder) for fake in (wide, plain)]))
+    assert [row.estimate for row in rows] == [row.estimate for of in alone for row in of]
+    least = min(rows, key=lambda row: row.p)
+    assert least.p_holm == pytest.approx(min(1.0, len(rows) * least.p))
+
+
+def test_comparisons_use_the_names_of_the_grid_file(make_grid: Any) -> None:
+    fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False)
+    names = {PRESET: ["Pre-LN", "Post-LN"], WIDTH: ["narrow", "wide"]}
+    change(fake, compare={PRESET: "pre_ln"}, labels=names)
+    rows = comparisons(read_results(fake.folder))
+    assert {(row.value, row.baseline) for row in rows} == {("Post-LN", "Pre-LN")}
+    assert {row.where.split(", ")[-1] for row in rows} == {"narrow", "wide"}
+
+
+def test_equal_runs_have_no_spread_and_did_not_fail(make_grid: Any) -> None:
+    fake = make_grid(lambda axes: 2.0, {PRESET: ["pre_ln", "post_ln"], SEED: [1, 2]}, curves=False)
+    (row,) = comparisons(read_results(fake.folder))
+    assert row.note == "no spread"
+
+
+def test_a_rerun_is_no_value_to_compare(make_grid: Any) -> None:
+    axes = {ROUNDING: [0, 1], WIDTH: [64, 128], SEED: [1, 2, 3]}
+    grid = read_results(make_grid(loss, axes, curves=False).folder)
+    assert [(row.axis, row.value) for row in comparisons(grid)] == [(WIDTH, "128")]
+
+
+def test_reruns_are_planned_cells(make_grid: Any) -> None:
+    def crashed(axes: Mapping[str, Any]) -> float | str:
+        return "failed" if axes[ROUNDING] else loss(axes)
+
+    axes = {**AXES, ROUNDING: [0, 1]}
+    grid = read_results(make_grid(loss, axes, curves=False, name="sound").folder)
+    assert stray_runs(grid) is None
+    fake = make_grid(crashed, axes, curves=False, name="crashed")
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    assert page.count("RuntimeError: &lt;b&gt;out of") == 12
+    damaged = next(cell for cell in fake.cells if cell["axes"][ROUNDING])
+    (fake.run(damaged) / "result.json").write_text("{")
+    assert len(damaged_files(read_results(fake.folder))) == 1
+
+
+def test_joined_grids_keep_reruns_and_effects(make_grid: Any) -> None:
+    fakes = [
+        make_grid(loss, {**AXES, ROUNDING: [0, 1], SEED: seeds}, curves=False, name=name)
+        for name, seeds in (("one", [1, 2, 3]), ("two", [4, 5, 6]))
+    ]
+    for fake in fakes:
+        change(fake, factors={"placement": PRESET})
+    grids = [read_results(fake.folder) for fake in fakes]
+    joined = together(grids)
+    assert len(rerun_components(joined)) == sum(len(rerun_components(grid)) for grid in grids) == 8
+    found = effects(joined, sensitivity_scores(joined))
+    alone = [row for grid in grids for row in effects(grid, sensitivity_scores(grid))]
+    assert [row.estimate for row in found] == [row.estimate for row in alone]
+
+
+def test_a_shared_cell_that_both_grids_ran_is_a_stray_of_neither(make_grid: Any) -> None:
+    """Each has its own name for the folder of the run."""
+    one, two = (make_grid(loss, AXES, curves=False, name=name) for name in ("one", "two"))
+    path = two.folder / "plan.json"
+    plan = json.loads(path.read_text())
+    for cell in plan["cells"]:
+        (two.folder / "runs" / cell["name"]).rename(two.folder / "runs" / f"x-{cell['name']}")
+        cell["name"] = f"x-{cell['name']}"
+    path.write_text(json.dumps(plan))
+    joined = together([read_results(fake.folder) for fake in (one, two)])
+    assert [stray_runs(part) for part in joined.parts] == [None, None]
+    assert state_counts(joined).startswith("12 of 12 planned cells finished")
+
+
+def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:
+    axes = {**AXES, "data.name": ["first", "second"], RATE: [0.001, 0.002]}
+    fake = make_grid(loss, axes, curves=False)
+    tops = {"first": 6.5, "second": 4.5}
+    for cell in fake.cells:
+        path = fake.run(cell) / "result.json"
+        record = json.loads(path.read_text())
+        record["unigram_entropy"] = tops[cell["axes"]["data.name"]]
+        record["data"] = record["data"] | {"digest": cell["axes"]["data.name"]}
+        path.write_text(json.dumps(record))
+    grid = read_results(fake.folder)
+    drawn: dict[str, Any] = {"colours": {}, "points": 100, "figures": 12}
+    part = Part(grid=grid, cells=grid.finished, group="all", lr=None, logs={}, **drawn)
+    (sketch,) = loss_by_rate(part)
+    for axes_ in sketch.figure.axes:
+        if axes_.get_title():
+            (top,) = {
+                y
+                for line in axes_.lines
+                if line.get_linestyle() != "-"
+                for y in np.asarray(line.get_ydata(), dtype=float).tolist()
+            }
+            assert top == tops["first" if "first" in axes_.get_title() else "second"]
+    assert any(text.startswith("2 corpora, ") for text in limits(grid))
+
+
+def test_files_are_listed_that_there_are(make_grid: Any) -> None:
+    fake = make_grid(loss, AXES, curves=False)
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    shown = page.split("Files beside this page")[1].split("</ul>")[0]
+    for name in ("results.csv", "sensitivity.csv", "references.bib", "figures/"):
+        assert name in shown
+    for name in ("effects.csv", "reruns.csv", "text_sampling.csv", "comparisons.csv"):
+        assert name not in shown
+        assert not (fake.folder / name).exists()
+
+
+def test_ranges_of_rates_are_those_of_each_group(make_grid: Any) -> None:
+    axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.01, 0.5, 1.5]}
+    fake = make_grid(loss, axes, curves=False)
+    keep(fake, lambda at: (at[RATE] > 0.1) == (at[KIND] == "sgd"))
+    texts = limits(read_results(fake.folder))
+    said = f"from 0.001 to 0.01 ({KIND}=adam); from 0.5 to 1.5 ({KIND}=sgd); other rates were not"
+    assert any(said in text for text in texts)
