@@ -15,13 +15,13 @@ from lightning_app.data.batching import (
     ResumableLoader,
     SplitRows,
     in_random_order,
-    limited,
 )
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import Tokenizer
 from lightning_app.errors import UserError
 from lightning_app.tasks.base import task_class, to_device
+from lightning_app.trainer_limits import limited
 
 
 class TextDataModule(pl.LightningDataModule):

@@ -13,7 +13,6 @@ from lightning_app.blocks.auxiliary import AuxiliaryTerms, auxiliary_terms
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.bounds import check_accumulation
-from lightning_app.data.batching import limited
 from lightning_app.hardware import keep_freed_blocks
 from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
@@ -24,6 +23,7 @@ from lightning_app.objectives.validation_parts import PartSums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
 from lightning_app.tasks.base import build_task, join_ranks
+from lightning_app.trainer_limits import training_steps
 
 
 def mix(*numbers: int) -> int:
@@ -68,20 +68,6 @@ def perturb_rounding(model: torch.nn.Module, draw: int) -> None:
     for parameter in model.parameters():
         shifts = torch.randint(-1, 2, parameter.shape, generator=generator)
         parameter.mul_(1 + torch.finfo(parameter.dtype).eps * shifts.to(parameter))
-
-
-def training_steps(trainer: pl.Trainer) -> int:
-    """Return the number of steps of a run, -1 where only its time is limited.
-
-    `Trainer.estimated_stepping_batches` would make Lightning read the training data before it
-    restores their place from a checkpoint, and then not restore it.
-    """
-    epochs, steps = trainer.max_epochs, trainer.max_steps
-    if epochs is None or epochs == -1:
-        return steps
-    batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # pyright: ignore[reportAttributeAccessIssue]
-    total = limited(batches, 1.0 if limit is None else limit) * epochs
-    return total if steps == -1 else min(steps, total)
 
 
 class TransformerModule(pl.LightningModule):

@@ -19,10 +19,11 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.errors import UserError
-from lightning_app.module import TransformerModule, training_steps
+from lightning_app.module import TransformerModule
 from lightning_app.task_facts import Monitored
 from lightning_app.tasks.base import Task
 from lightning_app.tasks.translation import TranslationBatch
+from lightning_app.trainer_limits import training_steps
 from tests.runs import data, module, trainer
 
 

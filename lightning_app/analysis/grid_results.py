@@ -169,9 +169,8 @@ class GridResults:
     `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
     `pruner` is the rule by which hopeless cells were ended early, if there was one. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
-    that this one joins, where it joins several (`analysis.together`). `strangers` names the cells
-    whose state is `other_data`, by the digest of theirs. `reruns` has the cells under perturbed
-    rounding, which `cells` has not.
+    that this one joins (`analysis.together`). `strangers` names the cells whose state is
+    `other_data`, by their digest. `reruns` has the cells under perturbed rounding; `cells` has not.
     """
 
     folder: Path

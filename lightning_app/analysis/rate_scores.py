@@ -31,7 +31,7 @@ from lightning_app.analysis.statistics import (
     t_interval,
 )
 
-BEST = 0.0  # stands for the best rate of each seed
+BEST = 0.0  # in place of a rate: the best one of each seed
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 
 

@@ -1,6 +1,8 @@
 """A summary of the runs of a grid in words: counts, data, settings."""
 
+import json
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from lightning_app.analysis.formatting import DASH
@@ -11,7 +13,7 @@ from lightning_app.analysis.grid_results import (
     outcomes,
 )
 from lightning_app.analysis.merge_grids import different, shared
-from lightning_app.grid_axes import label
+from lightning_app.grid_axes import PRESET, label
 from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups
 from lightning_app.task_facts import STACKS, task_facts
 
@@ -73,6 +75,9 @@ def _facts_of_each(grid: GridResults) -> dict[str, str]:
         each = (f"{part}: {value}" for part, value in values.items())
         found[name] = next(iter(values.values())) if alike else " | ".join(each)
     return found
+
+
+_SPLITS = {"train": "training", "valid": "validation"}
 
 
 def direction(mode: str) -> str:
@@ -259,17 +264,36 @@ def in_short(grid: GridResults) -> str:
 
 
 def setting_of(grid: GridResults) -> str:
-    """Data, budget and devices of all runs, said once for all tables and figures."""
+    """Data, model, budget and devices of all runs, said once for all tables and figures."""
     devices = ", ".join(_distinct(grid, "device")).replace(" 1 threads", " 1 thread")
-    return f"{in_short(grid)} Device: {devices}." if grid.finished else ""
+    return f"{in_short(grid)} {_size(grid)}Device: {devices}." if grid.finished else ""
+
+
+def _size(grid: GridResults) -> str:
+    """Layers and width, where all runs have the same; else nothing."""
+    stacks = STACKS.get(str(grid.setting("model.architecture.kind")), ())
+    depths = [grid.setting(f"model.architecture.{name}_depth") for name in stacks]
+    width = grid.setting("model.architecture.model_dim")
+    if not depths or None in (*depths, width):
+        return ""
+    return f"Model: {' + '.join(map(str, depths))} layers of width {width}. "
+
+
+def preset_words(grid: GridResults) -> list[str]:
+    """What each preset of the grid is, in a few words: those that the package knows."""
+    file = files("lightning_app.catalogue").joinpath("presets.json")
+    known = json.loads(file.read_text(encoding="utf-8"))
+    used = dict.fromkeys(map(str, grid.tried(PRESET)))
+    return [f"{name}: {known[name]}" for name in used if name in known]
 
 
 def trained_on(grid: GridResults) -> str:
     found = {}
     for cell in grid.finished:
         data = cell.data
-        sizes = " / ".join(f"{count:,}" for count in (data.get("sizes") or {}).values())
-        found[_corpus_name(grid, cell) + (f", {sizes} examples" if sizes else "")] = None
+        sizes = data.get("sizes") or {}
+        listed = "".join(f", {count:,} {_SPLITS.get(of, of)}" for of, count in sizes.items())
+        found[_corpus_name(grid, cell) + listed + " examples" * bool(sizes)] = None
     return " and ".join(found) or str(grid.setting("data.name") or "not known")
 
 

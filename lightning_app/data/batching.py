@@ -105,11 +105,6 @@ class EpochSampler:
             yield epoch, rows
 
 
-def limited(batches: int, limit: float) -> int:
-    """Return how many batches Lightning takes: `limit` is their number, or a share up to 1.0."""
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-
-
 def in_random_order(sampler: EpochSampler) -> EpochSampler:
     """Return the batches of an evaluation in a random order, the same in every run.
 

@@ -29,7 +29,7 @@ COLUMNS = {
 ENTROPY_CUTS = (1.5, 4.5)
 """Nats where RealFormer's figure of entropies changes colour (2012.11747, section 4.1.3)."""
 DISTANCE_CUTS = (0.25, 0.75)
-"""The same of its figure of Jensen-Shannon distances, in bits."""
+"""The same of its figure of Jensen-Shannon divergences, in bits."""
 SPREAD = 30.0  # ratio of the largest to the smallest value of a panel with a logarithmic axis
 SHAPING = ("alpha", "beta", "gamma")
 

@@ -138,7 +138,7 @@ def test_no_arm_stands_in_for_one_without_warmup_or_with(make_grid):
 def test_our_setting_is_said_once(make_grid):
     (text,) = our_settings(grid_with(make_grid, [FIGURE]))
     assert text.startswith(
-        "Data: synthetic, 30,000 / 500 / 500 examples. 200 steps, 204,800 tokens"
+        "Data: synthetic, 30,000 training, 500 validation, 500 test examples. 200 steps,"
     )
     assert "3 + 3 layers" in text
     assert "decoupled" in text

@@ -139,8 +139,8 @@ def test_what_the_page_says(make_grid, outcome):
         "One learning rate, 0.004:",
         "every run has the decay that begins at step 60",
         "n = 5 seeds, 30 finished runs; learning rate 0.004.",
-        "Data: synthetic, 30,000 / 500 / 500 examples. 200 steps, 204,800 tokens a run.",
-        "tokens a run. Device: cpu.",
+        "Data: synthetic, 30,000 training, 500 validation, 500 test examples. 200 steps,",
+        "layers of width 64. Device: cpu.",
         "None: every planned cell has a result.",
         "tensorboard --logdir",
     ):

@@ -165,7 +165,7 @@ def test_the_report_says_the_errors_and_writes_the_table(make_grid: Any) -> None
     table = pd.read_csv(fake.folder / "text_sampling.csv")
     assert list(table["score"]) == ["delta", "interaction", "delta"]
     texts = table[table["score"] == "delta"]["over_texts"]
-    shown = f"would change Δ by a standard error of {texts.min():.3f} to {texts.max():.3f} nats"
+    shown = f"would change Δ by about {texts.min():.3f} to {texts.max():.3f} nats"
     assert shown in page
     assert "<dt>error over texts</dt>" in page
     bare = make_grid(total, {**AXES, RATE: [4e-3]}, curves=False, name="bare")

@@ -67,7 +67,7 @@ DISTANCE = Heads(
     quantity="attention_distance",
     line="attention_distance",
     title="Distance of the attention maps to the layer below",
-    label="Jensen-Shannon distance (bits)",
+    label="Jensen-Shannon divergence (bits)",
     text="How far the map of each head is from that of the same head in the layer below: the "
     "Jensen-Shannon divergence, 0 for equal maps, 1 for maps that share no key (He et al. "
     "2021). A small mark is a head of one run, a line the mean over heads and runs.",

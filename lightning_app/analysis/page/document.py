@@ -19,8 +19,9 @@ from lightning_app.analysis.page.need import need
 from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.page.setup import cautions, what_was_run
 from lightning_app.analysis.page.stable import stable
-from lightning_app.analysis.run_summary import setting_of, state_counts
+from lightning_app.analysis.run_summary import preset_words, setting_of, state_counts
 
+NAMED = 4  # presets with their words in view
 SERVED = (
     'if (document.documentElement.classList.contains("served")) '
     'document.querySelectorAll("[data-tensorboard]")'
@@ -87,12 +88,17 @@ def _opening(contents: Contents) -> Markup:
     """The answer in one sentence, the other findings, and the setting of all runs."""
     grid = contents.grid
     found = findings(grid, contents.scores)
-    claim, *others = found if found and not grid.parts else [grid.name, *found]
+    claim, *others = found if found and not grid.parts else [_unanswered(grid), *found]
     summary = [state_counts(grid), setting_of(grid)]
     if grid.finished:
         summary.append(
             "Losses are in nats per token: lower is better, and 0.1 less is about 10 % less "
             "perplexity."
+        )
+    if grid.finished and len(grid.warmups) > 1 and 0 in grid.warmups:
+        summary.append(
+            f"Warm-up {grid.warmups[-1]:,}: the learning rate rises linearly over the first "
+            f"{grid.warmups[-1]:,} steps; warm-up 0: the full rate from step 1."
         )
     return element(
         "header",
@@ -100,7 +106,26 @@ def _opening(contents: Contents) -> Markup:
         element("h1", claim),
         *(element("p", text, class_="finding") for text in others),
         element("p", " ".join(summary), class_="summary"),
+        _presets(grid),
     )
+
+
+def _unanswered(grid: GridResults) -> str:
+    """The title of a page without a finding: the first sentence of the question, or the name."""
+    sentence = re.match(r".*?[.?!](?=\s|$)", " ".join(grid.question.split()))
+    return grid.name if sentence is None or grid.parts else sentence[0]
+
+
+def _presets(grid: GridResults) -> Markup:
+    """What the names of the presets mean: a line for few of them, folded for many."""
+    words = preset_words(grid)
+    if not words:
+        return Markup("")
+    text = " · ".join(words)
+    if len(words) <= NAMED:
+        return element("p", text, class_="summary")
+    folded = element("summary", f"What the names of the {len(words)} wirings mean")
+    return element("details", folded, element("p", text), class_="summary")
 
 
 def _question(grid: GridResults) -> Markup:

@@ -36,9 +36,10 @@ def _table(contents: Contents, grid: GridResults) -> Markup:
     of = f" of {grid.name}" if contents.grid.parts else ""
     caption = (
         f"The metric of the grid file{of}, {grid.metric}: {direction(grid.mode)}, the best variant "
-        "first. Means of the values that the runs reported, without the cap of the scores, with "
-        f"{LEVEL:.0%} t intervals over seeds with one ending; the number of runs. A run without "
-        f"a finite value is left out."
+        "first. Means of the values that the runs reported; the loss of a failed run is not "
+        f"replaced by the unigram entropy. In brackets: {LEVEL:.0%} t intervals over seeds, none "
+        "where only some seeds stalled. n: the number of runs; one without a finite value is left "
+        "out."
     )
     return html_table(contents.next_table(), caption, columns, bodies)
 

@@ -139,9 +139,10 @@ def _power(scores: Sequence[Score]) -> Markup:
     if not smallest:
         return Markup("")
     text = (
-        f"“{SAME[0].upper()}{SAME[1:]}” is not “no difference”. The smallest true interaction that "
-        f"one t test at {1 - LEVEL:.0%} finds {POWER:.0%} of the time, at the spread between seeds "
-        "seen here; a label, which is corrected over the whole grid, needs a larger one:"
+        f"“{SAME[0].upper()}{SAME[1:]}” is not “no difference”. With the spread between seeds "
+        f"here, one t test at {1 - LEVEL:.0%} finds an interaction of the following size in "
+        f"{POWER:.0%} of cases. A label needs a larger one, because it is corrected over the whole "
+        "grid:"
     )
     items = element("ul", *(element("li", found) for found in smallest))
     return element("div", element("p", text), items, class_="notes")

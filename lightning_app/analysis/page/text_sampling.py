@@ -20,12 +20,12 @@ def sampling_note(contents: Contents) -> Markup:
     chosen = ", with the best rates as they are" if several else ""
     seeds = [row.over_seeds for row in shown if not math.isnan(row.over_seeds)]
     text = (
-        "Intervals are over seeds, with one sample of validation text. Another sample of the same "
-        f"size would change {symbol} by a standard error of "
+        "Intervals are over seeds, with one sample of validation text. Another validation set of "
+        f"the same size would change {symbol} by about "
         f"{_range([row.over_texts for row in shown])} nats{chosen}"
-        f"{f', other seeds by {_range(seeds)}' if seeds else ''} (jackknife over "
-        f"{max(row.parts for row in shown)} parts of consecutive rows; {_count(shown)}, "
-        "text_sampling.csv)."
+        f"{f'; other seeds would change it by about {_range(seeds)} nats' if seeds else ''} "
+        f"(standard errors; jackknife over {max(row.parts for row in shown)} parts of consecutive "
+        f"rows; {_count(shown)}, text_sampling.csv)."
     )
     return element("div", element("p", text), class_="notes")
 

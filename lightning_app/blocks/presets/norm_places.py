@@ -25,7 +25,7 @@ def post_ln(stack: Stack) -> StackSpec:
 @preset(
     equation="x' = x + f(N(x)); N after the last block",
     paper="Xiong et al. 2020 (2002.04745), table 1",
-    fixes="gradients near the output that fall as 1/sqrt(depth); trains without warm-up",
+    fixes="gradients near the output that fall as 1/sqrt(depth); stable without warm-up",
 )
 def pre_ln(stack: Stack) -> StackSpec:
     """``x' = x + f(N(x))`` for every sub-layer, one final norm in each stack."""
