@@ -90,13 +90,17 @@ class Row:
     cells: int = 0
     diverged: int = 0
     tested: bool = True  # whether its seeds allow a p value
+    wide: float = 1.0  # the factor of its standard error
     values: dict[int, float] = field(default_factory=dict)
 
-    def fill(self, values: Mapping[int, float], *, interval: bool = True) -> list[float]:
+    def fill(
+        self, values: Mapping[int, float], *, interval: bool = True, wide: float = 1.0
+    ) -> list[float]:
         """Put in the values, their mean and its interval; return the values."""
         self.values, found = dict(values), [*values.values()]
         self.estimate = fmean(found)
-        self.low, self.high = t_test(found)[:2] if interval else (NAN, NAN)
+        self.low, self.high = t_test(found, wide)[:2] if interval else (NAN, NAN)
+        self.wide = wide
         return found
 
 
@@ -128,11 +132,34 @@ def failures(runs: Iterable[Run]) -> int:
     return sum(run.failed for run in runs)
 
 
-def t_test(values: Sequence[float]) -> tuple[float, float, float]:
-    """Student's interval and p value; NaN for one value, and for values that do not differ."""
+def dependent(pairs: "Paired", *warmups: int) -> float:
+    """The factor of the standard error, for rates chosen on the other seeds.
+
+    1 if at each warm-up the second best rate is worse, by Student's interval over the seeds; else
+    Nadeau and Bengio's factor.
+    """
+    n = len(pairs.seeds)
+    for warmup in warmups:
+        losses = [
+            [pairs.losses[warmup, s][k] for s in pairs.seeds] for k in range(len(pairs.rates))
+        ]
+        best, second = sorted(losses, key=fmean)[:2]
+        worse = [b - a for a, b in zip(best, second, strict=True)]
+        edge = float(stats.t.ppf(0.975, n - 1)) * stdev(worse) / math.sqrt(n)
+        if not fmean(worse) > edge:
+            return math.sqrt(1 + n / (n - 1))
+    return 1.0
+
+
+def t_test(values: Sequence[float], wide: float = 1.0) -> tuple[float, float, float]:
+    """Student's interval and p value; NaN for one value, and for values that do not differ.
+
+    `wide` multiplies the standard error.
+    """
     if len(values) < 2 or max(values) - min(values) <= 1e-12 * max(1, *map(abs, values)):
         return NAN, NAN, NAN
-    free, centre, error = len(values) - 1, fmean(values), stdev(values) / math.sqrt(len(values))
+    free, centre = len(values) - 1, fmean(values)
+    error = wide * stdev(values) / math.sqrt(len(values))
     half = float(stats.t.ppf(0.975, free)) * error
     return centre - half, centre + half, 2 * float(stats.t.sf(abs(centre) / error, free))
 
@@ -153,12 +180,12 @@ def pooled(arms: Iterable[Iterable[float]]) -> tuple[float, int]:
     return (math.sqrt(squares / free), free) if free else (NAN, 0)
 
 
-def larger_p(values: Sequence[float], spread: float, free: int) -> float:
+def larger_p(values: Sequence[float], spread: float, free: int, wide: float = 1.0) -> float:
     """The larger p value of two: by the spread of the values themselves, and by a pooled one."""
-    own = t_test(values)[2]
+    own = t_test(values, wide)[2]
     if math.isnan(own) or not spread > 0:
         return NAN
-    error = spread / math.sqrt(len(values))
+    error = wide * spread / math.sqrt(len(values))
     return max(own, 2 * float(stats.t.sf(abs(fmean(values)) / error, free)))
 
 
@@ -416,12 +443,16 @@ def need(pairs: Paired, ref: int) -> Row:
             mixed = any(not one(run.failed for run in runs) for runs in picked)
             halves = [late(runs) for runs in picked]
             mixed |= len(bare) < FEW and not all(map(one, halves))
-            found = row.fill({s: a - b for s, (a, b) in at.items()}, interval=not mixed)
+            wide = dependent(pairs, 0, ref)
+            found = row.fill({s: a - b for s, (a, b) in at.items()}, interval=not mixed, wide=wide)
             row.p_sign = sign_flips(found)
             ends = [not edges.isdisjoint(of.values()) for of in (warm, bare)]
             row.bound = bound(ends[0] or all(run.failed for run in picked[0]), ends[1])
-            alike = one(run.failed for runs in picked for run in runs) and not any(map(any, halves))
-            row.tested = alike or len(bare) >= FEW
+            row.tested = not any(map(any, halves)) and all(
+                one(run.failed for run in runs) for runs in picked
+            )
+            if len(bare) < FEW:
+                row.tested &= one(run.failed for runs in picked for run in runs)
     return row
 
 
@@ -466,8 +497,10 @@ def rise(pairs: Paired, *warmups: int) -> Row:
     )
     if learned and len(pairs.rates) > 1 and len(pairs.seeds) > 1:
         first, *others = (risen(pairs, warmup) for warmup in warmups)
-        found = row.fill({s: first[s] - sum(other[s] for other in others) for s in first})
-        row.p = t_test(found)[2] if others else NAN
+        wide = dependent(pairs, *warmups)
+        values = {s: first[s] - sum(other[s] for other in others) for s in first}
+        found = row.fill(values, wide=wide)
+        row.p = t_test(found, wide)[2] if others else NAN
     return row
 
 
@@ -550,7 +583,8 @@ def sensitivity(arms: Mapping[Who, Arm], ref: int) -> dict[Key, Row]:
         needs = [row for key, row in rows.items() if key[0] == group and key[3] == "need"]
         sd = pooled(row.values.values() for row in needs)
         for row in needs:
-            row.p = larger_p([*row.values.values()], *sd) if row.tested else NAN
+            found = [*row.values.values()]
+            row.p = larger_p(found, *sd, wide=row.wide) if row.tested else NAN
     for name in FAMILIES:  # what is compared over seeds; of stalls, what has a test
         family = [row for key, row in rows.items() if key[3] == name]
         holm(row for row in family if not math.isnan(row.p) or len(row.values) > 1)
@@ -585,8 +619,9 @@ def effects(
                 values[seed] = float(cube)
             row = rows[rest, rate, " x ".join(factors[k] for k in chosen), score] = Row()
             if values:
-                found, row.seeds = row.fill(values, interval=sure), len(values)
-                row.p, row.p_sign = t_test(found)[2] if tested else NAN, sign_flips(found)
+                wide = max(cell.wide for cell in cells)
+                found, row.seeds = row.fill(values, interval=sure, wide=wide), len(values)
+                row.p, row.p_sign = t_test(found, wide)[2] if tested else NAN, sign_flips(found)
     for name in MEASURES:
         holm(row for key, row in rows.items() if key[3] == name and not math.isnan(row.p))
     return rows
@@ -637,7 +672,7 @@ def sampled(arms: Mapping[Who, Arm], scores: Mapping[Key, Row], ref: int) -> dic
         rows[group, rate, variant, score] = Sampled(
             estimate=row.estimate,
             over_texts=math.sqrt((g - 1) ** 2 / g * variance(found)),
-            over_seeds=stdev(values) / math.sqrt(n) if n > 1 else NAN,
+            over_seeds=row.wide * stdev(values) / math.sqrt(n) if n > 1 else NAN,
             parts=g,
             seeds=n,
         )

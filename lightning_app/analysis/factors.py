@@ -5,7 +5,7 @@ of a variant and seed, the effect of factors `F` is the mean, over the levels of
 of `y` contrasted by each factor of `F`: for one factor `y(high) - y(low)`, for two `(y(high, high)
 - y(high, low)) - (y(low, high) - y(low, low))`, and so on. It is computed seed by seed, with
 Student's t interval over the seeds (Yates 1937, for a full 2^k factorial). An effect has an
-interval and a p value only if each variant of it has.
+interval and a p value only if each variant of it has, and the largest of their factors `widen`.
 """
 
 import itertools
@@ -112,6 +112,7 @@ def _of_table(
     tested = not unsure and not missing
     if measure in TESTED:
         tested = tested and not any(math.isnan(table[corner].p) for corner in corners)
+    widen = max((table[corner].widen for corner in corners if corner in table), default=1.0)
     bounds = {table[corner].bound for corner in corners if corner in table} - {""}
     note = f"censored ({', '.join(sorted(bounds))}) in some variants" if bounds else ""
     if missing:
@@ -132,7 +133,7 @@ def _of_table(
             )
             # The mean over the levels of the factors that are not chosen.
             each = (signs[:, None] * known).sum(axis=0) / 2 ** (len(names) - size)
-            low, high, p = (math.nan,) * 3 if unsure else t_interval(each.tolist())
+            low, high, p = (math.nan,) * 3 if unsure else t_interval(each.tolist(), widen)
             yield Effect(
                 factors=text,
                 **identity,

@@ -65,7 +65,7 @@ def limits(grid: GridResults) -> list[str]:
             "In simulated grids without any difference a label is false in at most 6 % of grids "
             "(benchmarks/false_labels.py: normal, heavy-tailed and skewed noise, spreads that "
             "differ 40-fold, runs that leave a plateau or stall by chance; 3 to 10 seeds, 3 and 23 "
-            "comparisons, 1 and 6 rates; Δ and the interaction, not N). Noise that is skewed more "
+            "comparisons, 1 and 6 rates; Δ, the interaction and N). Noise that is skewed more "
             "strongly than that can exceed it. The p value by sign flips in sensitivity.csv needs "
             f"symmetric noise only, but cannot be under {2 / 2**seeds:.2g} here."
         )

@@ -5,7 +5,7 @@ one whose loss is taken, since the smallest of noisy losses is too small.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,9 @@ from lightning_app.analysis.pairing import (
 from lightning_app.analysis.score import Score, bound_of, join_notes
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
+    chosen_on_others,
     guarded_ps,
+    is_clear,
     mean,
     pooled_spread,
     sign_flip_p,
@@ -38,26 +40,45 @@ TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
     """`need` of each variant of a group, with p values by their pooled spread.
 
-    As for Delta, fewer than 5 seeds have no p value if their chosen runs did not end alike.
+    There is none if the chosen runs of a warm-up did not end alike, and with fewer than 5 seeds
+    none if those of both did not.
     """
     rows = [need_at_best_rates(arm, reference) for arm in members]
-    spread = pooled_spread([[value for _, value in row.values] for row in rows])
+    spread = pooled_spread([_values(row) for row in rows])
     return [
-        replace(row, p=float(guarded_ps([value for _, value in row.values], *spread)))
-        if row.values and (len(row.values) >= FEW_SEEDS or best_runs(arm, reference).all_alike)
+        replace(row, p=float(guarded_ps(_values(row), *spread, widen=row.widen)))
+        if row.values and _is_tested(best_runs(arm, reference))
         else row
         for arm, row in zip(members, rows, strict=True)
     ]
+
+
+def _is_tested(runs: Paired) -> bool:
+    few = len(runs.seeds) < FEW_SEEDS
+    return runs.all_alike if few else all(map(runs.alike, runs.points))
+
+
+def _values(row: Score) -> list[float]:
+    return [value for _, value in row.values]
+
+
+def _widening(tables: Iterable["np.ndarray[Any, Any]"]) -> tuple[float, str]:
+    """The factor of the standard error, and a note; `tables` are [seed, rate], one a warm-up."""
+    tables = list(tables)
+    if all(is_clear(losses.T) for losses in tables):
+        return 1.0, ""
+    factor = chosen_on_others(len(tables[0]))
+    return factor, f"the best rate is not clear, so standard error x {factor:.2f}"
 
 
 def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     """`need`: `N = mean_s [l(0, r_0(s), s) - l(ref, r_ref(s), s)]`, nats per token, with its sign.
 
     `r_w(s)` is the rate with the smallest mean loss at warm-up w over the *other* seeds. Student's
-    t interval, none where some chosen runs of a warm-up failed and others did not. `<=` where a
-    best rate without warm-up is the smallest or largest of the grid, so that a better one may lie
-    outside; `>=` where one with the reference is, or where no chosen run without warm-up trained;
-    `?` where both hold.
+    t interval, wider by `chosen_on_others` where a best rate is not clear; none where some chosen
+    runs of a warm-up failed and others did not. `<=` where a best rate without warm-up is the
+    smallest or largest of the grid, so that a better one may lie outside; `>=` where one with the
+    reference is, or where no chosen run without warm-up trained; `?` where both hold.
     """
     reason, pairs, table = _complete(arm, (0, reference))
     if not reason and len(pairs.seeds) < 2:
@@ -74,7 +95,10 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
     edges = {warmup: bool({0, last} & set(of.tolist())) for warmup, of in chosen.items()}
     runs = best_runs(arm, reference)
     capped = all(runs.failed(runs.points[0]))
-    low, high = (math.nan, math.nan) if runs.mixed else t_interval(values.tolist())[:2]
+    widen, wider = _widening(table.values())
+    low, high, _ = t_interval(values.tolist(), widen)
+    if runs.mixed:
+        low = high = math.nan
     return Score(
         **score_identity(arm, math.nan, "need"),
         estimate=float(values.mean()),
@@ -89,8 +113,10 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
             "no run without warm-up trained at any rate" if capped else "",
             f"best rates {_listed(arm, chosen[0])} without warm-up, "
             f"{_listed(arm, chosen[reference])} with it",
+            wider,
         ),
         values=_by_seed(pairs, values),
+        widen=widen,
     )
 
 
@@ -175,8 +201,8 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
 
     `S(w) = mean over ln(rate) of min(l, H_uni) - l(r_w)`, nats per token, the mean by trapezoids
     from the smallest to the largest rate, `r_w(s)` the best rate as in `need`; seed by seed, with
-    Student's t interval. With a `reference`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined where a
-    seed never learned: there no rate loses anything against the best one.
+    an interval as for `need`. With a `reference`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined
+    where a seed never learned: there no rate loses anything against the best one.
     """
     name = "rate_sensitivity" if reference is not None else f"rate_sensitivity w={warmup}"
     wanted = (warmup,) if reference is None else (0, reference)
@@ -190,7 +216,8 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
         return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
     found = [_risen(arm, losses) for losses in table.values()]
     values = found[0] - found[1] if reference is not None else found[0]
-    low, high, p = t_interval(values.tolist())
+    widen, wider = _widening(table.values())
+    low, high, p = t_interval(values.tolist(), widen)
     return Score(
         **score_identity(arm, math.nan, name),
         estimate=float(values.mean()),
@@ -198,8 +225,9 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
         high=high,
         p=p if reference is not None else math.nan,
         **pairs.counts,
-        note=pairs.missing,
+        note=join_notes(pairs.missing, wider),
         values=_by_seed(pairs, values),
+        widen=widen,
     )
 
 

@@ -20,6 +20,7 @@ class Score:
     `values` holds seed and value of a mean over seeds. `each` holds the same if they are shown:
     with fewer than 5 seeds, or without an interval because some seeds failed. `bootstrap` holds the
     ends of the bootstrap-t interval, from 5 seeds on. The table has the last two in the note.
+    `widen` is the factor of the standard error (`statistics.chosen_on_others`).
     """
 
     group: str
@@ -40,6 +41,7 @@ class Score:
     each: tuple[tuple[int, float], ...] = ()
     bootstrap: tuple[float, float] | None = None
     values: tuple[tuple[int, float], ...] = ()
+    widen: float = 1.0
 
 
 def bound_of(at_most: bool, at_least: bool) -> str:
@@ -53,7 +55,7 @@ def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
     """The scores as a table, one row per group, rate, variant and score."""
     import pandas as pd
 
-    columns = [column.name for column in fields(Score)][:-3]
+    columns = [column.name for column in fields(Score)][:-4]
     table = []
     for row in rows:
         listed = ", ".join(f"{seed}: {_shown(value)}" for seed, value in row.each)

@@ -30,27 +30,54 @@ def mean(values: Sequence[float]) -> float:
         return math.fsum(value / len(values) for value in values)
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def t_interval(values: Sequence[float], widen: float = 1.0) -> tuple[float, float, float]:
     """`t_intervals` of one list: low, high, p."""
-    low, high, p = t_intervals(values)
+    low, high, p = t_intervals(values, widen)
     return float(low), float(high), float(p)
 
 
-def t_intervals(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
+def t_intervals(values: ArrayLike, widen: float = 1.0) -> tuple[Floats, Floats, Floats]:
     """Student's t interval of the mean (Student 1908), and the two-sided p value of mean zero.
 
-    `mean +- t_{n-1} * sd / sqrt(n)`. NaN for one value, and if the values do not differ. Paired
-    arms are compared by giving the differences, seed by seed.
+    `mean +- t_{n-1} * widen * sd / sqrt(n)`. NaN for one value, and if the values do not differ.
+    Paired arms are compared by giving the differences, seed by seed.
     """
     found = np.asarray(values, dtype=float)
     count, centre = found.shape[-1], found.mean(axis=-1)
     if count < 2:
         nothing = np.full_like(centre, math.nan)
         return nothing, nothing, nothing
-    error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan) / math.sqrt(count)
+    error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan)
+    error *= widen / math.sqrt(count)
     half = t_quantile(count) * error
     p = 2 * special.stdtr(count - 1, -np.abs(centre) / error)
     return centre - half, centre + half, p
+
+
+def is_clear(losses: ArrayLike) -> NDArray[np.bool_]:
+    """Whether the best of several choices is sure; `losses` is [.., choice, seed].
+
+    The choice with the second smallest mean is worse than the first, by the 95 % t interval of
+    their difference, seed by seed.
+    """
+    found = np.asarray(losses, dtype=float)
+    order = found.mean(axis=-1).argsort(axis=-1)[..., :2, None]
+    best = np.take_along_axis(found, order, axis=-2)  # [.., 2, seed]
+    worse = best[..., 1, :] - best[..., 0, :]
+    count = worse.shape[-1]
+    half = t_quantile(count) * worse.std(axis=-1, ddof=1) / math.sqrt(count)
+    return np.asarray(worse.mean(axis=-1) > half)
+
+
+def chosen_on_others(count: int) -> float:
+    """`sqrt(1 + n / (n - 1))`: how much wider the standard error of n values has to be.
+
+    Of values that each depend on a choice made on the other n - 1 seeds, where that choice is not
+    clear: any two of these choices share n - 2 seeds, so that the values are not independent
+    (Nadeau and Bengio 2003, with one value left out at a time). Without this factor N has false
+    labels in up to 59 % of the grids of `benchmarks/false_labels.py`.
+    """
+    return math.sqrt(1 + count / (count - 1))
 
 
 def seeds_interval(values: Sequence[float], *failed: Sequence[bool]) -> tuple[float, float, float]:
@@ -71,20 +98,21 @@ def t_quantile(count: int, comparisons: int = 1) -> float:
     return float(special.stdtrit(count - 1, 1 - (1 - LEVEL) / (2 * comparisons)))
 
 
-def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int) -> Floats:
+def guarded_ps(values: ArrayLike, spread: ArrayLike, freedom: int, widen: float = 1.0) -> Floats:
     """The p value of mean zero that decides a label: the larger of two, by spread.
 
     The one is Student's t of the values themselves, `n - 1` degrees of freedom. The other takes
     the standard deviation `spread`, pooled over the arms of a slice, with its own `freedom`. A few
     seeds that agree by chance thus make no finding, while other arms show how far seeds differ.
-    NaN for one value, and where values or arms do not differ.
+    `widen` multiplies both standard errors. NaN for one value, and where values or arms do not
+    differ.
     """
     found = np.asarray(values, dtype=float)
     count, centre = found.shape[-1], found.mean(axis=-1)
     if count < 2 or freedom < 1:
         return np.full_like(centre, math.nan)
-    own = t_intervals(found)[2]
-    error = np.asarray(spread, dtype=float) / math.sqrt(count)
+    own = t_intervals(found, widen)[2]
+    error = widen * np.asarray(spread, dtype=float) / math.sqrt(count)
     error = np.where(error > 0, error, math.nan)
     return np.maximum(own, 2 * special.stdtr(freedom, -np.abs(centre) / error))
 

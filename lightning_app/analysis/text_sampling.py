@@ -80,7 +80,7 @@ def text_sampling(grid: GridResults, scores: Sequence[Score]) -> list[TextSampli
                         score=score.score,
                         estimate=score.estimate,
                         over_texts=error,
-                        over_seeds=spread / math.sqrt(len(values)),
+                        over_seeds=score.widen * spread / math.sqrt(len(values)),
                         parts=parts,
                         seeds=len(values),
                     )

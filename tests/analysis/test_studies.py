@@ -15,6 +15,7 @@ import pytest
 import yaml
 from scipy import stats
 
+from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.factors import effects, effects_frame
 from lightning_app.analysis.grid_results import GridResults, read_results
 from lightning_app.analysis.packed_grid import FILES, PACKED, unpack
@@ -40,7 +41,7 @@ def grid(study: Path, tmp_path: Path) -> GridResults:
 
 
 def test_its_runs_give_its_scores(study: Path, grid: GridResults, tmp_path: Path) -> None:
-    scores = sensitivity_scores(grid)
+    scores = [*sensitivity_scores(grid), *bleu_scores(grid)]
     tables = {"sensitivity.csv": scores_frame(scores)}
     if grid.factors:
         tables["effects.csv"] = effects_frame(effects(grid, scores))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from lightning_app.analysis.exports.notebook_cell import NotebookCell
 from lightning_app.analysis.exports.rate_cells import (
     CHOSEN,
+    CLEAR,
     COMPLETE,
     EXACT,
     EXACT_P,
@@ -55,7 +56,7 @@ def notebook(grid: GridResults, scores: Sequence[Score]) -> list[NotebookCell]:
     if "eta_max" in defined:
         cells.append(LARGEST)
     if defined & {"need", "octaves", "rate_sensitivity"}:
-        cells += [COMPLETE, CHOSEN, NEED, NEED_P, OCTAVES, RISEN]
+        cells += [COMPLETE, CLEAR, CHOSEN, NEED, NEED_P, OCTAVES, RISEN]
     if "bleu" in defined:
         cells.append(BLEU)
     return [*cells, METRICS] if any(part.published for part in grid.parts or (grid,)) else cells
@@ -70,9 +71,9 @@ from scipy import integrate, optimize, stats
 runs = pd.read_parquet("results.parquet").fillna({"warmup": 0, "lr": 0.0, "seed": 0})
 runs["failed"] = (runs.status == "diverged").astype(int)
 arm, columns = ["group", "lr", "variant"], ["score", "estimate", "low", "high", "p", "seeds"]
-def t_test(x):  # Student's interval and p value; nan for one seed, or seeds that do not differ
+def t_test(x, widen=1):  # Student's interval, p value; nan for one seed or seeds that do not differ
     apart = len(x) > 1 and np.ptp(x) > 1e-12 * max(1, np.abs(x).max())
-    error = np.std(x, ddof=1) / np.sqrt(len(x)) if apart else np.nan
+    error = widen * np.std(x, ddof=1) / np.sqrt(len(x)) if apart else np.nan
     low, high = np.mean(x) + stats.t.ppf([0.025, 0.975], len(x) - 1) * error
     return low, high, 2 * stats.t.sf(abs(np.mean(x)) / error, len(x) - 1)""",
 )
@@ -130,9 +131,9 @@ spread = pairs.groupby(arm).lost.agg(["var", "count"])
 free = (spread["count"] - 1).groupby(["group", "lr"]).sum()
 sd = (spread["var"].fillna(0) * (spread["count"] - 1)).groupby(["group", "lr"]).sum() / free
 pool = {{who: (sd[who] ** 0.5, free[who]) for who in free.index}}
-def larger(x, sd, free):  # Student's p, and that of the spread pooled over the variants
-    pooled = 2 * stats.t.sf(abs(np.mean(x)) / (sd / len(x) ** 0.5), free) if sd > 0 else np.nan
-    return np.maximum(t_test(x)[2], pooled)""",
+def larger(x, sd, free, widen=1):  # Student's p, and that of the spread pooled over variants
+    error = widen * sd / len(x) ** 0.5 if sd > 0 else np.nan
+    return np.maximum(t_test(x, widen)[2], 2 * stats.t.sf(abs(np.mean(x)) / error, free))""",
 )
 
 HOLM = NotebookCell(

@@ -88,6 +88,8 @@ def topics_of(grid: GridResults) -> list[str]:
     used += ["metric/bleu"] * any("bleu" in name for name in metrics)
     if grid.pruner is None:
         used += [f"statistic/{name}" for name in ("t", "fieller", "wilson", "holm", "bootstrap")]
+        if len(grid.rates) > 1:
+            used.append("statistic/chosen")
         used += ["score/rate_sensitivity"] * (len(grid.rates) > 1)
     versions = (cell.record.get("versions") or {} for cell in grid.finished)
     return [*used, *dict.fromkeys(f"library/{name}" for each in versions for name in each)]

@@ -70,6 +70,18 @@ for who, own in compared.groupby(["group", "variant"]):
             full[*who, *warmups] = planned[who], *both, used.unigram_entropy.mean()""",
 )
 
+CLEAR = NotebookCell(
+    title="The factor of a standard error where the best rate is not clear",
+    table="",
+    code="""\
+def widen(losses):  # 1 where the second best rate is worse by its t interval, at each warm-up
+    n, order = len(losses[0]), [x.mean(axis=0).argsort() for x in losses]
+    apart = [x[:, o[1]] - x[:, o[0]] for x, o in zip(losses, order)]
+    edge = stats.t.ppf(0.975, n - 1) / n**0.5
+    clear = all(x.mean() > edge * x.std(ddof=1) for x in apart)
+    return 1 if clear else (1 + n / (n - 1)) ** 0.5  # the choices are not independent""",
+)
+
 CHOSEN = NotebookCell(
     title="The runs at the best rates, each chosen on the other seeds, and how they ended",
     table="",
@@ -82,7 +94,7 @@ def ended_at_best(losses, failed, tops):  # whether the interval and the p value
     best, few = gain.max(axis=1, keepdims=True), bad.shape[1] < {FEW_SEEDS}
     late = (best >= {LEARNED}) & (gain < best * {ESCAPED}) & (bad == 0)
     mixed = [np.ptp(one.astype(float), axis=1).any() for one in (bad, late)]
-    return mixed[0] or (few and mixed[1]), few and (np.ptp(bad) > 0 or late.any())""",
+    return mixed[0] or (few and mixed[1]), mixed[0] or late.any() or (few and np.ptp(bad) > 0)""",
 )
 
 NEED = NotebookCell(
@@ -94,8 +106,8 @@ for (g, v, *other), (_, losses, failed, tops) in full.items():
     low = losses[-1].mean(axis=0).min()
     if len(other) == 2 and len(tops) > 1 and tops.mean() - low >= {LEARNED}:
         needs[g, v] = x = np.subtract(*[at_best(x, x) for x in losses])
-        withheld[g, v] = ended_at_best(losses, failed, tops)
-        ends = (np.nan, np.nan) if withheld[g, v][0] else t_test(x)[:2]
+        withheld[g, v] = *ended_at_best(losses, failed, tops), widen(losses)
+        ends = (np.nan, np.nan) if withheld[g, v][0] else t_test(x, withheld[g, v][2])[:2]
         rows.append((g, np.nan, v, "need", x.mean(), *ends, np.nan, len(x)))
 needed = pd.DataFrame(rows, columns=[*arm, *columns])
 mass = {{g: [x for (of, _), x in needs.items() if of == g] for g in needed.group}}""",
@@ -109,7 +121,8 @@ found = []
 for (group, variant), x in needs.items():
     free = sum(len(y) - 1 for y in mass[group])
     sd = (sum((len(y) - 1) * y.var(ddof=1) for y in mass[group]) / free) ** 0.5
-    found.append(np.nan if withheld[group, variant][1] else larger(x, sd, free))
+    _, hidden, wide = withheld[group, variant]
+    found.append(np.nan if hidden else larger(x, sd, free, wide))
 needed = holm(needed.assign(p=found))""",
 )
 
@@ -124,8 +137,7 @@ def tolerated(rates, loss, top):  # log2 of the largest rate, going up from the 
     return theta[0] if top - loss.min() >= {LEARNED} else np.nan
 rows = []
 for (g, v, *other), (lrs, losses, _, tops) in full.items():
-    bare, ref = [[tolerated(lrs, *one) for one in zip(of, tops)] for of in (losses * 2)[:2]]
-    x = np.subtract(ref, bare)
+    x = np.diff([[tolerated(lrs, *one) for one in zip(of, tops)] for of in losses], axis=0).sum(0)
     rows += [(g, np.nan, v, "octaves", x.mean(), *t_test(x), len(x))] * (len(other) == 2)
 bought = pd.DataFrame(rows, columns=[*arm, *columns]).dropna(subset="estimate")""",
 )
@@ -136,13 +148,12 @@ RISEN = NotebookCell(
     code=f"""\
 rows = []
 for (group, variant, *warmups), (lrs, losses, _, tops) in full.items():
-    if any((tops - x.min(axis=1) < {LEARNED}).any() for x in losses):
-        continue  # where nothing is learned, no rate loses anything
+    learned = all((tops - x.min(axis=1) >= {LEARNED}).all() for x in losses)
     wide = np.log(lrs[-1] / lrs[0])
     s = [np.trapezoid(x, np.log(lrs), axis=1) / wide - at_best(x, x) for x in losses]
     value, name = (s[0] - s[1], "") if len(s) == 2 else (s[0], f" w={{warmups[0]}}")
-    low, high, p = t_test(value)
+    low, high, p = t_test(value, widen(losses) if len(value) > 1 else 1)
     row = (group, np.nan, variant, f"rate_sensitivity{{name}}", value.mean(), low, high)
-    rows += [(*row, np.nan if name else p, len(value))] * (len(value) > 1)
+    rows += [(*row, np.nan if name else p, len(value))] * (learned and len(value) > 1)
 risen = pd.DataFrame(rows, columns=[*arm, *columns])""",
 )

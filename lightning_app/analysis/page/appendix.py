@@ -59,6 +59,9 @@ def _formulas(grid: GridResults) -> Markup:
         terms |= {
             "N": "mean over seeds of l(0, best rate) − l(reference, best rate); the best rate of "
             "a warm-up is that of the smallest mean loss over the other seeds",
+            "√(1 + n / (n − 1))": "factor of the standard errors of N and S, n seeds, where the "
+            "second best rate of a warm-up is not worse by the t interval of its difference: the "
+            "choices are not independent then (Nadeau and Bengio 2003)",
             "O": "mean over seeds of log2(θ(reference) / θ(0)); θ is the largest rate, going up "
             "from the best one, with l at most l* + 0.1 (H − l*), l* the smallest l of that seed "
             "and warm-up",

@@ -8,7 +8,7 @@ from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table
 from lightning_app.analysis.statistics import LEVEL
-from lightning_app.grid_axes import label
+from lightning_app.grid_axes import value_name
 
 NAMES = {
     "octaves": "O, octaves of rate that warm-up buys",
@@ -42,7 +42,7 @@ def factor_table(contents: Contents) -> Markup:
             heading = element("th", NAMES[measure], scope="rowgroup", colspan=str(len(columns)))
             bodies.append(element("tbody", element("tr", heading, class_="slice"), *rows))
     levels = "; ".join(
-        f"{name}: {' to '.join(label(value) for value in grid.axes[axis])}"
+        f"{name}: {' to '.join(value_name(axis, value, grid.labels) for value in grid.axes[axis])}"
         for name, axis in grid.factors.items()
     )
     caption = (
