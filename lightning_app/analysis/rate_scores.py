@@ -40,8 +40,8 @@ TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
 def needs(members: Sequence[Arm], reference: int | None) -> list[Score]:
     """`need` of each variant of a group, with p values by their pooled spread.
 
-    There is none if the chosen runs of a warm-up did not end alike, and with fewer than 5 seeds
-    none if those of both did not.
+    A variant has no p value if the chosen runs of a warm-up did not end alike; with fewer than 5
+    seeds those of both warm-ups have to.
     """
     rows = [need_at_best_rates(arm, reference) for arm in members]
     spread = pooled_spread([_values(row) for row in rows])
