@@ -69,7 +69,8 @@ def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool
 
 def _lost_steps(arm: Arm, lr: float, pairs: Paired, lost: Sequence[float]) -> Score:
     if not lost or not all(map(math.isfinite, lost)):
-        return undefined(arm, lr, "lost_steps", "no logged learning rates", pairs)
+        reason = "no logged learning rates, or runs that ended at different steps"
+        return undefined(arm, lr, "lost_steps", reason, pairs)
     identity = score_identity(arm, lr, "lost_steps")
     return Score(**identity, estimate=mean(lost), **pairs.counts, note=pairs.missing)
 
@@ -103,7 +104,7 @@ def _first_step(curve: Mapping[int, float], loss: float) -> tuple[float, bool]:
 
 def _lost(bare: CellResult, ref: CellResult) -> float:
     rates = [cell.curve(LEARNING_RATE) for cell in (bare, ref)]
-    if any(len(curve) < 2 for curve in rates):
+    if any(len(curve) < 2 for curve in rates) or max(rates[0]) != max(rates[1]):
         return math.nan
     without, with_warmup = (_area(curve) for curve in rates)
     target, last = with_warmup[max(with_warmup)], max(without)

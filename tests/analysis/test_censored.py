@@ -240,3 +240,18 @@ def test_ties_make_intervals_that_contain_the_truth() -> None:
         outside.append(float(((low > 0) | (high < 0)).mean()))
     assert outside[0] > 0.12
     assert outside[1] < 0.065
+
+
+def test_runs_that_end_at_different_steps_have_no_lost_steps(make_grid: Any) -> None:
+    """A run that becomes non-finite has no rates after that step: their sum says nothing."""
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], SEED: [1, 2]}
+    fake = make_grid(lambda axes: 2.0 + noise(axes), axes)
+    found = scores(read_results(fake.folder), "pre_ln")["lost_steps"]
+    assert not math.isnan(found.estimate)
+    short = next(cell for cell in fake.cells if cell["axes"] == {**cell["axes"], WARMUP: 0})
+    path = fake.run(short) / "metrics.csv"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:10]), encoding="utf-8")
+    found = scores(read_results(fake.folder), "pre_ln")["lost_steps"]
+    assert math.isnan(found.estimate)
+    assert "runs that ended at different steps" in found.note
