@@ -246,6 +246,9 @@ class Run(RunCLI):
                         version="",
                         default_hp_metric=False,
                         purge_step=purge,
+                        # Ctrl-C may come while TensorBoard wakes its thread. That thread then
+                        # sleeps this long, and the end of the run waits for it.
+                        flush_secs=10,
                     ),
                     Curves(self.attempt_folder.path, name="", version=""),
                 ]
