@@ -44,7 +44,7 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.rank_consistency import Agreement
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
-from lightning_app.callbacks.tensorboard_logger import Events
+from lightning_app.callbacks.tensorboard_logger import FLUSHED, Events
 from lightning_app.callbacks.throughput import Progress, Throughput, WallClock
 from lightning_app.config import check
 from lightning_app.data.corpus import corpus_of
@@ -246,9 +246,7 @@ class Run(RunCLI):
                         version="",
                         default_hp_metric=False,
                         purge_step=purge,
-                        # Ctrl-C may come while TensorBoard wakes its thread. That thread then
-                        # sleeps this long, and the end of the run waits for it.
-                        flush_secs=10,
+                        flush_secs=FLUSHED,
                     ),
                     Curves(self.attempt_folder.path, name="", version=""),
                 ]
@@ -330,7 +328,6 @@ class Run(RunCLI):
         """Validate after the last step if no validation was due, and keep it if it is the best."""
         last, best = map(self.folder.checkpoint, ("last", "best"))
         metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
-        # A callback of the user's may be the first of the Trainer's.
         if self._best is not None and self.trainer.is_global_zero:
             score, sign = self._best.best_model_score, 1 if self.monitored.mode == "min" else -1
             if score is None or sign * metrics[self.monitored.metric] < sign * float(score):

@@ -11,6 +11,11 @@ CSV_ONLY = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
 """Only in ``metrics.csv``: other tags contain the same, or TensorBoard counts it."""
 
 
+FLUSHED = 10
+"""Seconds between two writes. Ctrl-C may come while TensorBoard wakes its thread, which then sleeps
+this long, while the end of the run waits for it."""
+
+
 class Events(TensorBoardLogger):
     """Write the event files of a run, without the tags `CSV_ONLY`."""
 
