@@ -203,8 +203,7 @@ def need_labels(losses: Floats) -> NDArray[np.int_]:
     seeds = losses.shape[-1]
     if losses.shape[1] < 2:
         return np.zeros((len(losses), 0), dtype=int)
-    places = (losses.sum(axis=-1, keepdims=True) - losses).argmin(axis=1, keepdims=True)
-    chosen = np.take_along_axis(losses, places, axis=1)[:, 0]  # [grid, variant, warm-up, seed]
+    chosen = at_best(losses)
     lost = chosen[..., 0, :] - chosen[..., 1, :]
     pooled = np.sqrt(lost.var(axis=-1, ddof=1).mean(axis=-1, keepdims=True))
     clear = is_clear(np.moveaxis(losses, 1, -2)).all(axis=-1)  # at both warm-ups
@@ -220,6 +219,12 @@ def need_labels(losses: Floats) -> NDArray[np.int_]:
         alike = ended_alike(failed.reshape(*failed.shape[:-2], -1))
     p = np.where(alike & ~_late(chosen, failed).any(axis=(-2, -1)), p, 1.0)
     return np.where(_corrected(p) < 1 - LEVEL, np.sign(lost.mean(axis=-1)), 0).astype(int)
+
+
+def at_best(losses: Floats) -> Floats:
+    """The loss at the rate that is best for the other seeds, [grid, variant, warm-up, seed]."""
+    places = (losses.sum(axis=-1, keepdims=True) - losses).argmin(axis=1, keepdims=True)
+    return np.take_along_axis(losses, places, axis=1)[:, 0]
 
 
 def _late(losses: Floats, failed: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -238,7 +243,13 @@ def simple_labels(losses: Floats) -> Labels:
         p = np.nan_to_num(t_intervals(values)[2], nan=1.0)
         corrected = holm_values(p.reshape(-1, p.shape[-1])).reshape(p.shape)
         found.append(np.where(corrected < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int))
-    return Labels(*found, need=need_labels(losses))
+    if losses.shape[1] < 2:
+        return Labels(*found, need=need_labels(losses))
+    chosen = at_best(losses)
+    values = chosen[..., 0, :] - chosen[..., 1, :]
+    p = np.nan_to_num(t_intervals(values)[2], nan=1.0)
+    need = np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
+    return Labels(*found, need=need)
 
 
 RULES = {"report": labels, "simple": simple_labels}

@@ -152,7 +152,8 @@ class TextDataModule(pl.LightningDataModule):
     def _evaluated(self, split: str, rows: SplitRows) -> np.ndarray:
         """The rows of a split of which the Trainer evaluates a part."""
         batches = [part for _, part in self._sampler(split, rows)]
-        return np.concatenate(batches[: limited(len(batches), self._limits()[split])])
+        count = limited(len(batches), self._limits()[split])
+        return np.concatenate(batches[: max(1, count)])  # Lightning refuses a share of no batch
 
     def _limits(self) -> dict[str, float]:
         """The limits of the Trainer on evaluation, of the splits that it evaluates in part.
