@@ -386,8 +386,8 @@ MUTANTS = (
     mutant(
         "padding is predicted",
         TASKS,
-        "(labels != PAD).to(torch.get_default_dtype())",
-        "(labels == labels).to(torch.get_default_dtype())",
+        "counted = labels != PAD\n        states",
+        "counted = labels == labels\n        states",
     ),
     mutant(
         "one more sentence of a validation is decoded",
@@ -473,9 +473,9 @@ MUTANTS = (
     # Data.
     mutant(
         "tokens are not shared out over ranks",
-        at("data/test_translation.py", "data/test_batching.py", "data/test_datamodule.py", "tasks"),
-        "predicted / self._world_size",
-        "predicted",
+        at("test_module.py", "test_ddp.py"),
+        "batch.predicted_tokens.to(sums.loss.dtype) / self.trainer.world_size",
+        "batch.predicted_tokens.to(sums.loss.dtype)",
     ),
     mutant(
         "masks hide nine of ten",
@@ -522,8 +522,10 @@ MUTANTS = (
     mutant(
         "other wiring in a checkpoint is let through",
         at("ablation/test_trial.py"),
-        'for part in ("block", "architecture"):',
-        'for part in ("architecture",):',
+        'parts: Sequence[str] = ("block", "architecture")',
+        'parts: Sequence[str] = ("architecture",)',
+        '("block", "architecture", *trained)',
+        '("architecture", *trained)',
     ),
     mutant(
         "other data of a checkpoint is let through",
@@ -676,7 +678,7 @@ MUTANTS = (
     mutant(
         "interaction is compared without pairing",
         SENSITIVITY,
-        "if alike or len(seeds) >= FEW_SEEDS:",
+        "if alike or len(differences) >= FEW_SEEDS:",
         "if True:",
     ),
     mutant(
