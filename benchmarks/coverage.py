@@ -36,9 +36,11 @@ from lightning_app.analysis.statistics import (
     Floats,
     bootstrap_intervals,
     bootstrap_t,
+    chosen_on_others,
     detectable,
     ended_alike,
     fieller_intervals,
+    is_clear,
     resamples,
     t_intervals,
     wilson_intervals,
@@ -49,6 +51,7 @@ SEEDS = (3, 5, 10)
 ARMS = 5  # variants for which coverage is measured
 ENTROPY, LEVELS = 4.5, (2.5, 2.2)  # nats: H_uni; the loss without warm-up and with it
 SHARED, OWN = 0.1, (0.06, 0.03)
+RATES, CLEARLY = 6, 0.3  # rates of N; nats between the best one and the others
 STALLED = (0.1, 0.3, 0.5)  # chances of a stall without warm-up
 LOW, HIGH = 0.93, 0.97  # the limits of coverage
 
@@ -99,6 +102,15 @@ def with_stalls(runs: Floats, share: float, rng: np.random.Generator) -> Floats:
 def lost(runs: Floats) -> Floats:
     """Delta, seed by seed: [grid, variant, seed]."""
     return runs[:, :, 0] - runs[:, :, 1]
+
+
+def at_best(losses: Floats) -> Floats:
+    """The loss at the rate that is best for the other seeds, [grid, variant, warm-up, seed].
+
+    `losses` is [grid, rate, variant, warm-up, seed].
+    """
+    places = (losses.sum(axis=-1, keepdims=True) - losses).argmin(axis=1, keepdims=True)
+    return np.take_along_axis(losses, places, axis=1)[:, 0]
 
 
 def covered(
@@ -155,6 +167,24 @@ def mixtures(seeds: int, share: float, grids: int, rng: np.random.Generator) -> 
     ends = np.where(stalled.any(axis=-1), dead, alive)
     if kept.sum() >= 1000:
         yield covered(f"Delta, t, {what}, seeds alike", "normal", seeds, bounds, ends)
+
+
+def needs(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Iterator[Row]:
+    """Coverage of N, the need at the best rates, each chosen on the other seeds.
+
+    All rates are alike, or the first is better than the others by `CLEARLY`.
+    """
+    for what, behind in (("rates alike", 0.0), ("one rate best", CLEARLY)):
+        runs = losses(kind, grids, RATES * ARMS, seeds, rng)
+        runs = runs.reshape(grids, RATES, ARMS, 2, seeds)
+        runs[:, 1:] += behind
+        values = lost(at_best(runs))
+        clear = is_clear(np.moveaxis(runs, 1, -2)).all(axis=-1)
+        plain, wide = (t_intervals(values, by)[:2] for by in (1.0, chosen_on_others(seeds)))
+        bounds = tuple(np.where(clear, a, b) for a, b in zip(plain, wide, strict=True))
+        truth = LEVELS[0] - LEVELS[1]
+        yield covered(f"N, {what}", kind, seeds, (bounds[0], bounds[1]), truth)
+        yield covered(f"N, plain t, {what}", kind, seeds, plain, truth, shown=False)
 
 
 def shares(seeds: int, grids: int, rng: np.random.Generator) -> Iterator[Row]:
@@ -263,6 +293,7 @@ def simulate(grids: int, seed: int) -> Iterator[Row]:
     for kind in KINDS:
         for seeds in SEEDS:
             yield from intervals(kind, seeds, grids, rng)
+            yield from needs(kind, seeds, grids, rng)
     for seeds in SEEDS:
         for share in STALLED:
             yield from mixtures(seeds, share, grids, rng)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from coverage import at_best
 from numpy.typing import NDArray
 
 from lightning_app.analysis.pairing import ESCAPED, LEARNED
@@ -169,7 +170,7 @@ NOISE: dict[str, Draw] = {
 }
 
 
-def labels(losses: Floats) -> Labels:
+def labels(losses: Floats, *, need: bool = True) -> Labels:
     """The labels of a report; `losses` is [grid, slice, variant, warm-up, seed]."""
     seeds = losses.shape[-1]
     failed = losses >= ENTROPY
@@ -194,7 +195,7 @@ def labels(losses: Floats) -> Labels:
             np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
             for p, values in ((p_versus, versus), (p_own, lost))
         ),
-        need=need_labels(losses),
+        need=need_labels(losses if need else losses[:, :1]),
     )
 
 
@@ -221,12 +222,6 @@ def need_labels(losses: Floats) -> NDArray[np.int_]:
     return np.where(_corrected(p) < 1 - LEVEL, np.sign(lost.mean(axis=-1)), 0).astype(int)
 
 
-def at_best(losses: Floats) -> Floats:
-    """The loss at the rate that is best for the other seeds, [grid, variant, warm-up, seed]."""
-    places = (losses.sum(axis=-1, keepdims=True) - losses).argmin(axis=1, keepdims=True)
-    return np.take_along_axis(losses, places, axis=1)[:, 0]
-
-
 def _late(losses: Floats, failed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """The runs that half escaped, along the last axis."""
     gain = np.where(failed, 0.0, ENTROPY - losses)
@@ -234,7 +229,7 @@ def _late(losses: Floats, failed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return (best >= LEARNED) & (gain < ESCAPED * best) & ~failed
 
 
-def simple_labels(losses: Floats) -> Labels:
+def simple_labels(losses: Floats, *, need: bool = True) -> Labels:
     """The labels by Student's t alone, with Holm's correction within each slice."""
     lost = losses[..., 0, :] - losses[..., 1, :]
     versus = lost[:, :, 1:] - lost[:, :, :1]
@@ -243,13 +238,13 @@ def simple_labels(losses: Floats) -> Labels:
         p = np.nan_to_num(t_intervals(values)[2], nan=1.0)
         corrected = holm_values(p.reshape(-1, p.shape[-1])).reshape(p.shape)
         found.append(np.where(corrected < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int))
-    if losses.shape[1] < 2:
-        return Labels(*found, need=need_labels(losses))
+    if losses.shape[1] < 2 or not need:
+        return Labels(*found, need=need_labels(losses[:, :1]))
     chosen = at_best(losses)
     values = chosen[..., 0, :] - chosen[..., 1, :]
     p = np.nan_to_num(t_intervals(values)[2], nan=1.0)
-    need = np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
-    return Labels(*found, need=need)
+    signs = np.where(_corrected(p) < 1 - LEVEL, np.sign(values.mean(axis=-1)), 0).astype(int)
+    return Labels(*found, need=signs)
 
 
 RULES = {"report": labels, "simple": simple_labels}
@@ -283,7 +278,7 @@ def rates(
         false_own += int(np.isin(given.own, wrong).any(axis=(1, 2)).sum())
         false_need += int(np.isin(given.need, wrong).any(axis=1).sum())
         losses[:, 0, 1, 1] -= EFFECT  # warm-up helps the first variant at the first rate
-        found += int((RULES[rule](losses).versus[:, 0, 0] > 0).sum())
+        found += int((RULES[rule](losses, need=False).versus[:, 0, 0] > 0).sum())
         drawn += count
     shares = [count / grids for count in (false_versus, false_own, false_need, found)]
     holds = max(shares[:3]) <= HOLDS
