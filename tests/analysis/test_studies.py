@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "ablations" / "results").iterdir())
 RECOMPUTE = ROOT / "docs" / "recompute_study.py"
 MOST_LINES = 60
+PLACEMENTS = ("pre_ln", "post_ln")
 
 
 @pytest.fixture(params=STUDIES, ids=lambda path: path.name)
@@ -188,6 +189,56 @@ def test_the_outcomes_of_the_predictions_of_joint() -> None:
     assert shown(less(octaves(shaped, 100), octaves(plain, 100))) == [0.173, -0.522, 0.869]
     assert shown(less(needs(shaped), needs(plain))) == [-0.416, -0.83, -0.003]
     assert min(needs("pre_ln")) > 0
+
+
+def test_the_outcomes_of_the_predictions_of_xiong_small() -> None:
+    """By Student's t, as they were made, from the losses of the runs alone."""
+    table: Any = pd.read_parquet(ROOT / "ablations" / "results" / "xiong_small" / PACKED)
+    kind, coupling = "model.optimizer.kind", "model.schedule.coupling"
+
+    def needs(variant: str, how: str) -> list[float]:
+        found = []
+        of = [table["variant"] == variant, table[kind] == "adam", table[coupling] == how]
+        own = table[of[0] & of[1] & of[2]]
+        for seed in (1, 2, 3):
+            ends = []
+            for warmup in (0, 400):
+                runs = own[own["warmup"] == warmup]
+                others = runs[runs["seed"] != seed].groupby("lr")["loss"].mean()
+                chosen = runs[(runs["seed"] == seed) & (runs["lr"] == others.idxmin())]
+                ends.append(float(chosen["loss"].iloc[0]))
+            found.append(ends[0] - ends[1])
+        return found
+
+    def shown(values: list[float]) -> list[float]:
+        centre = sum(values) / len(values)
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        return [round(x, 2) for x in (centre, centre - half, centre + half)]
+
+    def failed(variant: str, how: str, rate: float, warmup: int) -> list[str]:
+        at = (table["lr"] == rate) & (table["warmup"] == warmup) & (table[coupling] == "decoupled")
+        runs = table[at & (table["variant"] == variant) & (table[kind] == how)]
+        assert len(runs) == 3
+        return [outcome for outcome in runs["outcome"] if outcome != "trained"]
+
+    assert table[["status"]].isin(["ok", "diverged"]).all().all()
+    assert len(table) == 144
+    pre, post = ([needs(name, how) for how in ("decoupled", "paper")] for name in PLACEMENTS)
+    assert [shown(values) for values in pre] == [[0.22, 0.07, 0.37], [0.88, 0.81, 0.95]]
+    assert [shown(values) for values in post] == [[0.47, 0.34, 0.60], [1.05, 1.01, 1.10]]
+    less = [[b - a for a, b in zip(*both, strict=True)] for both in (pre, post)]
+    assert [shown(values) for values in less] == [[0.66, 0.49, 0.83], [0.59, 0.50, 0.68]]
+    assert (round(min(pre[0]), 2), round(max(pre[0]), 2)) == (0.17, 0.29)
+    assert (round(min(post[0]), 2), round(max(post[0]), 2)) == (0.42, 0.52)
+    for rate in (9e-3, 2.7e-2):
+        assert failed("post_ln", "adam", rate, 0) == ["stalled"] * 3
+    assert failed("pre_ln", "adam", 9e-3, 0) == []
+    counts = [len(failed(name, "sgd", 1.5, w)) for name in PLACEMENTS for w in (0, 400)]
+    assert counts == [2, 0, 3, 2]
+    warm = table[table["warmup"] == 400].groupby(["variant", kind, "lr", "seed"])["val/nll"]
+    pairs = [values.tolist() for _, values in warm if len(values) == 2]
+    assert len(pairs) == 30
+    assert all(a == b or math.isnan(a + b) for a, b in pairs)
 
 
 def test_the_outcomes_of_the_predictions_of_iwslt14_bleu() -> None:
