@@ -34,6 +34,7 @@ from lightning_app.analysis.statistics import (
     LEVEL,
     POWER,
     Floats,
+    best_on_others,
     bootstrap_intervals,
     bootstrap_t,
     chosen_on_others,
@@ -104,15 +105,6 @@ def lost(runs: Floats) -> Floats:
     return runs[:, :, 0] - runs[:, :, 1]
 
 
-def at_best(losses: Floats) -> Floats:
-    """The loss at the rate that is best for the other seeds, [grid, variant, warm-up, seed].
-
-    `losses` is [grid, rate, variant, warm-up, seed].
-    """
-    places = (losses.sum(axis=-1, keepdims=True) - losses).argmin(axis=1, keepdims=True)
-    return np.take_along_axis(losses, places, axis=1)[:, 0]
-
-
 def covered(
     what: str, kind: str, seeds: int, bounds: Bounds, truth: float | Floats, shown: bool = True
 ) -> Row:
@@ -178,8 +170,10 @@ def needs(kind: str, seeds: int, grids: int, rng: np.random.Generator) -> Iterat
         runs = losses(kind, grids, RATES * ARMS, seeds, rng)
         runs = runs.reshape(grids, RATES, ARMS, 2, seeds)
         runs[:, 1:] += behind
-        values = lost(at_best(runs))
-        clear = is_clear(np.moveaxis(runs, 1, -2)).all(axis=-1)
+        rates = np.moveaxis(runs, 1, -2)  # [grid, variant, warm-up, rate, seed]
+        chosen = best_on_others(rates)[..., None, :]
+        values = lost(np.take_along_axis(rates, chosen, axis=-2)[..., 0, :])
+        clear = is_clear(rates).all(axis=-1)
         plain, wide = (t_intervals(values, by)[:2] for by in (1.0, chosen_on_others(seeds)))
         bounds = tuple(np.where(clear, a, b) for a, b in zip(plain, wide, strict=True))
         truth = LEVELS[0] - LEVELS[1]

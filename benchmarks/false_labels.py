@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from coverage import at_best
 from numpy.typing import NDArray
 
 from lightning_app.analysis.pairing import ESCAPED, LEARNED
@@ -42,6 +41,7 @@ from lightning_app.analysis.statistics import (
     FEW_SEEDS,
     LEVEL,
     Floats,
+    best_on_others,
     chosen_on_others,
     ended_alike,
     guarded_ps,
@@ -220,6 +220,13 @@ def need_labels(losses: Floats) -> NDArray[np.int_]:
         alike = ended_alike(failed.reshape(*failed.shape[:-2], -1))
     p = np.where(alike & ~_late(chosen, failed).any(axis=(-2, -1)), p, 1.0)
     return np.where(_corrected(p) < 1 - LEVEL, np.sign(lost.mean(axis=-1)), 0).astype(int)
+
+
+def at_best(losses: Floats) -> Floats:
+    """The loss at the rate that is best for the other seeds, [grid, variant, warm-up, seed]."""
+    rates = np.moveaxis(losses, 1, -2)
+    chosen = best_on_others(rates)[..., None, :]
+    return np.take_along_axis(rates, chosen, axis=-2)[..., 0, :]
 
 
 def _late(losses: Floats, failed: NDArray[np.bool_]) -> NDArray[np.bool_]:

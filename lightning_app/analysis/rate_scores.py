@@ -24,6 +24,7 @@ from lightning_app.analysis.pairing import (
 from lightning_app.analysis.score import Score, bound_of, join_notes
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
+    best_on_others,
     chosen_on_others,
     guarded_ps,
     is_clear,
@@ -136,8 +137,7 @@ def best_runs(arm: Arm, reference: int | None) -> Paired:
 
 def chosen_rates(losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """The best rate by seed, chosen on the other seeds; `losses` is [seed, rate]."""
-    others = losses.sum(axis=0, keepdims=True) - losses
-    return others.argmin(axis=1)
+    return best_on_others(losses.T)
 
 
 def octaves(arm: Arm, reference: int | None) -> Score:

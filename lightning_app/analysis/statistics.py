@@ -69,6 +69,12 @@ def is_clear(losses: ArrayLike) -> NDArray[np.bool_]:
     return np.asarray(worse.mean(axis=-1) > half)
 
 
+def best_on_others(losses: ArrayLike) -> NDArray[np.int_]:
+    """The choice that is best on all other seeds, for each seed; `losses` is [.., choice, seed]."""
+    found = np.asarray(losses, dtype=float)
+    return (found.sum(axis=-1, keepdims=True) - found).argmin(axis=-2)
+
+
 def chosen_on_others(count: int) -> float:
     """`sqrt(1 + n / (n - 1))`: how much wider the standard error of n values has to be.
 
