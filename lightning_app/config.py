@@ -9,7 +9,7 @@ from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
 from lightning_app.names import check_names
 from lightning_app.sections import arguments, hints_of, model_config
-from lightning_app.task_facts import TASKS
+from lightning_app.task_facts import TASKS, fill_by_task
 
 
 def resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
             from lightning_app.parser import parse_config
 
             complete = parse_config(tree)
+        fill_by_task(complete["model"]["objective"])
         check(complete)
         return complete
 
@@ -75,8 +76,10 @@ def check(tree: dict[str, Any]) -> None:
     if trainer["use_distributed_sampler"]:
         raise UserError("trainer.use_distributed_sampler: must be false; our samplers share out")
     check_accumulation(trainer["accumulate_grad_batches"])
-    if model.schedule.kind == "linear" and trainer["max_steps"] < 1:
-        raise UserError("trainer.max_steps: the linear schedule needs a number of steps")
+    if model.schedule.ends and trainer["max_steps"] < 1:
+        raise UserError(
+            f"trainer.max_steps: the {model.schedule.kind} schedule needs a number of steps"
+        )
     model.schedule.check(trainer["max_steps"])
     architecture, length = model.architecture, tree["data"][task.length]
     if architecture.order().longest < (needed := length + task.marks):

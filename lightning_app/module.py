@@ -18,7 +18,7 @@ from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.transformer import BlockStack
-from lightning_app.objectives.base import LossSums, ObjectiveConfig
+from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
 from lightning_app.objectives.validation_parts import PartSums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
@@ -288,7 +288,7 @@ class TransformerModule(pl.LightningModule):
             f"{stage}/accuracy": correct / tokens,
         }
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        metrics |= self.objective.scores(stage, datamodule)
+        metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, round(tokens)))
         # The same number on every rank: its parts were summed or gathered before.
         self.log_dict({**metrics, "step": float(self.global_step)}, rank_zero_only=False)
 

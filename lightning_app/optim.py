@@ -59,8 +59,12 @@ class ScheduleConfig:
     ============  =========================================  ==================================
     inverse_sqrt  min(1, t/T_w) * min(1, sqrt(T_ref/t))      min(t/T_w, sqrt(T_w/t))
     linear        min(1, t/T_w) * d(T_ref)                   min(1, t/T_w) * d(T_w)
+    cosine        min(1, t/T_w) * c(d(T_ref))                min(1, t/T_w) * c(d(T_w))
     constant      min(1, t/T_w)                              the same
     ============  =========================================  ==================================
+
+    c(d) = floor + (1 - floor) (1 - cos(pi d)) / 2 (Loshchilov & Hutter 2017, 1608.03983, one period
+    that ends at floor).
 
     Decoupled, the warm-up changes the first T_w steps and nothing after them, and the peak is
     reached wherever T_w <= T_ref. In the form of the papers (Vaswani et al. 2017; Xiong et al.
@@ -68,7 +72,7 @@ class ScheduleConfig:
     almost no learning rate.
     """
 
-    kind: Literal["inverse_sqrt", "linear", "constant"] = "inverse_sqrt"
+    kind: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
     """The shape after the warm-up."""
     warmup_steps: int = 4000
     """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 where coupling is paper)."""
@@ -76,25 +80,36 @@ class ScheduleConfig:
     """Whether the warm-up also sets the decay."""
     reference_steps: int = 4000
     """T_ref, where a decoupled decay begins: the largest warm-up that will be compared."""
+    floor: float = 0.0
+    """Where cosine ends, as a share of the peak."""
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps {self.warmup_steps}: at least 0")
         if self.reference_steps < 1:
             raise ValueError(f"reference_steps {self.reference_steps}: at least 1")
+        if not 0.0 <= self.floor < 1.0:
+            raise ValueError(f"floor {self.floor}: at least 0 and under 1")
+        if self.floor and self.kind != "cosine":
+            raise ValueError(f"floor {self.floor}: of kind cosine alone; kind {self.kind} takes 0")
+
+    @property
+    def ends(self) -> bool:
+        """Whether the schedule needs to know the last step of the run."""
+        return self.kind in ("linear", "cosine")
 
     def check(self, total: int) -> None:
-        """Refuse a decoupled linear decay that does not fit into a run of `total` steps.
+        """Refuse a decoupled decay to an end that does not fit into a run of `total` steps.
 
         Raises:
             UserError: naming the field and what would be right.
         """
-        decays = self.kind == "linear" and self.coupling == "decoupled"
+        decays = self.ends and self.coupling == "decoupled"
         if decays and not self.warmup_steps <= self.reference_steps < total:
             raise UserError(
                 f"model.schedule.reference_steps: {self.reference_steps}, where the decoupled "
-                f"linear decay begins; at least warmup_steps {self.warmup_steps} and below the "
-                f"{total} steps of the run"
+                f"{self.kind} decay begins; at least warmup_steps {self.warmup_steps} and below "
+                f"the {total} steps of the run"
             )
 
     def factor(self, step: int, total: int) -> float:
@@ -106,10 +121,17 @@ class ScheduleConfig:
             case "inverse_sqrt":
                 return ramp * min(1.0, math.sqrt(start / step))
             case "linear":
-                left = (total - step + 1) / max(total - start + 1, 1)
-                return ramp * min(1.0, max(0.0, left))
+                return ramp * _left(start, step, total)
+            case "cosine":
+                wave = (1.0 - math.cos(math.pi * _left(start, step, total))) / 2.0
+                return ramp * (self.floor + (1.0 - self.floor) * wave)
             case "constant":
                 return ramp
+
+
+def _left(start: int, step: int, total: int) -> float:
+    """Return the share of a decay from step `start` to step `total` that is left."""
+    return min(1.0, max(0.0, (total - step + 1) / max(total - start + 1, 1)))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:

@@ -29,6 +29,7 @@ from lightning_app.sections import (
     model_config,
     type_name,
 )
+from lightning_app.task_facts import fill_by_task
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS
 
 # Warnings of Lightning and torch that do not apply to this program.
@@ -116,8 +117,10 @@ class RunCLI(LightningCLI):
         is_tree = isinstance(args, dict)
         self.config = parser.parse_object(args) if is_tree else parser.parse_args(args)
         command = self.config.get("subcommand")
+        section = self.config[command] if command else self.config
         # Checked here, since Lightning later replaces true by a random number.
-        check_seed((self.config[command] if command else self.config)["seed_everything"])
+        check_seed(section["seed_everything"])
+        fill_by_task(section["model"]["objective"])
 
     def dump(self) -> dict[str, Any]:
         """Return the parsed config, with every default, as a tree of plain values."""

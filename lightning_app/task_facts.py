@@ -1,8 +1,8 @@
 """What can be known of a task without torch. `lightning_app.tasks` holds the rest of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_app.registry import Registry
 
@@ -51,6 +51,8 @@ class TaskFacts:
         architecture: The `model.architecture.kind` that it trains.
         pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
             lines of one language.
+        running_text: Whether that is a running text, with its blank lines.
+        label_smoothing: The share of label smoothing where a config has null.
         length: The field of `data` that bounds the tokens of a text.
         marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
         monitored: The metric that is monitored, the loss and its floor.
@@ -62,6 +64,8 @@ class TaskFacts:
     title: str
     architecture: str
     pairs: bool = False
+    running_text: bool = False
+    label_smoothing: float = 0.1
     length: str = "window"
     marks: int = 0
     monitored: Monitored = Monitored()
@@ -113,6 +117,33 @@ TASKS.add(
         "{data.mask_probability} is predicted.",
     ),
 )
+
+
+TASKS.add(
+    "causal_lm",
+    TaskFacts(
+        title="causal language modelling",
+        architecture="decoder",
+        running_text=True,
+        label_smoothing=0.0,
+        scores=(
+            QualityMetric("val/bits_per_byte", "Validation bits per byte", "bits a byte", "min"),
+            QualityMetric("test/bits_per_byte", "Test bits per byte", "bits a byte", "min"),
+            QualityMetric(
+                "val/word_perplexity", "Validation perplexity a word", "perplexity", "min"
+            ),
+            QualityMetric("test/word_perplexity", "Test perplexity a word", "perplexity", "min"),
+        ),
+        method="Text is packed into windows of {data.window} tokens, whose every token is "
+        "predicted from those before it.",
+    ),
+)
+
+
+def fill_by_task(objective: MutableMapping[str, Any]) -> None:
+    """Replace null in a section `model.objective` by the default of its task."""
+    if objective["label_smoothing"] is None and objective["kind"] in TASKS:
+        objective["label_smoothing"] = TASKS[objective["kind"]].label_smoothing
 
 
 def task_facts(name: object) -> TaskFacts:

@@ -11,13 +11,14 @@ from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.module import TransformerModule
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig
+from lightning_app.task_facts import task_facts
 
 
 def module(kind: str = "translation", *, dropout: float = 0.0, **block: Any) -> TransformerModule:
     return TransformerModule(
         block=BlockConfig(**block),
         architecture=ArchitectureConfig(
-            kind="encoder_decoder" if kind == "translation" else "encoder",
+            kind=task_facts(kind).architecture,  # pyright: ignore[reportArgumentType]
             encoder_depth=2,
             decoder_depth=1,
             model_dim=12,

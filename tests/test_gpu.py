@@ -22,7 +22,7 @@ def gradients(loss: Tensor, model: torch.nn.Module) -> list[Tensor]:
     return [grad.cpu() for grad in found if grad is not None]
 
 
-@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_losses_and_gradients_are_those_of_the_cpu(preset: str, task: str) -> None:
     setting = Setting(**{**vars(SIZES), "task": task})

@@ -27,7 +27,7 @@ from lightning_app.trainer_limits import training_steps
 from tests.runs import data, module, trainer
 
 
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, cache: str, kind: str) -> None:
     gains = {"ff_branch": Gain(value=0.3, learned=True), "shaped_attention": ShapingSpec()}
     trained = module(kind, preset="sas", **gains)
@@ -163,7 +163,7 @@ class Steps(pl.Callback):
         self.waits.step = trainer.global_step + 1
 
 
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("preset", ["pre_ln", "realformer", "sas"])
 def test_a_step_that_is_not_logged_never_waits(
     tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch, kind: str, preset: str

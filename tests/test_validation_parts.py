@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_app.data.tokenizer import PAD
 from lightning_app.objectives.validation_parts import PARTS, PartSums
 from tests.runs import data, module, trainer
 
 
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 def test_each_part_sums_its_rows(tmp_path: Path, cache: str, kind: str) -> None:
     """Whatever the batches, the parts hold consecutive rows of the split."""
     pl.seed_everything(1)
@@ -31,7 +32,8 @@ def test_each_part_sums_its_rows(tmp_path: Path, cache: str, kind: str) -> None:
         batch = rows[0, np.array([row])]
         with torch.no_grad():
             logits: Any = system(batch).flatten(end_dim=-2).double()
-        labels = batch.target[0, 1:] if kind == "translation" else batch.labels
+        labels = batch.target[0, 1:] if kind == "translation" else batch.labels.flatten()
+        logits, labels = logits[labels != PAD], labels[labels != PAD]
         chosen = logits.log_softmax(dim=-1)[range(len(labels)), labels]
         part = math.floor(row * PARTS / len(rows))
         losses[part] -= float(chosen.sum())

@@ -20,7 +20,7 @@ from lightning_app.blocks.kernels import Form, attention_form
 from lightning_app.logging_steps import loss_of
 from lightning_app.module import TransformerModule
 from lightning_app.objectives.base import LossSums
-from lightning_app.tasks import masked_lm, translation
+from lightning_app.tasks import causal_lm, masked_lm, translation
 from tests import tiny
 from tests.runs import data, module, trainer
 
@@ -107,7 +107,7 @@ def forms(folder: Path, cache: str, task: str, carry: str) -> dict[str, Any]:
     for form in ("fast", "plain", "compiled"):
         oracle = form == "plain"
         attention: Form = "plain" if oracle else "reversible"
-        objectives = (masked_lm, translation)
+        objectives = (causal_lm, masked_lm, translation)
         with ExitStack() as held:
             held.enter_context(attention_form(attention))
             for objective in objectives if oracle else ():

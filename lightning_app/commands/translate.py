@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_app.data.tokenizer import EOS, PAD, Tokenizer, sha256
+from lightning_app.data.tokenizer import EOS, PAD, Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
@@ -58,7 +58,7 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
         )
     model.eval()
     how = task.config.search(beam)
-    tokenizer = Tokenizer(vocabulary)
+    tokenizer = load_tokenizer(vocabulary)
     lines = input_lines(source)
     while chunk := list(islice(lines, CHUNK)):
         for translation in translate(model, tokenizer, chunk, how, device):

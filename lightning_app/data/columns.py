@@ -1,4 +1,4 @@
-"""What a row of a corpus is: a line of one language, or a pair of a source and a target line."""
+"""What a row of a corpus is: a line of one language, of a running text, or a pair of lines."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,14 @@ class RowKind:
         unused: Fields of the config that change nothing in a prepared folder.
         budgets: The tokens of a batch for which the share of padding is written down; windows of
             packed text have none.
+        strips: Whether lines lose the white space around them.
     """
 
     unit: ClassVar[str] = "lines"
     predicted: ClassVar[str] = "text"
     unused: ClassVar[Sequence[str]] = ("source_language", "max_length")
     budgets: ClassVar[Sequence[int]] = ()
+    strips: ClassVar[bool] = True
 
     def languages(self, source: str, target: str) -> list[str]:
         """Return those that are read."""
@@ -45,6 +47,43 @@ class RowKind:
         `reference` holds published plain target lines; `plain` turns a target line into one.
         """
         return {}
+
+    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
+        """Return what the description of a corpus says of the rows that `usable` left out."""
+        return "; blank lines left out" if any(of["empty"] for of in dropped.values()) else ""
+
+    def counts(self, rows: Columns, *, every_space: bool) -> Mapping[str, int]:
+        """Return what the scores of a split are divided by, beside its tokens."""
+        return {}
+
+
+class RunningText(RowKind):
+    """The lines of a running text, blank ones too, in their order and with their white space."""
+
+    strips = False
+
+    def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
+        """Leave out nothing."""
+        return rows, {}
+
+    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
+        """Return nothing."""
+        return ""
+
+    def counts(self, rows: Columns, *, every_space: bool) -> Mapping[str, int]:
+        """Return the bytes (UTF-8) and the words of the text that the tokens spell.
+
+        The end of a line counts as a byte and, as in the published counts of WikiText, as a word.
+        Without `every_space` the tokens have runs of spaces as one space and none at the ends of a
+        line, and those are not counted either.
+        """
+        lines: list[str] = rows["text"]
+        if not every_space:
+            lines = [" ".join(word for word in line.split(" ") if word) for line in lines]
+        return {
+            "bytes": sum(len(line.encode()) + 1 for line in lines),
+            "words": sum(len(line.split()) + 1 for line in lines),
+        }
 
 
 class SentencePairs(RowKind):
@@ -77,6 +116,10 @@ class SentencePairs(RowKind):
             else:
                 kept.append(pair)
         return _columns(kept), dict(reasons)
+
+    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
+        """Return nothing: the readers of pairs say what they leave out."""
+        return ""
 
     def short(self, rows: Columns, max_length: int) -> tuple[Columns, Dropped]:
         """Leave out pairs with a side of more than `max_length` tokens."""

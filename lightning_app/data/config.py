@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from lightning_app.data.columns import RowKind, SentencePairs
+from lightning_app.data.columns import RowKind, RunningText, SentencePairs
 from lightning_app.data.source import Source
 from lightning_app.errors import UserError
 from lightning_app.registry import Registry
@@ -18,10 +18,15 @@ CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 
 def row_kind(task: str) -> RowKind:
     """Return what a row of the corpus of a task is."""
-    return SentencePairs() if TASKS[task].pairs else RowKind()
+    facts = TASKS[task]
+    if facts.pairs:
+        return SentencePairs()
+    return RunningText() if facts.running_text else RowKind()
 
 
-TokenizerKind = Literal["bpe", "word"]
+TokenizerKind = Literal["bpe", "word", "char", "byte"]
+EVERYTHING = ("word", "char", "byte")
+"""The tokenizers whose vocabulary can be whatever the training split has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +57,13 @@ class DataConfig:
     """
 
     name: str = "synthetic"
-    """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles), text (own
-    files in `root`), synthetic (built-in German-English grammar, needs no download)."""
+    """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles),
+    tinyshakespeare (plays), text (own files in `root`), synthetic (built-in German-English grammar,
+    needs no download)."""
     root: str | None = None
-    """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen or .../wikitext-2 if that
-    variable is set, else the corpus is downloaded once. ``hf://OWNER/NAME``: the parquet files of
-    that dataset on the hub."""
+    """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2 or
+    .../tinyshakespeare if that variable is set, else the corpus is downloaded once.
+    ``hf://OWNER/NAME``: the parquet files of that dataset on the hub."""
     cache: str | None = None
     """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
     cache."""
@@ -67,12 +73,16 @@ class DataConfig:
     """Budget of the global batch of one step, whatever the number of devices: in tokens of the
     longer side, with padding."""
     tokenizer: TokenizerKind = "bpe"
-    """bpe (SentencePiece byte-pair encoding) or word (text between spaces)."""
+    """bpe (SentencePiece byte-pair encoding), word (text between spaces), char (characters) or byte
+    (of UTF-8)."""
     vocab_size: int | None = 10000
-    """Number of ids, shared by both languages; null for every word of the training split, for word
-    only."""
+    """Number of ids, shared by both languages; null for every word or character of the training
+    split, which char and byte always have."""
     window: int = 128
-    """Tokens in a window of packed text (masked_lm)."""
+    """Tokens in a window of packed text (masked_lm, causal_lm)."""
+    evaluation_stride: int | None = None
+    """Tokens from the start of a window to that of the next one in an evaluation, where each window
+    predicts what the one before it did not; null for window, which is no overlap (causal_lm)."""
     mask_probability: float = 0.15
     """Share of a window that is predicted (masked_lm)."""
     max_length: int = 175
@@ -106,11 +116,17 @@ class DataConfig:
             raise UserError(
                 f"data.mask_probability is {self.mask_probability}: a number between 0 and 1 needed"
             )
-        if self.vocab_size is None and self.tokenizer != "word":
+        if self.vocab_size is None and self.tokenizer not in EVERYTHING:
             raise UserError(
                 f"data.vocab_size is null, which means every word and needs data.tokenizer 'word', "
                 f"not '{self.tokenizer}'"
             )
+        if self.vocab_size is not None and self.tokenizer in ("char", "byte"):
+            raise UserError(
+                f"data.vocab_size is {self.vocab_size}: data.tokenizer '{self.tokenizer}' has "
+                f"every {self.tokenizer}, so null is needed"
+            )
+        self._check_stride()
         if self.vocab_size is not None and self.vocab_size < 6:
             raise UserError(f"data.vocab_size is {self.vocab_size}: at least 6 needed")
         reader = CORPORA[self.name]()
@@ -135,6 +151,20 @@ class DataConfig:
                 raise UserError(
                     f"data.{field} is '{getattr(self, field)}': data.name '{self.name}' has {known}"
                 )
+
+    def _check_stride(self) -> None:
+        if self.evaluation_stride is None:
+            return
+        if not TASKS[self.task].running_text:
+            raise UserError(
+                f"data.evaluation_stride is {self.evaluation_stride}: data.task '{self.task}' has "
+                f"no windows that could overlap, so null is needed"
+            )
+        if not 1 <= self.evaluation_stride <= self.window:
+            raise UserError(
+                f"data.evaluation_stride is {self.evaluation_stride}: 1 to data.window "
+                f"{self.window} needed"
+            )
 
 
 class CorpusReader:

@@ -4,6 +4,8 @@ Each corpus becomes a folder of plain text files with the names that `sources` e
 appears complete or not at all. The hub needs a network; the tests use a replacement of it.
 """
 
+import urllib.error
+import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from lightning_app.errors import UserError
 
 HUB = "hf://"
 NOTES = "protocol.txt"
+TIMEOUT = 60  # seconds without an answer
 
 
 def place(config: DataConfig, downloads: Path) -> Path:
@@ -29,7 +32,8 @@ def place(config: DataConfig, downloads: Path) -> Path:
 def fetch(config: DataConfig, downloads: Path) -> Path:
     """Return the folder of the corpus below `downloads`, downloading it the first time.
 
-    `data.root` null takes the public download: the tarball for iwslt14, the hub for wikitext2.
+    `data.root` null takes the public download: the tarball for iwslt14, the hub for wikitext2,
+    one file for tinyshakespeare.
     `data.root` hf://OWNER/NAME takes parquet files of that hub dataset.
 
     Raises:
@@ -52,6 +56,23 @@ def is_there(config: DataConfig, downloads: Path) -> bool:
 def _damage(folder: Path) -> str | None:
     """Return the damage of a download; an old one without digests cannot be checked."""
     return find_damage(folder) if (folder / LIST).exists() else None
+
+
+def get(config: DataConfig, url: str) -> bytes:
+    """Return what a public server has at `url`.
+
+    Raises:
+        UserError: no answer, or none with a file.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+            return response.read()
+    except (urllib.error.URLError, TimeoutError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"data.name '{config.name}': cannot download {url} ({reason}); give its folder as "
+            f"data.root, or the folder above it as LIGHTNING_APP_DATA"
+        ) from error
 
 
 def hub_name(config: DataConfig, home: str) -> str:

@@ -68,7 +68,7 @@ class PreparedCorpus:
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
         """The tokenizer of both sides."""
-        return tokenizer.Tokenizer(self.folder / "tokenizer.model")
+        return tokenizer.load_tokenizer(self.folder / "tokenizer.model")
 
     def ids(self, split: str, column: str) -> np.ndarray:
         """Return all token ids of a column, int32, memory-mapped; every row ends in EOS."""
@@ -166,7 +166,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     model = tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
     path = folder / "tokenizer.model"
     path.write_bytes(model)
-    trained = tokenizer.Tokenizer(path)
+    trained = tokenizer.load_tokenizer(path)
 
     encoded = {
         split: {column: trained.encode_lines(lines) for column, lines in columns.items()}
@@ -192,7 +192,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         "schema": 1,
         "name": config.name,
         "task": config.task,
-        "protocol": corpus.protocol,
+        "protocol": corpus.protocol + kind.left_out(dropped),
         "tokenized": corpus.tokenized,
         "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
@@ -203,6 +203,10 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         "dropped": dropped,
         "sizes": {split: len(columns[kind.predicted][1]) - 1 for split, columns in flat.items()},
         "tokens": {s: {c: len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()},
+        "text": {
+            split: dict(kind.counts(columns, every_space=config.tokenizer in ("char", "byte")))
+            for split, columns in splits.items()
+        },
         "unknown_rate": {
             s: {c: float(np.mean(ids == tokenizer.UNK)) for c, (ids, _) in of.items()}
             for s, of in flat.items()

@@ -165,10 +165,11 @@ def _find(root: Path, *names: str) -> Path:
     )
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, *, strips: bool = True) -> list[str]:
     """Return the lines of a text file, plain, .gz or .xz, without outer white space.
 
-    Lines end only at "\\n": a line separator of Unicode is part of a line.
+    Lines end only at "\\n": a line separator of Unicode is part of a line. Unless it `strips`, a
+    line loses only a carriage return at its end.
 
     Raises:
         UserError: the file is damaged or not UTF-8; names the line.
@@ -190,7 +191,7 @@ def read_lines(path: Path) -> list[str]:
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
-    return [line.strip() for line in lines]
+    return [line.strip() if strips else line.removesuffix("\r") for line in lines]
 
 
 def read(source: Source, config: DataConfig) -> Corpus:
@@ -203,7 +204,8 @@ def read(source: Source, config: DataConfig) -> Corpus:
     if isinstance(reader, GeneratedCorpus):
         lines = reader.generate(config)
     else:
-        lines = {split: _read_split(columns) for split, columns in source.columns.items()}
+        strips = config.rows.strips
+        lines = {split: _read_split(columns, strips) for split, columns in source.columns.items()}
     references = {split: read_lines(path) for split, path in source.references.items()}
     for split, reference in references.items():
         if len(reference) != len(lines[split]["target"]):
@@ -221,10 +223,10 @@ def read(source: Source, config: DataConfig) -> Corpus:
     )
 
 
-def _read_split(columns: dict[str, Path]) -> dict[str, list[str]]:
-    lines = {column: read_lines(path) for column, path in columns.items()}
+def _read_split(columns: dict[str, Path], strips: bool) -> dict[str, list[str]]:
+    lines = {column: read_lines(path, strips=strips) for column, path in columns.items()}
     for column, path in columns.items():
-        if not any(lines[column]):
+        if not any(map(str.strip, lines[column])):
             raise UserError(f"{path}: empty, no line with text in it")
     if len({len(of) for of in lines.values()}) > 1:
         counts = " but ".join(f"{columns[c]} has {len(of)} lines" for c, of in lines.items())

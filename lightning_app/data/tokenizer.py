@@ -1,10 +1,13 @@
-"""SentencePiece: train on the training split, encode, decode. The special ids live here."""
+"""Text to ids and back: pieces of SentencePiece, or bytes. The special ids live here."""
 
 import hashlib
 import io
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +17,38 @@ from lightning_app.errors import UserError
 PAD, UNK, BOS, EOS, MASK = range(5)
 SPECIALS = 5  # ids below are no pieces of text
 MASK_PIECE = "<mask>"
+_SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # as words of a text they are UNK
 THREADS = 1  # the model's bytes depend on it, so it is pinned
+_EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
+_BYTES = b"bytes of UTF-8\n"  # the file of a tokenizer that has no model
 
 
-class Tokenizer:
-    """A trained SentencePiece model, lossless up to runs of spaces and unknown pieces.
+class Tokenizer(ABC):
+    """Turns lines of text into ids and back. `load_tokenizer` reads one from its file."""
 
-    Unknown words or characters side by side are one UNK.
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of ids, the five special ones included."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one line, without BOS and EOS."""
+
+    @abstractmethod
+    def encode_lines(self, lines: list[str]) -> list[list[int]]:
+        """Return the ids of each line, each ended by EOS."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; special ids other than UNK leave no trace."""
+
+
+class Pieces(Tokenizer):
+    """A trained SentencePiece model, lossless up to unknown pieces; `char` keeps every space.
+
+    Unknown words or characters side by side are one UNK. Pieces and words lose runs of spaces and
+    those at the ends of a line.
 
     Args:
         path: the model file.
@@ -50,26 +78,56 @@ class Tokenizer:
         return self._model.decode([int(i) for i in ids if i == UNK or i >= SPECIALS])
 
 
+class Bytes(Tokenizer):
+    """The bytes of the text in UTF-8, each an id of its own: nothing is trained or unknown."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the five special ones included."""
+        return SPECIALS + 256
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one line, without BOS and EOS."""
+        return [SPECIALS + byte for byte in text.encode()]
+
+    def encode_lines(self, lines: list[str]) -> list[list[int]]:
+        """Return the ids of each line, each ended by EOS."""
+        return [[*self.encode(line), EOS] for line in lines]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`, with U+FFFD where bytes are no UTF-8."""
+        return bytes(int(i) - SPECIALS for i in ids if i >= SPECIALS).decode(errors="replace")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a file that `train` has made."""
+    return Bytes() if path.read_bytes() == _BYTES else Pieces(path)
+
+
 def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: int | None) -> bytes:
     """Train a tokenizer and return its model file; the same lines give the same bytes.
 
     Args:
         lines: gives the training lines, afresh at each call.
-        kind: `bpe` (byte-pair encoding) or `word` (the text between two spaces).
-        vocab_size: number of ids with the five special ones; None for every word.
+        kind: `bpe` (byte-pair encoding), `word` (the text between two spaces), `char` or `byte`.
+        vocab_size: number of ids with the five special ones; None for every word or character.
 
     Raises:
         UserError: the corpus allows no such vocabulary; names the nearest size that works.
     """
+    if kind == "byte":
+        return _BYTES
+    if kind == "char":
+        return _train(lines(), "char", _characters(lines()) + SPECIALS, **_EVERY_SPACE)
     if kind == "word":
-        largest = len(set(chain.from_iterable(line.split(" ") for line in lines())) - {""})
-        largest += SPECIALS
+        words = set(chain.from_iterable(re.split("[ ▁]", line) for line in lines()))
+        largest = len(words - {"", *_SPECIAL_PIECES}) + SPECIALS
         size = largest if vocab_size is None else vocab_size
         if size > largest:
             raise _too_large(size, largest)
         return _train(lines(), "word", size)
     assert vocab_size is not None, "checked by DataConfig"
-    smallest = len(set().union(*lines()) - {" "} | {"▁"}) + SPECIALS
+    smallest = _characters(lines()) + SPECIALS
     if vocab_size < smallest:
         raise UserError(
             f"data.vocab_size is {vocab_size}: the characters of the training split alone "
@@ -84,12 +142,21 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
         raise _too_large(vocab_size, largest) from error
 
 
+def _characters(lines: Iterator[str]) -> int:
+    """Return the number of characters, a space among them: SentencePiece writes it as "▁"."""
+    return len(set().union(*lines) - {" "} | {"▁"})
+
+
 def _too_large(size: int, largest: int) -> UserError:
     return UserError(f"data.vocab_size is {size}: the training split allows at most {largest}")
 
 
 def _train(
-    lines: Iterator[str], model_type: str, vocab_size: int, hard_vocab_limit: bool = True
+    lines: Iterator[str],
+    model_type: str,
+    vocab_size: int,
+    hard_vocab_limit: bool = True,
+    **more: Any,
 ) -> bytes:
     import sentencepiece
 
@@ -110,6 +177,7 @@ def _train(
         eos_id=EOS,
         control_symbols=[MASK_PIECE],
         minloglevel=2,
+        **more,
     )
     return model.getvalue()
 

@@ -16,9 +16,11 @@ class ObjectiveConfig:
     """What is trained for and how it is evaluated."""
 
     kind: str = DEFAULT_TASK
-    """The task: translation needs an encoder_decoder, masked_lm an encoder."""
-    label_smoothing: float = 0.1
-    """Share of the target's probability spread evenly over the vocabulary, in the loss alone."""
+    """The task: translation needs an encoder_decoder, masked_lm an encoder, causal_lm a
+    decoder."""
+    label_smoothing: float | None = None
+    """Share of the target's probability spread evenly over the vocabulary, in the loss alone. null:
+    0.1, and 0 for causal_lm."""
     beam: int = 5
     """Beams of the final test and of `ablate translate`; 1 is greedy search."""
     length_penalty: float = 1.0
@@ -30,12 +32,19 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         _ = TASKS[self.kind]
-        if not 0.0 <= self.label_smoothing < 1.0:
+        if not 0.0 <= self.smoothing < 1.0:
             raise ValueError(f"label_smoothing {self.label_smoothing}: at least 0 and under 1")
         if self.validation_bleu < 0:
             raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
         if self.beam < 1:
             raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
+
+    @property
+    def smoothing(self) -> float:
+        """`label_smoothing`, where it is null that of the task."""
+        if self.label_smoothing is None:
+            return TASKS[self.kind].label_smoothing
+        return self.label_smoothing
 
     def search(self, beam: int | None = None) -> SearchConfig:
         """Return how the test is decoded, with another `beam` where one is given."""
@@ -56,6 +65,13 @@ class LossSums(NamedTuple):
     correct: Tensor | None
     tokens: Tensor
     by_token: Tensor | None = None
+
+
+class Evaluated(NamedTuple):
+    """What the evaluation of a split found: the sum of `nll` in nats, and the tokens predicted."""
+
+    nll: float
+    tokens: int
 
 
 def token_sums(

@@ -16,7 +16,7 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import PAD, unigram_entropy
 from lightning_app.models.heads import ArchitectureConfig, build_model
-from lightning_app.objectives.base import LossSums, ObjectiveConfig, token_sums
+from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig, token_sums
 from lightning_app.task_facts import TASKS, TaskFacts
 
 
@@ -114,8 +114,8 @@ class Task(ABC):
     def decode(self, model: Any, batch: Any, stage: str) -> None:  # noqa: B027
         """Decode what `stage`, val or test, asks for, and keep it."""
 
-    def scores(self, stage: str, datamodule: Any) -> dict[str, float]:
-        """Return the scores of what was decoded, the same on every rank."""
+    def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
+        """Return further scores of an evaluation, the same on every rank."""
         return {}
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Task(ABC):
     def mean_loss(self, found: Predictions) -> Tensor:
         """Return the mean training loss of `found`, in nats a token, differentiable at will."""
         every = torch.ones_like(found.labels, dtype=torch.bool)
-        sums = token_sums(found.logits, found.labels, every, self.config.label_smoothing)
+        sums = token_sums(found.logits, found.labels, every, self.config.smoothing)
         return sums.loss / len(found.labels)
 
 

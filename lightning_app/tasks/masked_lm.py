@@ -190,7 +190,7 @@ class MaskedLanguageModelling(Task):
             model.embedding.tokens.weight,
             batch.labels,
             torch.ones_like(batch.labels, dtype=torch.bool),
-            self.config.label_smoothing,
+            self.config.smoothing,
             bias=model.output_bias,
         )
 

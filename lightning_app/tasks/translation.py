@@ -15,7 +15,7 @@ from lightning_app.data.token_batching import global_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import Marks, SearchConfig, search
-from lightning_app.objectives.base import LossSums, ObjectiveConfig
+from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
 from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import Predictions, Task, join_ranks, task
 
@@ -141,7 +141,7 @@ class Translation(Task):
         counted = labels != PAD
         states = model.states(batch.source, batch.target[:, :-1]).flatten(0, 1)
         table = model.embedding.tokens.weight
-        return output_sums(states, table, labels, counted, self.config.label_smoothing)
+        return output_sums(states, table, labels, counted, self.config.smoothing)
 
     def rows_of(self, batch: TranslationBatch) -> Int[Tensor, " token"]:
         """Return the row of each target token, the begin mark left out, with those of padding."""
@@ -175,7 +175,7 @@ class Translation(Task):
         rows = batch.index[wanted].tolist()
         return {row: hypothesis.tokens for row, hypothesis in zip(rows, found, strict=True)}
 
-    def scores(self, stage: str, datamodule: Any) -> dict[str, float]:
+    def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
         """Return BLEU of the hypotheses decoded, on the 0-100 scale, the same on every rank.
 
         ``bleu``: tokenised and lower-cased, as the papers report it. ``sacrebleu`` (test alone):

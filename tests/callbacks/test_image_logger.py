@@ -50,7 +50,7 @@ def tags(folder: Path) -> dict[str, list[str]]:
     return {kind: found[kind] for kind in kinds}
 
 
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 def test_pictures_and_histograms_change_no_bit_of_a_loss(
     tmp_path: Path, cache: str, kind: str
 ) -> None:

@@ -158,7 +158,7 @@ def fit(
     return watch, trained
 
 
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 def test_probing_changes_no_bit_of_a_loss(tmp_path: Path, cache: str, kind: str) -> None:
     plain, left = fit(tmp_path / "plain", cache, None, kind)
     state = torch.get_rng_state()

@@ -103,7 +103,7 @@ def test_validation_is_the_same_every_time(make):
 
 
 @pytest.mark.parametrize("limit", [1, 4, 0.5])
-@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 def test_a_part_of_the_validation_is_a_sample_with_a_floor_of_its_own(
     make, task: str, limit: float
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_part_of_the_validation_is_a_sample_with_a_floor_of_its_own(
     assert data.description["protocol"] == whole.description["protocol"] + said
 
 
-@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resume_after_any_step(make, tmp_path: Path, num_workers: int, task: str):
     """A run stopped after step k and resumed sees what the uninterrupted run sees from there."""

@@ -193,7 +193,7 @@ def test_masked_lm_leaves_blank_lines_out(tmp_path: Path, text_config):
     assert np.count_nonzero(corpus.ids("test", "text") == EOS) == 2
 
 
-@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 def test_a_corpus_without_a_test_split(write_pairs, text_config, task: str):
     root = write_pairs()
     for path in root.glob("test.*"):

@@ -16,7 +16,7 @@ from lightning_app.data.tokenizer import (
     MASK_PIECE,
     PAD,
     UNK,
-    Tokenizer,
+    Pieces,
     flatten,
     train,
     unigram_entropy,
@@ -27,17 +27,17 @@ LINES = ["the dog sees the cat .", "the cat sleeps , often .", "a small house"] 
 
 
 @pytest.fixture
-def word(tmp_path: Path) -> Tokenizer:
+def word(tmp_path: Path) -> Pieces:
     path = tmp_path / "word.model"
     path.write_bytes(train(lambda: iter(LINES), "word", None))
-    return Tokenizer(path)
+    return Pieces(path)
 
 
 @pytest.fixture
-def bpe(tmp_path: Path) -> Tokenizer:
+def bpe(tmp_path: Path) -> Pieces:
     path = tmp_path / "bpe.model"
     path.write_bytes(train(lambda: iter(LINES), "bpe", 40))
-    return Tokenizer(path)
+    return Pieces(path)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
@@ -48,7 +48,7 @@ def test_special_ids(request: pytest.FixtureRequest, kind: str):
     assert model.piece_to_id(MASK_PIECE) == MASK
 
 
-def test_null_vocabulary_has_every_word(word: Tokenizer):
+def test_null_vocabulary_has_every_word(word: Pieces):
     words = {w for line in LINES for w in line.split()}
     assert word.vocab_size == len(words) + 5
     for line in LINES:
@@ -73,7 +73,7 @@ def test_specials_leave_no_trace_and_empty_is_empty(request: pytest.FixtureReque
     assert made.decode([]) == ""
 
 
-def test_unknown_is_one_id(word: Tokenizer):
+def test_unknown_is_one_id(word: Pieces):
     assert word.encode("the 😀 cat")[1] == UNK
     assert MASK not in word.encode("<mask>")
 
@@ -91,7 +91,7 @@ def test_too_large_a_vocabulary_names_the_largest(kind, tmp_path: Path):
     largest = int(str(error.value).split()[-1])
     path = tmp_path / "model"
     path.write_bytes(train(lambda: iter(LINES), kind, largest))
-    assert Tokenizer(path).vocab_size == largest
+    assert Pieces(path).vocab_size == largest
     with pytest.raises(UserError):
         train(lambda: iter(LINES), kind, largest + 1)
 
@@ -102,14 +102,14 @@ def test_too_small_a_vocabulary_names_the_smallest(tmp_path: Path):
     smallest = int(str(error.value).split()[-1])
     path = tmp_path / "model"
     path.write_bytes(train(lambda: iter(LINES), "bpe", smallest))
-    assert Tokenizer(path).vocab_size == smallest
+    assert Pieces(path).vocab_size == smallest
 
 
 def test_long_lines_are_not_dropped(tmp_path: Path):
     long = "word " * 3000 + "unique"
     path = tmp_path / "model"
     path.write_bytes(train(lambda: iter([*LINES, long]), "word", None))
-    assert UNK not in Tokenizer(path).encode("unique")
+    assert UNK not in Pieces(path).encode("unique")
 
 
 def test_unigram_entropy_by_hand():

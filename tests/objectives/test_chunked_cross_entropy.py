@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_app.blocks import linear
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.objectives.chunked_cross_entropy import output_sums
+from lightning_app.task_facts import TASKS
 from lightning_app.tasks.base import build_task
+from lightning_app.tasks.causal_lm import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import tiny
@@ -397,22 +400,26 @@ def test_compiled_as_a_part_of_something_larger(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(ours, theirs)
 
 
-def batch_of(task: str) -> TranslationBatch | MaskedBatch:
+def batch_of(task: str) -> TranslationBatch | MaskedBatch | CausalBatch:
     index, predicted = torch.arange(3), torch.tensor(5)
     if task == "translation":
         return TranslationBatch(*tiny.sentences(), index, predicted)
+    if task == "causal_lm":
+        return CausalBatch(tiny.words(3, 7), tiny.words(3, 4), index, predicted)
     positions = torch.tensor([1, 4, 9, 20])
     return MaskedBatch(tiny.words(3, 7), positions, tiny.words(4), index, predicted)
 
 
-@pytest.mark.parametrize("task", ["translation", "masked_lm"])
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 def test_a_task_sums_over_its_predicted_tokens(float64: None, task: Any) -> None:
     """The gradients of every parameter, those of the tied table from both its ends."""
-    model = tiny.translator("pre_ln") if task == "translation" else tiny.masked_model("pre_ln")
     objective = build_task(ObjectiveConfig(kind=task, label_smoothing=0.2))
+    architecture = tiny.architecture(kind=TASKS[task].architecture)
+    model = objective.build_model(architecture, BlockConfig(), tiny.VOCABULARY)
     tiny.randomise(model)
     batch = batch_of(task)
-    labels = batch.labels if isinstance(batch, MaskedBatch) else batch.target[:, 1:].flatten()
+    labels = batch.target[:, 1:] if isinstance(batch, TranslationBatch) else batch.labels
+    labels = labels.flatten()
     wanted = nn.functional.cross_entropy(
         objective.logits(model, batch).flatten(0, -2),
         labels,

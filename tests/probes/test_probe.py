@@ -19,11 +19,21 @@ from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.probes.gains import learned_gains
 from lightning_app.probes.probe import evenly_spaced, probe, snapshot, untouched, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row
+from lightning_app.task_facts import STACKS, TASKS
 from lightning_app.tasks.base import Task, build_task
+from lightning_app.tasks.causal_lm import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import warm
-from tests.tiny import PAD, masked_model, randomise, sentences, translator, words
+from tests.tiny import (
+    PAD,
+    causal_model,
+    masked_model,
+    randomise,
+    sentences,
+    translator,
+    words,
+)
 
 SMOOTHING = 0.1
 
@@ -43,21 +53,35 @@ def windows() -> MaskedBatch:
     return MaskedBatch(tokens, positions, words(4), torch.arange(3), torch.tensor(4.0))
 
 
+def texts() -> CausalBatch:
+    """The last window is shorter; each window predicts its last four tokens at most."""
+    tokens, labels = words(3, 7), words(3, 4)
+    tokens[2, 5:], labels[2, 2:] = PAD, PAD
+    return CausalBatch(tokens, labels, torch.arange(3), torch.tensor(10.0))
+
+
 def subject(kind: str, block: str | BlockConfig, **sizes: Any) -> tuple[nn.Module, list[Any]]:
     if kind == "translation":
         return randomise(translator(block, **sizes)), [pairs(), pairs()]
+    if kind == "causal_lm":
+        return randomise(causal_model(block, **sizes)), [texts(), texts()]
     return randomise(masked_model(block, **sizes)), [windows(), windows()]
+
+
+def predicted(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """The logits and the labels of the predicted tokens."""
+    if isinstance(batch, MaskedBatch):
+        return model(batch.tokens, batch.positions), batch.labels
+    if isinstance(batch, CausalBatch):
+        logits, labels = model(batch.tokens)[:, -batch.labels.shape[1] :], batch.labels
+    else:
+        logits, labels = model(batch.source, batch.target[:, :-1]), batch.target[:, 1:]
+    return logits[labels != PAD], labels[labels != PAD]
 
 
 def losses(model: nn.Module, batch: Any) -> Tensor:
     """The smoothed loss of each predicted token, by torch's own cross-entropy."""
-    if isinstance(batch, MaskedBatch):
-        logits, labels = model(batch.tokens, batch.positions), batch.labels
-    else:
-        logits = model(batch.source, batch.target[:, :-1]).flatten(0, 1)
-        labels = batch.target[:, 1:].flatten()
-    each = F.cross_entropy(logits, labels, label_smoothing=SMOOTHING, reduction="none")
-    return each[labels != PAD]
+    return F.cross_entropy(*predicted(model, batch), label_smoothing=SMOOTHING, reduction="none")
 
 
 def gradient(model: nn.Module, name: str, loss: Tensor) -> Tensor:
@@ -75,12 +99,13 @@ def number(rows: list[Row], quantity: str, stack: str, layer: int | None, head=N
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 def test_gradients_are_those_of_backward(kind: str) -> None:
     model, batches = subject(kind, "post_ln")
     rows = probe(model, objective(kind), batches, positions=2)
     model.eval()
-    stacks = {"encoder": 3, "decoder": 2} if kind == "translation" else {"encoder": 3}
+    depths = {"encoder": 3, "decoder": 2}
+    stacks = {name: depths[name] for name in STACKS[TASKS[kind].architecture]}
     for stack, depth in stacks.items():
         for layer in range(1, depth + 1):
             for matrix, part in (("w1", "inner"), ("w2", "outer")):
@@ -101,7 +126,7 @@ def test_gradients_are_those_of_backward(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 @torch.no_grad()
 def test_what_the_model_says_as_a_whole(kind: str) -> None:
     model, batches = subject(kind, "pre_ln")
@@ -111,13 +136,8 @@ def test_what_the_model_says_as_a_whole(kind: str) -> None:
     assert number(rows, "loss", MODEL, None) == pytest.approx(float(smoothed.mean()))
     logits, labels = [], []
     for batch in batches:
-        if isinstance(batch, MaskedBatch):
-            logits.append(model(batch.tokens, batch.positions))
-            labels.append(batch.labels)
-        else:
-            counted = batch.target[:, 1:] != PAD
-            logits.append(model(batch.source, batch.target[:, :-1])[counted])
-            labels.append(batch.target[:, 1:][counted])
+        for all_of, part in zip((logits, labels), predicted(model, batch), strict=True):
+            all_of.append(part)
     p = torch.cat(logits).softmax(dim=-1)
     nll = -p[torch.arange(len(p)), torch.cat(labels)].log().mean()
     assert number(rows, "nll", MODEL, None) == pytest.approx(float(nll))
@@ -125,7 +145,7 @@ def test_what_the_model_says_as_a_whole(kind: str) -> None:
     assert number(rows, "output_information", MODEL, None) == pytest.approx(float(information))
 
 
-@pytest.mark.parametrize("kind", ["translation", "masked_lm"])
+@pytest.mark.parametrize("kind", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_probed(preset: str, kind: str) -> None:
     model, batches = subject(kind, preset)

@@ -8,13 +8,11 @@ import hashlib
 import io
 import re
 import tarfile
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from lightning_app.data import moses
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
-from lightning_app.data.download import NOTES, hub_name, load_from_hub, write_lines
+from lightning_app.data.download import NOTES, get, hub_name, load_from_hub, write_lines
 from lightning_app.data.source import Source, split_sizes
 from lightning_app.errors import UserError
 
@@ -24,7 +22,6 @@ _TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.
 _TAGS = re.compile(r"</?(?:title|description)>")
 _SEGMENT = re.compile(r'<seg id="[0-9]*">\s*(.*?)\s*</seg>')
 _SKIPPED = ("<url>", "<talkid>", "<keywords>")
-TIMEOUT = 60  # seconds without an answer
 
 # SHA-256 of the text of the published validation and test files.
 _FAIRSEQ_IWSLT14 = {
@@ -56,7 +53,7 @@ class IWSLT14(CorpusReader):
     def download(self, config: DataConfig, folder: Path) -> None:
         """Make fairseq's splits from the tarball, or write what the hub's dataset has."""
         if config.root is None:
-            _unpack(IWSLT14_URL, folder)
+            _unpack(config, IWSLT14_URL, folder)
             return
         counts: list[str] = []
         splits = load_from_hub(config, "", None, "refs/convert/parquet")
@@ -106,8 +103,8 @@ class IWSLT14(CorpusReader):
         )
 
 
-def _unpack(url: str, folder: Path) -> None:
-    archive = _get(url)
+def _unpack(config: DataConfig, url: str, folder: Path) -> None:
+    archive = get(config, url)
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             members = {Path(m.name).name: m for m in tar.getmembers() if m.isfile()}
@@ -190,15 +187,3 @@ def _segments(lines: list[str]) -> list[str]:
 def _is_clean(german: str, english: str) -> bool:
     lengths = len(german.split()), len(english.split())
     return min(lengths) >= 1 and max(lengths) <= 175 and max(lengths) <= 1.5 * min(lengths)
-
-
-def _get(url: str) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-            return response.read()
-    except (urllib.error.URLError, TimeoutError) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(
-            f"data.name 'iwslt14': cannot download {url} ({reason}); give its folder as data.root, "
-            f"or the folder above it as LIGHTNING_APP_DATA"
-        ) from error

@@ -13,7 +13,7 @@ _LINES = {"train": 36_718, "valid": 3_760, "test": 4_358}
 
 @CORPORA.register("wikitext2")
 class WikiText2(CorpusReader):
-    """The word-level form, from local files or the hub."""
+    """The word-level form, from local files or the hub; blank lines are kept in a running text."""
 
     pairs = False
     needs_root = False
@@ -43,4 +43,4 @@ class WikiText2(CorpusReader):
             "the official splits" if counts == expected else "not the official splits' counts"
         )
         sizes = f"{split_sizes(counts)} lines"
-        return f"WikiText-2, word level with <unk>: {sizes}, {official}; blank lines left out"
+        return f"WikiText-2, word level with <unk>: {sizes}, {official}"
