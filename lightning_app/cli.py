@@ -12,6 +12,7 @@ from pathlib import Path
 from lightning_app import __version__
 from lightning_app.commands.options import (
     add_bench,
+    add_generate,
     add_grid,
     add_json,
     add_report,
@@ -75,6 +76,13 @@ def translate(args: argparse.Namespace) -> int:
     from lightning_app.commands.translate import translate_lines
 
     return translate_lines(args.run, args.input, args.beam, args.checkpoint)
+
+
+def generate(args: argparse.Namespace) -> int:
+    from lightning_app.commands.generate import generate_text
+
+    named = ("texts", "tokens", "temperature", "top_k", "top_p", "seed", "checkpoint")
+    return generate_text(args.run, args.prompt, **{name: vars(args)[name] for name in named})
 
 
 def prepare(args: argparse.Namespace) -> int:
@@ -237,6 +245,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint", choices=["best", "last"], default="best", help="default: best"
     )
 
+    add_generate(add("generate", generate, "continue a text with a trained run"))
+
     command = add("prepare", prepare, "fetch or read, check, tokenise and cache a corpus")
     command.add_argument(
         "--data", metavar="NAME", help="iwslt14, wikitext2, tinyshakespeare, text or synthetic"
@@ -310,7 +320,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "submit", "doctor", "storage"]
-    known = ["blocks", *LIGHTNING, "translate", "prepare", *grids, "probe", "bench"]
+    known = ["blocks", *LIGHTNING, "translate", "generate", "prepare", *grids, "probe", "bench"]
     first = arguments[0] if arguments else ""
     if first in LIGHTNING:
         return argparse.Namespace(command=first, call=lightning, rest=list(arguments[1:]))

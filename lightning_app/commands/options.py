@@ -6,6 +6,27 @@ from pathlib import Path
 GRID = "a YAML file, or the name of a shipped ablation"
 
 
+def add_generate(command: argparse.ArgumentParser) -> None:
+    """Add the options of `ablate generate`."""
+    command.add_argument("--run", type=Path, required=True, metavar="DIR", help="a run folder")
+    command.add_argument("--prompt", default="", metavar="TEXT", help="default: nothing")
+    command.add_argument("--tokens", type=int, default=200, metavar="N", help="default: 200")
+    command.add_argument("--texts", type=int, default=1, metavar="N", help="default: 1")
+    command.add_argument(
+        "--temperature", type=float, default=1.0, metavar="X", help="0: greedy (default: 1)"
+    )
+    command.add_argument(
+        "--top-k", type=int, default=0, metavar="N", help="draw only the N likeliest tokens"
+    )
+    command.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw only the likeliest P of them"
+    )
+    command.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
+    command.add_argument(
+        "--checkpoint", choices=["best", "last"], default="best", help="default: best"
+    )
+
+
 def add_grid(command: argparse.ArgumentParser) -> None:
     """Add the grid, and the place of its folder."""
     command.add_argument("grid", metavar="GRID", help=GRID)

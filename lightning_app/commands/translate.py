@@ -8,13 +8,12 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_app.data.tokenizer import EOS, PAD, Tokenizer, load_tokenizer, sha256
+from lightning_app.commands.trained import load_trained
+from lightning_app.data.tokenizer import EOS, PAD, Tokenizer
 from lightning_app.errors import UserError
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import SearchConfig, search
-from lightning_app.saved import read_checkpoint
-from lightning_app.task_facts import task_facts
-from lightning_app.tasks.translation import MARKS, Translation
+from lightning_app.tasks.translation import MARKS
 
 CHUNK = 512  # lines read before the first is written
 TOKENS = 4096  # source tokens translated at once, including padding
@@ -25,40 +24,14 @@ def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint
 
     The input must have the form of the run's corpus: tokenised and lower-cased for IWSLT14.
     """
-    path = run / "checkpoints" / f"{checkpoint}.ckpt"
-    vocabulary = run / "tokenizer.model"
-    for needed in (path, vocabulary):
-        if not needed.is_file():
-            raise UserError(
-                f"translate: {needed} is missing: --run takes a finished run's folder whose grid "
-                "keeps that checkpoint (checkpoints: all, last or best)"
-            )
     if beam is not None and beam < 1:
         raise UserError(f"translate: --beam {beam}: expected at least 1, which is greedy search")
-    # Lightning is imported here, so that the checks above are fast.
-    from lightning_app.datamodule import TextDataModule
-    from lightning_app.module import TransformerModule
-
-    try:
-        data = read_checkpoint(path).get(TextDataModule.__qualname__)
-    except UserError as error:
-        raise UserError(f"translate: {error}") from error
-    if data is not None and sha256(vocabulary.read_bytes()) != data["tokenizer_sha256"]:
-        raise UserError(f"translate: {vocabulary}: damaged, or not the tokenizer of {path.name}")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module = TransformerModule.load_from_checkpoint(path, map_location=device, weights_only=True)
-    task, model = module.objective, module.model
-    if not isinstance(task, Translation):
-        title = task_facts(task.config.kind).title
-        raise UserError(f"translate: {run} holds a model for {title}, not for translation")
-    assert isinstance(model, EncoderDecoder)
-    if beam is not None and beam > module.vocab_size:
-        raise UserError(
-            f"translate: --beam {beam}: expected at most the vocabulary, {module.vocab_size}"
-        )
-    model.eval()
+    task, model, tokenizer, vocab_size, device = load_trained(
+        "translate", run, checkpoint, "translation"
+    )
+    if beam is not None and beam > vocab_size:
+        raise UserError(f"translate: --beam {beam}: expected at most the vocabulary, {vocab_size}")
     how = task.config.search(beam)
-    tokenizer = load_tokenizer(vocabulary)
     lines = input_lines(source)
     while chunk := list(islice(lines, CHUNK)):
         for translation in translate(model, tokenizer, chunk, how, device):

@@ -279,7 +279,7 @@ class CausalLanguageModelling(Task):
 
 
 def _unknown(ids: np.ndarray) -> int:
-    """Return the number of tokens that stand for text outside the vocabulary."""
+    """Return the number of tokens that mean text outside the vocabulary."""
     return int(np.count_nonzero(ids == UNK))
 
 

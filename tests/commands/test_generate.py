@@ -1,0 +1,81 @@
+"""The command `ablate generate`, on a tiny model of characters."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_app.cli import main
+from lightning_app.commands.generate import ids_of, text_of
+from lightning_app.data.prepare import prepare
+from lightning_app.data.tokenizer import EOS, Bytes
+from tests.runs import data, module, trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    trained, source = module("causal_lm"), data(str(folder / "cache"), "causal_lm")
+    fitter = trainer(folder, max_steps=3)
+    fitter.fit(trained, datamodule=source)
+    fitter.save_checkpoint(folder / "checkpoints" / "best.ckpt")
+    model = prepare(source.config).folder / "tokenizer.model"
+    (folder / "tokenizer.model").write_bytes(model.read_bytes())
+    return folder
+
+
+def generated(capsys: pytest.CaptureFixture[str], run: Path, *options: str) -> str:
+    assert main(["generate", "--run", str(run), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_seed_gives_a_text_again(run: Path, capsys) -> None:
+    options = ("--prompt", "the", "--tokens", "12")
+    one = generated(capsys, run, *options)
+    assert one.startswith("the")
+    assert generated(capsys, run, *options) == one
+    assert generated(capsys, run, *options, "--seed", "2") != one
+    greedy = generated(capsys, run, *options, "--temperature", "0")
+    assert greedy == generated(capsys, run, *options, "--top-k", "1", "--seed", "5")
+    assert greedy == generated(capsys, run, *options, "--top-p", "1e-9")
+    several = generated(capsys, run, *options, "--texts", "3").split("-" * 20 + "\n")
+    assert len(several) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokens", "0"], "--tokens 0: expected at least 1"),
+        (["--texts", "-1"], "--texts -1: expected at least 1"),
+        (["--temperature", "-2"], "--temperature -2.0: at least 0"),
+        (["--top-k", "-2"], "--top-k -2: at least 1"),
+        (["--top-p", "2"], "--top-p 2.0: above 0 and at most 1"),
+        (["--prompt", "zebra 😀"], "--prompt 'zebra 😀': has text outside the run's vocabulary"),
+        (["--checkpoint", "last"], "last.ckpt is missing"),
+    ],
+)
+def test_a_mistake_is_one_line(run: Path, capsys, options: list[str], said: str) -> None:
+    assert main(["generate", "--run", str(run), *options]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_run_of_another_task_is_refused(tmp_path: Path, cache: str, capsys) -> None:
+    trained, source = module("masked_lm"), data(cache, "masked_lm")
+    fitter = trainer(tmp_path, max_steps=1)
+    fitter.fit(trained, datamodule=source)
+    fitter.save_checkpoint(tmp_path / "checkpoints" / "best.ckpt")
+    model = prepare(source.config).folder / "tokenizer.model"
+    (tmp_path / "tokenizer.model").write_bytes(model.read_bytes())
+    assert main(["generate", "--run", str(tmp_path)]) == 2
+    said = "holds a model for masked language modelling, not for causal language modelling"
+    assert said in capsys.readouterr().err
+
+
+def test_lines_end_where_they_ended_in_training() -> None:
+    text = "one\n\n two \n"
+    ids = ids_of(text, Bytes())
+    assert ids[0] == EOS
+    assert ids.count(EOS) == 4
+    assert text_of(ids[1:], Bytes()) == text
