@@ -13,8 +13,9 @@ from functools import partial
 import torch
 from speed_rows import Figure, Row, at_least, at_most, exactly
 
+from lightning_app.bench.causal_peers import causal_peer
 from lightning_app.bench.compare import Comparison, Contender, How, Missing, compare
-from lightning_app.bench.learners import Setting, masked, preset_work
+from lightning_app.bench.learners import Setting, causal, masked, preset_work
 from lightning_app.bench.measure import Work
 from lightning_app.bench.peers import (
     TorchTranslator,
@@ -105,6 +106,18 @@ def masked_step() -> Iterator[Figure]:
         yield from ratios(f"T={length}", partial(preset_work, mine, "post_ln"), [peer])
 
 
+def causal_step() -> Iterator[Figure]:
+    """The step of a causal language model, 12 blocks of width 256, against two decoders."""
+    setting = causal(Setting(depth=12, width=256, tokens=1024))
+    for length in (256, 1024):
+        mine = replace(setting, length=length)
+        peers = [
+            ("GPT-2", partial(causal_peer, mine, hugging_face=True), 1.15),
+            ("x-transformers", partial(causal_peer, mine, hugging_face=False), 1.15),
+        ]
+        yield from ratios(f"T={length}", partial(preset_work, mine, "pre_ln"), peers)
+
+
 def residual_encoder_passes() -> Iterator[Figure]:
     """The passes of an encoder with residual attention, 12 blocks of width 256, 2048 tokens."""
     setting = Setting(task="masked_lm", depth=12, width=256, tokens=2048, step=False)
@@ -120,5 +133,6 @@ PEER_ROWS: dict[str, Row] = {
     "step_256": step_256,
     "step_demo": step_demo,
     "masked_step": masked_step,
+    "causal_step": causal_step,
     "residual_encoder": residual_encoder_passes,
 }

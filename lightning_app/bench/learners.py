@@ -70,6 +70,13 @@ def masked(setting: Setting) -> Setting:
     )
 
 
+def causal(setting: Setting) -> Setting:
+    """Return the setting of causal language modelling with GPT-2's positions and activation."""
+    return replace(
+        setting, task="causal_lm", label_smoothing=0.0, positions="learned", activation="gelu"
+    )
+
+
 class Learner(NamedTuple):
     """A model, and its mean loss on a fixed batch."""
 

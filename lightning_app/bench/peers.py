@@ -107,7 +107,7 @@ class TorchTranslator(nn.Module):
                     _copy_attention(block.cross_attention, layer.multihead_attn)
                     norms.append(layer.norm3)
                     sources.insert(1, block.around_cross)
-                first, second = _linears(block.feed_forward)
+                first, second = linears(block.feed_forward)
                 layer.linear1.load_state_dict(first.state_dict())
                 layer.linear2.load_state_dict(second.state_dict())
                 for norm, source in zip(norms, sources, strict=True):
@@ -206,10 +206,10 @@ def _copy_layers(theirs: Any, ours: nn.ModuleList) -> None:
             found, (norms, layer, _) = next(layers)
             assert found == kind
             if attention is None:
-                first, second = _linears(part.feed_forward)
-                linears = [m for m in layer.modules() if isinstance(m, nn.Linear)]
-                linears[0].load_state_dict(first.state_dict())
-                linears[1].load_state_dict(second.state_dict())
+                first, second = linears(part.feed_forward)
+                maps = [m for m in layer.modules() if isinstance(m, nn.Linear)]
+                maps[0].load_state_dict(first.state_dict())
+                maps[1].load_state_dict(second.state_dict())
             else:
                 parts = Projections.of(getattr(part, attention))
                 for name, source in zip(("q", "k", "v", "out"), parts, strict=True):
@@ -218,7 +218,8 @@ def _copy_layers(theirs: Any, ours: nn.ModuleList) -> None:
             norm.gamma.copy_(getattr(part, around).norm_sum.weight - float(norm.unit_offset))
 
 
-def _linears(feed_forward: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+def linears(feed_forward: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+    """Return the two linear maps of one of our feed-forwards."""
     first, second = (m for m in feed_forward.modules() if isinstance(m, nn.Linear))
     return first, second
 
@@ -280,7 +281,7 @@ def _copy_bert(ours: MaskedLanguageModel, theirs: Any) -> None:
         for target, source in zip([*targets, attention.output.dense], parts, strict=True):
             target.load_state_dict(source.state_dict())
         attention.output.LayerNorm.load_state_dict(part.around_self.norm_sum.state_dict())
-        first, second = _linears(part.feed_forward)
+        first, second = linears(part.feed_forward)
         layer.intermediate.dense.load_state_dict(first.state_dict())
         layer.output.dense.load_state_dict(second.state_dict())
         layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())

@@ -36,9 +36,7 @@ def generate_text(
     _, model, tokenizer, _, device = load_trained("generate", run, checkpoint, "causal_lm")
     given = ids_of(prompt, tokenizer)
     if UNK in given:
-        raise UserError(
-            f"generate: --prompt {prompt!r}: has text that the run's vocabulary has not"
-        )
+        raise UserError(f"generate: --prompt {prompt!r}: has text outside the run's vocabulary")
     if len(given) + tokens - 1 > model.longest:
         raise UserError(
             f"generate: --tokens {tokens}: with a prompt of {len(given)} tokens at most "
