@@ -435,6 +435,36 @@ MUTANTS = (
         "(total - step) / max(total - start + 1, 1)",
     ),
     mutant(
+        "a cosine decay forgets its floor",
+        at("test_optim.py"),
+        "self.floor + (1.0 - self.floor) * wave",
+        "(1.0 - self.floor) * wave",
+    ),
+    mutant(
+        "a token is predicted from itself",
+        at("tasks/test_causal_lm.py"),
+        "self._take(places - 1)",
+        "self._take(places)",
+    ),
+    mutant(
+        "overlapping windows predict a token twice",
+        at("tasks/test_causal_lm.py"),
+        "np.where(after | seen_before, PAD",
+        "np.where(after, PAD",
+    ),
+    mutant(
+        "bits per byte are nats",
+        at("tasks/test_causal_lm.py"),
+        'found.nll / (math.log(2) * counts["bytes"])',
+        'found.nll / counts["bytes"]',
+    ),
+    mutant(
+        "top-p leaves out the token that reaches p",
+        at("models/test_generation.py"),
+        "p.cumsum(dim=-1) - p >= how.top_p",
+        "p.cumsum(dim=-1) >= how.top_p",
+    ),
+    mutant(
         "dropout does not depend on the step",
         at("test_module.py", "test_ddp.py", "ablation/test_resume.py"),
         "mix(self._seed, self.global_step, batch_idx, self.global_rank)",

@@ -75,6 +75,43 @@ def test_linear_decoupled_follows_its_formula(warmup: int) -> None:
         assert rate == pytest.approx(ramp * decay)
 
 
+@pytest.mark.parametrize("coupling", ["decoupled", "paper"])
+@pytest.mark.parametrize("warmup", [0, 1, 6, 10])
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_cosine_follows_its_formula(coupling, warmup: int, floor: float) -> None:
+    """Half a period: from 1 at the step where the decay begins to `floor` after the last step."""
+    total, reference = 50, 10
+    config = ScheduleConfig(
+        kind="cosine",
+        warmup_steps=warmup,
+        reference_steps=reference,
+        coupling=coupling,
+        floor=floor,
+    )
+    start = reference if coupling == "decoupled" else max(1, warmup)
+    taken = rates(config, total)
+    for t, rate in enumerate(taken, start=1):
+        ramp = 1.0 if warmup == 0 else min(1.0, t / warmup)
+        angle = math.pi * max(0, t - start) / (total - start + 1)
+        assert rate == pytest.approx(ramp * (floor + (1 - floor) * (1 + math.cos(angle)) / 2))
+    assert max(taken) == pytest.approx(1.0)
+    assert floor <= taken[-1] < floor + 0.01
+
+
+def test_a_floor_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"floor 0\.1: of kind cosine alone; kind linear takes 0"):
+        ScheduleConfig(kind="linear", floor=0.1)
+    for floor in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="at least 0 and under 1"):
+            ScheduleConfig(kind="cosine", floor=floor)
+
+
+def test_cosine_does_not_fit_into_a_run_that_is_over_before() -> None:
+    config = ScheduleConfig(kind="cosine", warmup_steps=5, reference_steps=20)
+    with pytest.raises(UserError, match="decoupled cosine decay begins; at least warmup_steps 5"):
+        rates(config, 20)
+
+
 @pytest.mark.parametrize("warmup", [0, 1, 30, 60])
 def test_linear_decoupled_reaches_the_rate_and_shares_its_decay(warmup: int) -> None:
     """As many steps as the demo has; the old form came to 0.705 of the rate."""
