@@ -86,6 +86,12 @@ MUTANTS = (
         "x.chunk(2, dim=-1)",
     ),
     mutant(
+        "relative positions are those of the key before the query",
+        at("models/test_reference.py", "models/test_relative_positions.py"),
+        "a_cos * self.sin - a_sin * self.cos",
+        "a_cos * self.sin + a_sin * self.cos",
+    ),
+    mutant(
         "causal mask hides the token itself",
         WIRING + " " + FORMS,
         "every.tril() if",

@@ -271,9 +271,37 @@ class Layer:
             key = key + self.stack.sums.get(f"{name}.key", 0.0)
             self.stack.sums |= {f"{name}.query": query, f"{name}.key": key}
         scores = scaled_scores(query, key, heads)
+        if self.stack.sizes.positions.startswith("relative") and name == "self_attention":
+            scores = self.relative_scores(query, key)
         if carry in ("sum", "mean"):
             scores = self.stack.sums[name] = scores + self.stack.sums.get(name, 0.0)
         return scores / divisor
+
+    def relative_scores(self, query: Array, key: Array) -> Array:
+        """``((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(d_k)`` (Dai et al. 2019, section 3.3).
+
+        ``r_x = [sin(x w) ; cos(x w)]``, ``w_k = 10000^(-2k/d)``, cell by cell.
+        """
+        heads, side = self.stack.sizes.num_heads, self.stack.side
+        dim = query.shape[-1] // heads
+        untied = self.stack.sizes.positions == "relative_untied"
+        pair = f"{side}.place.biases.{self.number - 1 if untied else 0}"
+        u, v = (self.stack.parameters[f"{pair}.{part}"] for part in ("content", "position"))
+        weight = self.stack.parameters[f"{side}.place.projections.{self.number - 1}.weight"]
+        width = weight.shape[1]
+        rates = [10000.0 ** (-2 * k / width) for k in range(width // 2)]
+        batch, length = query.shape[:2]
+        scores = np.empty((batch, heads, length, length))
+        for i in range(length):
+            for j in range(length):
+                angles = [(i - j) * rate for rate in rates]
+                distance = weight @ np.array([*map(math.sin, angles), *map(math.cos, angles)])
+                for h in range(heads):
+                    part = slice(h * dim, (h + 1) * dim)
+                    content = (query[:, i, part] + u[h, 0]) * key[:, j, part]
+                    position = (query[:, i, part] + v[h, 0]) * distance[part]
+                    scores[:, h, i, j] = (content + position).sum(axis=-1) / math.sqrt(dim)
+        return scores
 
     def shape(self, scores: Array, attention: Array) -> Array:
         """``alpha I + beta A - gamma C`` of each head (He & Hofmann 2023, equation 6).
@@ -562,7 +590,7 @@ def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
             return embedded + sinusoids(length, dim)
         case "learned":
             return embedded + parameters["embedding.position_table.weight"][:length]
-        case "rope":
+        case "rope" | "relative" | "relative_untied":
             return embedded
         case other:
             raise ValueError(other)

@@ -291,7 +291,7 @@ class Attention(nn.Module):
 
     def queries(
         self, u: Float[Tensor, "batch query model"], placed: Placed | None
-    ) -> Float[Tensor, "batch head query dim"]:
+    ) -> Float[Tensor, "batch head query feature"]:
         """Return the queries of `u` for the scores, split into heads."""
         query = split_heads(self.query(u), self.num_heads)
         query = self.query_norm(self._disturbed(query))
@@ -300,8 +300,8 @@ class Attention(nn.Module):
     def queries_keys_values(
         self, u: Float[Tensor, "batch token model"], placed: Placed | None
     ) -> tuple[
-        Float[Tensor, "batch head token dim"],
-        Float[Tensor, "batch head token dim"],
+        Float[Tensor, "batch head token feature"],
+        Float[Tensor, "batch head token feature"],
         Float[Tensor, "batch head token dim"],
     ]:
         """Return queries, keys and values of one text, as one product if all are full."""
@@ -314,7 +314,7 @@ class Attention(nn.Module):
 
     def keys_values(
         self, memory: Float[Tensor, "batch key model"], placed: Placed | None
-    ) -> tuple[Float[Tensor, "batch head key dim"], Float[Tensor, "batch head key dim"]]:
+    ) -> tuple[Float[Tensor, "batch head key feature"], Float[Tensor, "batch head key dim"]]:
         """Return the keys for the scores and the values of `memory`, split into heads."""
         key, value = project(memory, self.num_heads, self.key, self.value)
         key = self.key_norm(self._disturbed(key))
@@ -323,8 +323,8 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "batch head query dim"],
-        keys: Float[Tensor, "batch head key dim"],
+        query: Float[Tensor, "batch head query feature"],
+        keys: Float[Tensor, "batch head key feature"],
         values: Float[Tensor, "batch head key dim"],
         mask: Mask,
         carry: Carry | None,

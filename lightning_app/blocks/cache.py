@@ -27,9 +27,9 @@ class LayerCache:
 
     def append(
         self,
-        keys: Float[Tensor, "batch head token dim"],
+        keys: Float[Tensor, "batch head token feature"],
         values: Float[Tensor, "batch head token dim"],
-    ) -> tuple[Float[Tensor, "batch head slot dim"], Float[Tensor, "batch head slot dim"]]:
+    ) -> tuple[Float[Tensor, "batch head slot feature"], Float[Tensor, "batch head slot dim"]]:
         """Write the newest keys and values; return those of all tokens.
 
         The first call creates the slots; later calls need free slots (see `moved`).

@@ -14,6 +14,10 @@ class Placed:
     bias: Float[Tensor, "#batch #head #query key"] | None = None
     """b, added to scaled scores; masks are applied after it."""
 
+    def at(self, layer: int) -> "Placed":
+        """Return the effect in a layer, counted from 1."""
+        return self
+
     def queries(
         self, x: Float[Tensor, "batch head token dim"]
     ) -> Float[Tensor, "batch head token _"]:

@@ -50,7 +50,8 @@ class ArchitectureConfig:
     """Slope of leaky_relu below zero; only used by leaky_relu."""
     positions: str = "sinusoidal"
     """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; rope: rotations inside
-    self-attention."""
+    self-attention; relative: Transformer-XL's term of the scores, whose biases u and v are shared
+    by the layers of a stack, or in relative_untied are those of a layer."""
     max_positions: int = 1024
     """Length of the learned table; only used by learned positions."""
     embedding_norm: Norm = "none"
@@ -106,6 +107,8 @@ class ArchitectureConfig:
             peer = self.encoder_depth if both else 0
             stack = Stack(depth=self.decoder_depth, peer_depth=peer, causal=True, cross=both)
             stacks["decoder"] = block.resolve(stack)
+        for spec in stacks.values():
+            self.order().check_stack(spec)
         if self.embedding_norm != "none":
             self._check_embedding_norm(stacks["encoder"], block.preset)
         return stacks

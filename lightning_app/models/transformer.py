@@ -46,7 +46,7 @@ class BlockStack(nn.Module):
         self.spec = spec
         # False where the blocks are compiled, which hooks of their norms would break.
         self.recomputes_norms = True
-        self.place = None if positions is None else positions.placing()
+        self.place = None if positions is None else positions.placing(spec)
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in spec.blocks)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
@@ -121,7 +121,7 @@ class BlockStack(nn.Module):
             call = Call(
                 layer=layer,
                 mask=mask,
-                placed=placed,
+                placed=None if placed is None else placed.at(layer),
                 source=source,
                 cache=cache,
                 kept=kept if last else None,

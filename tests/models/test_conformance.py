@@ -321,7 +321,9 @@ def test_a_later_token_never_changes_an_earlier_prediction(preset: str) -> None:
         assert bool(((changed[:, i] - logits[:, i]).abs().amax(-1) > 1e-6).all())
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope"])
+@pytest.mark.parametrize(
+    "positions", ["sinusoidal", "learned", "rope", "relative", "relative_untied"]
+)
 @every_preset
 def test_cached_decoding_of_one_stack_equals_full_decoding(preset: str, positions: str) -> None:
     model, tokens = causal(preset, positions=positions, model_dim=12), tiny.words(3, 7)

@@ -11,6 +11,7 @@ from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import Mask, causal_mask, mask_of
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.score_map import own_scores, softmax_map
+from lightning_app.blocks.stack import StackSpec
 from lightning_app.errors import UserError
 from lightning_app.models.heads import CausalLanguageModel, build_model
 from lightning_app.models.positions import POSITIONS, Places, Positions
@@ -33,7 +34,7 @@ BLOCKS = {
 class Slopes(Positions):
     """``-2^(-8 h / H) |i - j|`` for head h = 1 .. H (Press et al. 2022, ALiBi, 2108.12409)."""
 
-    def placing(self) -> Place:
+    def placing(self, spec: StackSpec) -> Place:
         heads = torch.arange(1, self.num_heads + 1)
         slopes = 2.0 ** (-8.0 * heads / self.num_heads)
 

@@ -1,6 +1,6 @@
 """Positions, one file each; those imported here are registered wherever a model is."""
 
-from lightning_app.models.positions import learned, rope, sinusoidal
+from lightning_app.models.positions import learned, relative, rope, sinusoidal
 from lightning_app.models.positions.base import POSITIONS, Places, Positions
 
-__all__ = ["POSITIONS", "Places", "Positions", "learned", "rope", "sinusoidal"]
+__all__ = ["POSITIONS", "Places", "Positions", "learned", "relative", "rope", "sinusoidal"]

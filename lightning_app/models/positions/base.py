@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.placed import Placed
+from lightning_app.blocks.stack import StackSpec
 from lightning_app.registry import Registry
 
 POSITIONS: Registry["type[Positions]"] = Registry("model.architecture.positions")
@@ -73,7 +74,14 @@ class Positions:
         """Return the table that is added to the embedding, or None."""
         return None
 
-    def placing(self) -> Place | None:
+    def check_stack(self, spec: StackSpec) -> None:
+        """Refuse a stack with which these positions have no meaning.
+
+        Raises:
+            ValueError: naming the field and what would be right.
+        """
+
+    def placing(self, spec: StackSpec) -> Place | None:
         """Return the term of the scores of self-attention, given the places of a pass.
 
         A function, or a module where it has parameters; None where positions do not enter there.

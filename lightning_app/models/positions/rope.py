@@ -3,6 +3,7 @@
 from typing import final
 
 from lightning_app.blocks.rotary import Rotation, rotation
+from lightning_app.blocks.stack import StackSpec
 from lightning_app.models.positions.base import POSITIONS, Place, Places, Positions
 
 
@@ -19,7 +20,7 @@ class Rope(Positions):
                 "number"
             )
 
-    def placing(self) -> Place:
+    def placing(self, spec: StackSpec) -> Place:
         return self._rotation
 
     def _rotation(self, places: Places) -> Rotation:
