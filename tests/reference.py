@@ -8,7 +8,7 @@ of the three, n the layer from 1, L the depth of its stack.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -590,7 +590,7 @@ def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
             return embedded + sinusoids(length, dim)
         case "learned":
             return embedded + parameters["embedding.position_table.weight"][:length]
-        case "rope" | "relative" | "relative_untied":
+        case "rope" | "relative" | "relative_untied" | "learned_per_layer":
             return embedded
         case other:
             raise ValueError(other)
@@ -598,19 +598,36 @@ def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
 
 def run_stack(stack: Stack, x: Array) -> Array:
     """Run the layers of `stack` and the parts before and after them."""
+    (*_, (x, total)) = run_layers(stack, x)
+    return end(stack, x, total, f"{stack.side}.final_norm")
+
+
+def run_layers(stack: Stack, x: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield x and ResiDual's total r after each layer.
+
+    Al-Rfou et al. 2019 (1808.04444) add a learned table of positions before every layer.
+    """
     parameters, reference = stack.parameters, stack.reference
     if reference.first == "norm":
         x = norm(parameters, f"{stack.side}.input_norm", x)
     stack.total = x
     for n in range(1, stack.depth + 1):
+        if stack.sizes.positions == "learned_per_layer":
+            table = parameters[f"{stack.side}.layer_tables.{n - 1}.weight"]
+            x, stack.total = x + table[: x.shape[1]], stack.total + table[: x.shape[1]]
         x = reference.layer(Layer(stack, n), x)
-    match reference.last:
+        yield x, np.asarray(stack.total)
+
+
+def end(stack: Stack, x: Array, total: Array, name: str) -> Array:
+    """Return what a stack gives after its last layer, the norm `name` there if it has one."""
+    match stack.reference.last:
         case "nothing":
             return x
         case "norm":
-            return norm(parameters, f"{stack.side}.final_norm", x)
+            return norm(stack.parameters, name, x)
         case "sum":
-            return x + norm(parameters, f"{stack.side}.final_norm", np.asarray(stack.total))
+            return x + norm(stack.parameters, name, total)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,10 @@ class Stream(NamedTuple):
         total = None if self.total is None else select_tokens(self.total, kept)
         return Stream(select_tokens(self.x, kept), total)
 
+    def plus(self, added: Float[Tensor, "*#batch #token model"]) -> "Stream":
+        """Return the stream with `added` in both of its parts."""
+        return Stream(self.x + added, None if self.total is None else self.total + added)
+
 
 def select_tokens(
     x: Float[Tensor, "batch token model"], kept: Int[Tensor, " kept"]

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -51,9 +52,10 @@ class Embedding(nn.Module):
         """Embed `tokens`, the first of which has position `start`.
 
         Raises:
-            UserError: for a text longer than a learned table has positions.
+            UserError: for a text longer than learned tables have positions.
         """
         end = start + tokens.shape[1]
+        self.spec.positions.check_length(end)
         embedded = self.tokens(tokens) * math.sqrt(self.model_dim)
         if self.position_table is not None:
             table = self.position_table(start, end, tokens.device)
@@ -68,3 +70,12 @@ class Embedding(nn.Module):
     def logits(self, states: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape vocabulary"]:
         """Return ``states E^T``, the scores over the vocabulary."""
         return linear(states, self.tokens.weight)
+
+
+@final
+class OutputTable(nn.Module):
+    """A table of output scores that no input shares; its entries start at N(0, 1/d), as E's do."""
+
+    def __init__(self, vocab_size: int, model_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, model_dim))

@@ -49,11 +49,12 @@ class ArchitectureConfig:
     activation_slope: float = 0.01
     """Slope of leaky_relu below zero; only used by leaky_relu."""
     positions: str = "sinusoidal"
-    """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; rope: rotations inside
-    self-attention; relative: Transformer-XL's term of the scores, whose biases u and v are shared
-    by the layers of a stack, or in relative_untied are those of a layer."""
+    """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; learned_per_layer: a
+    learned table before every layer; rope: rotations inside self-attention; relative:
+    Transformer-XL's term of the scores, whose biases u and v are shared by the layers of a stack,
+    or in relative_untied are those of a layer."""
     max_positions: int = 1024
-    """Length of the learned table; only used by learned positions."""
+    """Length of a learned table; only used by learned positions."""
     embedding_norm: Norm = "none"
     """The norm of the sum of token and position, of an encoder alone. The official code of BERT and
     of RealFormer has layer_norm there; none is our default."""

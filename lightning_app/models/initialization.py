@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, InitSpec
 from lightning_app.blocks.learned import LearnedScalars
-from lightning_app.models.embedding import Embedding
-from lightning_app.models.positions.learned import LearnedTable
+from lightning_app.models.embedding import Embedding, OutputTable
+from lightning_app.models.positions.learned import LearnedLayerTable, LearnedTable
 
 
 @torch.no_grad()
@@ -31,6 +31,7 @@ def initialize(model: nn.Module) -> None:
     norm gain, norm bias                  one, zero
     embedding                             N(0, 1/d) times the embedding gain of the stack, the
                                           row of the padding zero
+    tables of auxiliary heads             N(0, 1/d)
     learned positions                     N(0, 0.02^2)
     learned scalars                       their own start (`LearnedScalars.reset`)
     ====================================  =====================================================
@@ -45,7 +46,9 @@ def initialize(model: nn.Module) -> None:
                 std = module.spec.gain * module.model_dim**-0.5
                 nn.init.normal_(module.tokens.weight, std=std)
                 module.tokens.weight[module.tokens.padding_idx] = 0.0
-            case LearnedTable():
+            case OutputTable():
+                nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+            case LearnedTable() | LearnedLayerTable():
                 nn.init.normal_(module.weight, std=0.02)
             case nn.LayerNorm():
                 nn.init.ones_(module.weight)

@@ -47,6 +47,8 @@ class BlockStack(nn.Module):
         # False where the blocks are compiled, which hooks of their norms would break.
         self.recomputes_norms = True
         self.place = None if positions is None else positions.placing(spec)
+        tables = [] if positions is None else positions.layer_tables(len(spec.blocks))
+        self.layer_tables = nn.ModuleList(tables) if tables else None
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in spec.blocks)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
@@ -87,15 +89,16 @@ class BlockStack(nn.Module):
                 None for all. The last block computes what follows its map for these alone.
         """
         placed = None
+        places = places or Places.whole(x.shape[1], x.device)
         if self.place is not None:
-            placed = self.place(places or Places.whole(x.shape[1], x.device))
+            placed = self.place(places)
             if placed.bias is not None:
                 mask = mask.with_score_bias(placed.bias)
         x = self.input_norm(x)
         stream = Stream(x, x if self.spec.dual_stream else None)
         recomputing = self.recomputes_norms and saves_memory(x)
         with recomputed_norms(self) if recomputing else nullcontext():
-            stream = self._run(stream, mask, memory, caches, placed, kept)
+            stream = self._run(stream, mask, memory, caches, placed, places, kept)
         if stream.total is None:
             return self.final_norm(stream.x)
         return stream.x + self.final_norm(stream.total)
@@ -107,6 +110,7 @@ class BlockStack(nn.Module):
         memory: Memory | None,
         caches: list[LayerCache] | None,
         placed: Placed | None,
+        places: Places,
         kept: Int[Tensor, " kept"] | None,
     ) -> Stream:
         carries = Carries()
@@ -126,6 +130,8 @@ class BlockStack(nn.Module):
                 cache=cache,
                 kept=kept if last else None,
             )
+            if self.layer_tables is not None:
+                stream = stream.plus(self.layer_tables[layer - 1](places))
             stream, carries = block(stream, carries, call)
         return stream
 

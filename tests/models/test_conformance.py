@@ -260,6 +260,8 @@ def test_axes_add_the_parameters_that_they_name() -> None:
     assert count(architecture={"activation": "geglu"}) == plain + linear(D, FF) * layers
     table = {"positions": "learned", "max_positions": 19}
     assert count(architecture=table) == plain + 19 * D
+    table["positions"] = "learned_per_layer"
+    assert count(architecture=table) == plain + 19 * D * layers
     assert count(architecture={"positions": "rope", "num_heads": 5}) == plain
     # One change a projection; a first value already has one, in each of two stacks.
     assert both == count("sas") + (2 * layers - 2) * D * D
@@ -322,7 +324,8 @@ def test_a_later_token_never_changes_an_earlier_prediction(preset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "positions", ["sinusoidal", "learned", "rope", "relative", "relative_untied"]
+    "positions",
+    ["sinusoidal", "learned", "learned_per_layer", "rope", "relative", "relative_untied"],
 )
 @every_preset
 def test_cached_decoding_of_one_stack_equals_full_decoding(preset: str, positions: str) -> None:

@@ -12,7 +12,7 @@ from lightning_app.models.positions.sinusoidal import sinusoids
 from tests import reference, tiny
 
 DIM = 10
-EVERY = ("sinusoidal", "learned", "rope")
+EVERY = ("sinusoidal", "learned", "learned_per_layer", "rope")
 every_kind = pytest.mark.parametrize("positions", EVERY)
 
 
@@ -50,20 +50,26 @@ def test_learned_positions_are_rows_of_their_table(float64: None) -> None:
         torch.testing.assert_close(embedding(tokens, start), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("positions", ["learned", "learned_per_layer"])
 @pytest.mark.parametrize(("length", "start"), [(20, 0), (7, 13), (1, 19)])
-def test_text_beyond_the_learned_table_is_refused(length: int, start: int) -> None:
-    embedding = build("learned")
+def test_text_beyond_the_learned_table_is_refused(length: int, start: int, positions: str) -> None:
+    embedding = build(positions)
     embedding(tiny.words(2, length - 1), start)
     message = rf"max_positions is 19, and a text has {length + start} tokens"
     with pytest.raises(UserError, match=message):
         embedding(tiny.words(2, length), start)
 
 
-def test_rotary_positions_add_nothing_to_the_embedding(float64: None) -> None:
-    embedding = build("rope")
+@pytest.mark.parametrize(
+    ("positions", "starts"), [("rope", (0, 1000)), ("learned_per_layer", (0, 12))]
+)
+def test_positions_inside_the_stack_add_nothing_to_the_embedding(
+    float64: None, positions: str, starts: tuple[int, ...]
+) -> None:
+    embedding = build(positions)
     tokens = tiny.words(3, 7)
     expected = math.sqrt(DIM) * embedding.tokens.weight[tokens]
-    for start in (0, 1000):
+    for start in starts:
         torch.testing.assert_close(embedding(tokens, start), expected)
 
 

@@ -261,6 +261,16 @@ def test_learned_positions_start_small() -> None:
     assert_normal(model.get_parameter("embedding.position_table.weight"), 0.02)
 
 
+def test_learned_positions_of_each_layer_start_small_and_differ() -> None:
+    positions = {"positions": "learned_per_layer", "max_positions": 101}
+    first, second = (
+        build("encoder", "pre_ln", positions).get_parameter(f"encoder.layer_tables.{layer}.weight")
+        for layer in (0, 1)
+    )
+    assert_normal(first, 0.02)
+    assert not torch.equal(first, second)
+
+
 def test_output_bias_of_the_masked_model_is_zero() -> None:
     assert build("encoder", "pre_ln").get_parameter("output_bias").count_nonzero() == 0
 

@@ -134,10 +134,17 @@ COMBINATIONS = {
     "mix_ln-deep": case("mix_ln", {"encoder_depth": 11, "decoder_depth": 5}),
     # Activations and positions
     "post_ln-learned": case("post_ln", {"positions": "learned", "max_positions": 19}),
+    **{
+        f"{preset}-learned_per_layer": case(
+            preset, {"positions": "learned_per_layer", "max_positions": 19}
+        )
+        for preset in ("post_ln", "pre_ln", "realformer", "sas", "peri_ln", "b2t", "dual_stream")
+    },
     "parallel-leaky_relu": case("parallel", {"activation": "leaky_relu", "activation_slope": 0.3}),
     "normformer-geglu": case("normformer", {"activation": "geglu"}),
     "sas_p-geglu": case("sas_p", {"activation": "geglu"}),
 }
+PER_LAYER = {name: case for name, case in COMBINATIONS.items() if "learned_per_layer" in name}
 EVERY = PLAIN | ROOT_MEAN_SQUARE | COMBINATIONS
 BERT = {
     f"{preset}-{norm}-of-the-embedding": case(
@@ -196,7 +203,7 @@ def test_masked_prediction_equals_reference(case: Case) -> None:
     torch.testing.assert_close(logits, torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
-@parametrize(PLAIN | ROOT_MEAN_SQUARE)
+@parametrize(PLAIN | ROOT_MEAN_SQUARE | PER_LAYER)
 def test_next_token_prediction_equals_reference(case: Case) -> None:
     architecture = {**case.architecture, "kind": "decoder", "decoder_depth": 3}
     model = tiny.randomise(tiny.causal_model(case.block, **case.architecture, decoder_depth=3))

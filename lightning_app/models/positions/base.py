@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.errors import UserError
 from lightning_app.registry import Registry
 
 POSITIONS: Registry["type[Positions]"] = Registry("model.architecture.positions")
@@ -40,11 +41,15 @@ class Table(nn.Module, ABC):
     def forward(
         self, start: int, end: int, device: torch.device
     ) -> Float[Tensor, "position model"]:
-        """Return the rows of the positions start .. end - 1.
+        """Return the rows of the positions start .. end - 1."""
 
-        Raises:
-            UserError: for a text longer than the table.
-        """
+
+class LayerTable(nn.Module, ABC):
+    """Positions that are added to the stream before one layer."""
+
+    @abstractmethod
+    def forward(self, places: Places) -> Float[Tensor, "#token model"]:
+        """Return the rows of the newest tokens."""
 
 
 Place = Callable[[Places], Placed]
@@ -70,9 +75,25 @@ class Positions:
         """The largest number of tokens of a text."""
         return math.inf
 
+    def check_length(self, tokens: int) -> None:
+        """Refuse a text of more tokens than there are positions.
+
+        Raises:
+            UserError: naming the field and both numbers.
+        """
+        if tokens > self.longest:
+            raise UserError(
+                f"model.architecture.max_positions is {self.max_positions}, and a text has "
+                f"{tokens} tokens; learned positions end there"
+            )
+
     def table(self) -> Table | None:
         """Return the table that is added to the embedding, or None."""
         return None
+
+    def layer_tables(self, depth: int) -> list[LayerTable]:
+        """Return the tables that are added to the stream before each layer of a stack, or none."""
+        return []
 
     def check_stack(self, spec: StackSpec) -> None:
         """Refuse a stack with which these positions have no meaning.

@@ -1,4 +1,4 @@
-"""A learned table of positions, added to the embedding."""
+"""Learned tables of positions: one that is added to the embedding, or one before each layer."""
 
 from typing import final
 
@@ -6,8 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_app.errors import UserError
-from lightning_app.models.positions.base import POSITIONS, Positions, Table
+from lightning_app.models.positions.base import (
+    POSITIONS,
+    LayerTable,
+    Places,
+    Positions,
+    Table,
+)
 
 
 @final
@@ -22,12 +27,20 @@ class LearnedTable(Table):
     def forward(
         self, start: int, end: int, device: torch.device
     ) -> Float[Tensor, "position model"]:
-        if end > len(self.weight):
-            raise UserError(
-                f"model.architecture.max_positions is {len(self.weight)}, and a text has {end} "
-                "tokens; learned positions end there"
-            )
         return self.weight[start:end]
+
+
+@final
+class LearnedLayerTable(LayerTable):
+    """One vector for each position before one layer, initially from N(0, 0.02^2)."""
+
+    def __init__(self, max_positions: int, model_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
+        nn.init.normal_(self.weight)
+
+    def forward(self, places: Places) -> Float[Tensor, "#token model"]:
+        return self.weight.index_select(0, places.newest)
 
 
 @final
@@ -41,3 +54,20 @@ class Learned(Positions):
 
     def table(self) -> LearnedTable:
         return LearnedTable(self.max_positions, self.model_dim)
+
+
+@final
+@POSITIONS.register("learned_per_layer")
+class LearnedPerLayer(Positions):
+    """Al-Rfou et al. 2019 (1808.04444): layer l reads ``x + P_l``, with a table P_l of its own.
+
+    In a dual stream P_l is added to both parts, as positions of the embedding are. No dropout acts
+    on it.
+    """
+
+    @property
+    def longest(self) -> float:
+        return float(self.max_positions)
+
+    def layer_tables(self, depth: int) -> list[LayerTable]:
+        return [LearnedLayerTable(self.max_positions, self.model_dim) for _ in range(depth)]
