@@ -81,6 +81,8 @@ def check(tree: dict[str, Any]) -> None:
             f"trainer.max_steps: the {model.schedule.kind} schedule needs a number of steps"
         )
     model.schedule.check(trainer["max_steps"])
+    bounded = max(trainer["max_steps"], trainer["max_epochs"] or 0) >= 1
+    model.objective.auxiliary().check(*model.architecture.predicting, bounded=bounded)
     architecture, length = model.architecture, tree["data"][task.length]
     if architecture.order().longest < (needed := length + task.marks):
         raise UserError(

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torchmetrics import SumMetric
 
-from lightning_app.blocks.auxiliary import AuxiliaryTerms, auxiliary_terms
+from lightning_app.blocks.auxiliary import AuxiliaryTerms, at_step, auxiliary_terms
 from lightning_app.blocks.block import Block
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.bounds import check_accumulation
 from lightning_app.hardware import keep_freed_blocks
 from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
+from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.transformer import BlockStack
 from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
@@ -127,6 +128,7 @@ class TransformerModule(pl.LightningModule):
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
         self.profiled = False
+        self.total_steps = 0  # of the run, fixed when it starts
         self._has_terms = True  # until the fit has looked for them
         self._seed = 0
         # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
@@ -151,6 +153,7 @@ class TransformerModule(pl.LightningModule):
         """Build the model for `vocab_size` tokens, with its initial values."""
         self.vocab_size = vocab_size
         self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
+        add_heads(self.model, self.objective.config.auxiliary())
         if self.rounding:
             perturb_rounding(self.model, self.rounding)
 
@@ -163,6 +166,11 @@ class TransformerModule(pl.LightningModule):
         self._has_terms = any(isinstance(part, AuxiliaryTerms) for part in self.modules())
         if self.device.type == "cpu":
             keep_freed_blocks()
+
+    def on_train_start(self) -> None:
+        """Fix the steps of the run at its start; one that goes on has those of its checkpoint."""
+        if self._has_terms and not (self.global_step and self.total_steps):
+            self.total_steps = training_steps(self.trainer)
 
     def on_train_epoch_start(self) -> None:
         check_accumulation(self.trainer.accumulate_grad_batches)
@@ -179,6 +187,8 @@ class TransformerModule(pl.LightningModule):
             strategy = self.trainer.strategy
             profile(self.model, lambda: self(batch), lambda x: strategy.reduce(x, reduce_op="sum"))  # pyright: ignore[reportArgumentType]
         self.profiled = True
+        if self._has_terms:
+            at_step(self.model, self.global_step, self.total_steps)
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         assert self.model is not None
@@ -305,6 +315,8 @@ class TransformerModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["vocab_size"] = self.vocab_size
         checkpoint["profiled"] = self.profiled
+        if self._has_terms:
+            checkpoint["total_steps"] = self.total_steps
         checkpoint["finite"] = is_finite(checkpoint["state_dict"])
         if streams := join_ranks(self.objective.streams()):
             checkpoint["streams"] = streams
@@ -316,4 +328,5 @@ class TransformerModule(pl.LightningModule):
         if self.model is None:
             self.build(checkpoint["vocab_size"])
         self.profiled = checkpoint["profiled"]
+        self.total_steps = checkpoint.get("total_steps", 0)
         self.objective.load_streams(checkpoint.get("streams", {}))

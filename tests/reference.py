@@ -643,6 +643,16 @@ def translate(
     reference: Reference, parameters: Parameters, sizes: Sizes, source: Tokens, target: Tokens
 ) -> Translation:
     """Encoder-decoder with teacher forcing. No query sees padding, none of the target's ahead."""
+    decoder, x = target_stack(reference, parameters, sizes, source, target)
+    states = run_stack(decoder, x)
+    assert decoder.memory is not None
+    return Translation(decoder.memory, states, states @ parameters["embedding.tokens.weight"].T)
+
+
+def target_stack(
+    reference: Reference, parameters: Parameters, sizes: Sizes, source: Tokens, target: Tokens
+) -> tuple[Stack, Array]:
+    """The decoder of a translation, with the encoder's output as its memory, and its input."""
     batch, queries = target.shape
     keys = source.shape[1]
     real_source, real_target = source != sizes.pad, target != sizes.pad
@@ -659,31 +669,50 @@ def translate(
     memory = run_stack(encoder, embed(parameters, source, sizes.positions))
     decoder = Stack(reference, parameters, "decoder", sizes.decoder_depth, sizes, target_allowed)
     decoder.memory, decoder.memory_allowed = memory, cross_allowed
-    states = run_stack(decoder, embed(parameters, target, sizes.positions))
-    return Translation(memory, states, states @ parameters["embedding.tokens.weight"].T)
+    return decoder, embed(parameters, target, sizes.positions)
 
 
 def predict_masked(
     reference: Reference, parameters: Parameters, sizes: Sizes, tokens: Tokens, positions: Tokens
 ) -> Array:
     """Devlin et al. 2019: an encoder, then ``E N(gelu(W h + b)) + c`` at flat `positions`."""
+    states = run_stack(*masked_stack(reference, parameters, sizes, tokens))
+    chosen = transformed(parameters, states, positions)
+    return chosen @ parameters["embedding.tokens.weight"].T + parameters["output_bias"]
+
+
+def masked_stack(
+    reference: Reference, parameters: Parameters, sizes: Sizes, tokens: Tokens
+) -> tuple[Stack, Array]:
+    """An encoder alone, and its input."""
     batch, length = tokens.shape
     everything = np.ones((batch, length, length), dtype=np.bool_)
     encoder = Stack(reference, parameters, "encoder", sizes.encoder_depth, sizes, everything)
-    states = run_stack(encoder, embed(parameters, tokens, sizes.positions))
+    return encoder, embed(parameters, tokens, sizes.positions)
+
+
+def transformed(parameters: Parameters, states: Array, positions: Tokens) -> Array:
+    """``N(gelu(W h + b))`` at flat `positions`."""
+    length = states.shape[1]
     chosen = np.stack([states[p // length, p % length] for p in positions])
-    chosen = norm(parameters, "norm", gelu(linear(parameters, "transform", chosen)))
-    return chosen @ parameters["embedding.tokens.weight"].T + parameters["output_bias"]
+    return norm(parameters, "norm", gelu(linear(parameters, "transform", chosen)))
 
 
 def predict_next(
     reference: Reference, parameters: Parameters, sizes: Sizes, tokens: Tokens
 ) -> Array:
     """One causal stack without cross-attention: logits of the token after each of `tokens`."""
+    states = run_stack(*next_stack(reference, parameters, sizes, tokens))
+    return states @ parameters["embedding.tokens.weight"].T
+
+
+def next_stack(
+    reference: Reference, parameters: Parameters, sizes: Sizes, tokens: Tokens
+) -> tuple[Stack, Array]:
+    """A causal stack alone, and its input."""
     batch, length = tokens.shape
     allowed = np.zeros((batch, length, length), dtype=np.bool_)
     for i in range(length):
         allowed[:, i, : i + 1] = True
     stack = Stack(reference, parameters, "decoder", sizes.encoder_depth, sizes, allowed)
-    states = run_stack(stack, embed(parameters, tokens, sizes.positions))
-    return states @ parameters["embedding.tokens.weight"].T
+    return stack, embed(parameters, tokens, sizes.positions)

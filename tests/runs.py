@@ -1,6 +1,8 @@
 """A module, its data and a trainer, small enough for a test."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,19 +16,26 @@ from lightning_app.optim import OptimizerConfig, ScheduleConfig
 from lightning_app.task_facts import task_facts
 
 
-def module(kind: str = "translation", *, dropout: float = 0.0, **block: Any) -> TransformerModule:
+def module(
+    kind: str = "translation",
+    *,
+    dropout: float = 0.0,
+    decoder_depth: int = 1,
+    objective: Mapping[str, Any] = MappingProxyType({}),
+    **block: Any,
+) -> TransformerModule:
     return TransformerModule(
         block=BlockConfig(**block),
         architecture=ArchitectureConfig(
             kind=task_facts(kind).architecture,  # pyright: ignore[reportArgumentType]
             encoder_depth=2,
-            decoder_depth=1,
+            decoder_depth=decoder_depth,
             model_dim=12,
             ff_dim=14,
             num_heads=3,
             dropout=dropout,
         ),
-        objective=ObjectiveConfig(kind=kind, beam=1),  # pyright: ignore[reportArgumentType]
+        objective=ObjectiveConfig(kind=kind, beam=1, **objective),  # pyright: ignore[reportArgumentType]
         optimizer=OptimizerConfig(lr=3e-3),
         schedule=ScheduleConfig(warmup_steps=5, reference_steps=5),
     )

@@ -5,10 +5,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from torch import nn
+
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import PAD
+from lightning_app.models.auxiliary_heads import AuxiliarySpec, add_heads
 from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.sections import model_config
@@ -22,12 +25,19 @@ def parameters(config: dict[str, Any]) -> int:
         vocab_size = _words(json.dumps(config["data"]))
     # Dropout has no parameters, and may be an axis of many values.
     architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
-    return _count(architecture, said.block, vocab_size)
+    return _count(architecture, said.block, said.objective.auxiliary(), vocab_size)
 
 
 @cache
-def _count(architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int) -> int:
-    return count_parameters(lambda: build_model(architecture, block, vocab_size, PAD))
+def _count(
+    architecture: ArchitectureConfig, block: BlockConfig, heads: AuxiliarySpec, vocab_size: int
+) -> int:
+    def build() -> nn.Module:
+        model = build_model(architecture, block, vocab_size, PAD)
+        add_heads(model, heads)
+        return model
+
+    return count_parameters(build)
 
 
 @cache

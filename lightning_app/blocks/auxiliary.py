@@ -26,6 +26,13 @@ class Term(NamedTuple):
 class AuxiliaryTerms(ABC):
     """A module that offers terms of the loss. Derive from it beside `nn.Module`."""
 
+    def at_step(self, done: int, total: int) -> None:  # noqa: B027
+        """Learn before each training step how many steps are `done` of the run's `total`.
+
+        `total` is fixed when the run starts, also for the runs that go on from its checkpoints; it
+        is below 1 where it is not known.
+        """
+
     @abstractmethod
     def auxiliary_terms(self) -> Mapping[str, Term]:
         """Return the terms by name, after each forward pass of training."""
@@ -46,3 +53,10 @@ def auxiliary_terms(
                 value = term.weight * (term.value / normalizer if term.over_tokens else term.value)
                 found[name] = found[name] + value if name in found else value
     return found
+
+
+def at_step(model: nn.Module, done: int, total: int) -> None:
+    """Run `at_step` of all modules of `model` that offer terms."""
+    for module in model.modules():
+        if isinstance(module, AuxiliaryTerms):
+            module.at_step(done, total)

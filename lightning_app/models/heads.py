@@ -15,7 +15,9 @@ from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.masks import causal_mask, full_mask, padding_mask
 from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.decoding import DecodingState, step
 from lightning_app.models.embedding import Embedding, EmbeddingSpec
 from lightning_app.models.initialization import initialize
@@ -87,6 +89,13 @@ class ArchitectureConfig:
             attention_dropout=self.attention_dropout,
         )
 
+    @property
+    def predicting(self) -> tuple[str, int]:
+        """The name and the depth of the stack that the output layer reads."""
+        if self.kind == "encoder":
+            return "encoder", self.encoder_depth
+        return "decoder", self.decoder_depth
+
     def order(self) -> Positions:
         """Return the positions."""
         return POSITIONS[self.positions](
@@ -141,6 +150,7 @@ class EncoderDecoder(nn.Module):
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.encoder = BlockStack(encoder, sizes, embedding.positions)
         self.decoder = BlockStack(decoder, sizes, embedding.positions, cross=True)
+        self.auxiliary: AuxiliaryHeads | None = None  # of the decoder; `add_heads` makes them
         initialize(self)
 
     @property
@@ -161,12 +171,18 @@ class EncoderDecoder(nn.Module):
         return self.embedding.logits(self.states(source, target))
 
     def states(
-        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+        self,
+        source: Int[Tensor, "batch source"],
+        target: Int[Tensor, "batch target"],
+        seen: list[Stream] | None = None,
     ) -> Float[Tensor, "batch target model"]:
-        """Return the states from which the output predicts the token after each of `target`."""
+        """Return the states from which the output predicts the token after each of `target`.
+
+        The stream after each layer of the decoder is appended to `seen`.
+        """
         memory = self._memory(source)
         mask = causal_mask(target.shape[1], target.device)
-        return self.decoder(self.embedding(target), mask, memory)
+        return self.decoder(self.embedding(target), mask, memory, seen=seen)
 
     def _memory(self, source: Int[Tensor, "batch source"]) -> Memory:
         mask = padding_mask(source != self.pad)
@@ -196,6 +212,7 @@ class CausalLanguageModel(nn.Module):
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.decoder = BlockStack(decoder, sizes, embedding.positions)
+        self.auxiliary: AuxiliaryHeads | None = None  # `add_heads` makes them
         initialize(self)
 
     @property
@@ -213,10 +230,15 @@ class CausalLanguageModel(nn.Module):
         """Return the logits of the token after each of `tokens`."""
         return self.embedding.logits(self.states(tokens))
 
-    def states(self, tokens: Int[Tensor, "batch token"]) -> Float[Tensor, "batch token model"]:
-        """Return the states from which the output predicts the token after each of `tokens`."""
+    def states(
+        self, tokens: Int[Tensor, "batch token"], seen: list[Stream] | None = None
+    ) -> Float[Tensor, "batch token model"]:
+        """Return the states from which the output predicts the token after each of `tokens`.
+
+        The stream after each layer is appended to `seen`.
+        """
         mask = causal_mask(tokens.shape[1], tokens.device)
-        return self.decoder(self.embedding(tokens), mask)
+        return self.decoder(self.embedding(tokens), mask, seen=seen)
 
     def start(self, texts: int, beams: int = 1) -> DecodingState:
         """Return the state before the first token of `beams` continuations of each text."""
@@ -243,6 +265,7 @@ class MaskedLanguageModel(nn.Module):
         self.transform = Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
         self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
+        self.auxiliary: AuxiliaryHeads | None = None  # `add_heads` makes them
         initialize(self)
 
     def present(
@@ -256,21 +279,32 @@ class MaskedLanguageModel(nn.Module):
     ) -> Float[Tensor, "predicted vocabulary"]:
         """Return logits at `positions`, flat indices into batch * token. Windows are full."""
         mask = full_mask(tokens.shape[1], tokens.device)
-        states = self.encoder(self.embedding(tokens), mask).flatten(0, 1)
-        states = self._transformed(states.index_select(0, positions))
-        return self.embedding.logits(states) + self.output_bias
+        states = self.encoder(self.embedding(tokens), mask)
+        return self.embedding.logits(self.finished(states, positions)) + self.output_bias
 
     def states(
-        self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
+        self,
+        tokens: Int[Tensor, "batch token"],
+        positions: Int[Tensor, " predicted"],
+        seen: list[Stream] | None = None,
     ) -> Float[Tensor, "predicted model"]:
         """Return the states that the output layer reads at `positions`.
 
         They are those of `forward`, where each block has the states of all tokens for the hooks of
-        a probe. Here the last one goes on with the predicted tokens alone.
+        a probe. Here the last one goes on with the predicted tokens alone. The stream after each
+        layer is appended to `seen`, with all tokens but for the last.
         """
         mask = full_mask(tokens.shape[1], tokens.device)
-        (states,) = self.encoder(self.embedding(tokens), mask, kept=positions)
+        (states,) = self.encoder(self.embedding(tokens), mask, kept=positions, seen=seen)
         return self._transformed(states)
+
+    def finished(
+        self,
+        states: Float[Tensor, "batch token model"],
+        positions: Int[Tensor, " predicted"],
+    ) -> Float[Tensor, "predicted model"]:
+        """Return what the output layer reads at `positions` of a stack's `states`."""
+        return self._transformed(states.flatten(0, 1).index_select(0, positions))
 
     def _transformed(
         self, states: Float[Tensor, "predicted model"]

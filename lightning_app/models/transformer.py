@@ -76,6 +76,7 @@ class BlockStack(nn.Module):
         caches: list[LayerCache] | None = None,
         places: Places | None = None,
         kept: Int[Tensor, " kept"] | None = None,
+        seen: list[Stream] | None = None,
     ) -> Float[Tensor, "batch token model"] | Float[Tensor, "1 kept model"]:
         """Return the states of `x`.
 
@@ -87,6 +88,7 @@ class BlockStack(nn.Module):
             places: The positions of the tokens; None if `x` is a whole text.
             kept: The tokens of which the states are returned, flat indices into batch * token;
                 None for all. The last block computes what follows its map for these alone.
+            seen: A list to which the stream after each layer is appended.
         """
         placed = None
         places = places or Places.whole(x.shape[1], x.device)
@@ -98,10 +100,8 @@ class BlockStack(nn.Module):
         stream = Stream(x, x if self.spec.dual_stream else None)
         recomputing = self.recomputes_norms and saves_memory(x)
         with recomputed_norms(self) if recomputing else nullcontext():
-            stream = self._run(stream, mask, memory, caches, placed, places, kept)
-        if stream.total is None:
-            return self.final_norm(stream.x)
-        return stream.x + self.final_norm(stream.total)
+            stream = self._run(stream, mask, memory, caches, placed, places, kept, seen)
+        return end_of_stack(stream, self.final_norm)
 
     def _run(
         self,
@@ -112,6 +112,7 @@ class BlockStack(nn.Module):
         placed: Placed | None,
         places: Places,
         kept: Int[Tensor, " kept"] | None,
+        seen: list[Stream] | None,
     ) -> Stream:
         carries = Carries()
         for layer, block in self.layers:
@@ -133,7 +134,16 @@ class BlockStack(nn.Module):
             if self.layer_tables is not None:
                 stream = stream.plus(self.layer_tables[layer - 1](places))
             stream, carries = block(stream, carries, call)
+            if seen is not None:
+                seen.append(stream)
         return stream
+
+
+def end_of_stack(stream: Stream, norm: nn.Module) -> Float[Tensor, "*batch token model"]:
+    """Return the states of a stack that ends in `norm`: ``N(x)``; ``x + N(r)`` in a dual stream."""
+    if stream.total is None:
+        return norm(stream.x)
+    return stream.x + norm(stream.total)
 
 
 def stacks(model: nn.Module) -> dict[str, BlockStack]:

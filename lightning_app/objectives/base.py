@@ -1,12 +1,13 @@
 """What a task is trained for, and the sums of a batch that say how good a model is at it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lightning_app.models.auxiliary_heads import AuxiliarySpec
 from lightning_app.models.search import SearchConfig
 from lightning_app.task_facts import DEFAULT_TASK, TASKS
 
@@ -21,6 +22,13 @@ class ObjectiveConfig:
     label_smoothing: float | None = None
     """Share of the target's probability spread evenly over the vocabulary, in the loss alone. null:
     0.1, and 0 for causal_lm."""
+    intermediate_weight: float = 0.0
+    """Weight of the losses of layers below the last: layer l of n predicts too until l / (2n) of
+    the steps are done (Al-Rfou et al. 2019: 1); 0 for none."""
+    second_target_weight: float = 0.0
+    """Weight of the prediction of the token after next in a decoder (Al-Rfou et al.: 0.5)."""
+    auxiliary_tables: Literal["tied", "own"] = "tied"
+    """Output tables of intermediate layers: that of the last layer, or one each."""
     beam: int = 5
     """Beams of the final test and of `ablate translate`; 1 is greedy search."""
     length_penalty: float = 1.0
@@ -34,6 +42,7 @@ class ObjectiveConfig:
         _ = TASKS[self.kind]
         if not 0.0 <= self.smoothing < 1.0:
             raise ValueError(f"label_smoothing {self.label_smoothing}: at least 0 and under 1")
+        self.auxiliary()
         if self.validation_bleu < 0:
             raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
         if self.beam < 1:
@@ -45,6 +54,14 @@ class ObjectiveConfig:
         if self.label_smoothing is None:
             return TASKS[self.kind].label_smoothing
         return self.label_smoothing
+
+    def auxiliary(self) -> AuxiliarySpec:
+        """Return the losses that are trained beside that of the last layer."""
+        return AuxiliarySpec(
+            intermediate=self.intermediate_weight,
+            second_target=self.second_target_weight,
+            own_tables=self.auxiliary_tables == "own",
+        )
 
     def search(self, beam: int | None = None) -> SearchConfig:
         """Return how the test is decoded, with another `beam` where one is given."""

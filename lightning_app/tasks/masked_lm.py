@@ -1,6 +1,7 @@
 """Masked language modelling (Devlin et al. 2019, 1810.04805)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -13,7 +14,9 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import EOS, MASK, SPECIALS
 from lightning_app.data.windows import Windows, packed
+from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import MaskedLanguageModel
+from lightning_app.objectives.auxiliary_sums import sums_of_all_heads
 from lightning_app.objectives.base import LossSums
 from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import Predictions, Task, task
@@ -184,15 +187,12 @@ class MaskedLanguageModelling(Task):
 
     def sums(self, model: MaskedLanguageModel, batch: MaskedBatch) -> LossSums:
         """Return the sums over the predicted tokens of `batch`."""
-        states = model.states(batch.tokens, batch.positions)
-        return output_sums(
-            states,
-            model.embedding.tokens.weight,
-            batch.labels,
-            torch.ones_like(batch.labels, dtype=torch.bool),
-            self.config.smoothing,
-            bias=model.output_bias,
-        )
+        seen, every = watched(model.auxiliary), torch.ones_like(batch.labels, dtype=torch.bool)
+        states = model.states(batch.tokens, batch.positions, seen)
+        smoothing, bias = self.config.smoothing, model.output_bias
+        sums = partial(output_sums, label_smoothing=smoothing, bias=bias)
+        finish = partial(model.finished, positions=batch.positions)
+        return sums_of_all_heads(sums, model, states, batch.labels, every, seen, finish)
 
     def rows_of(self, batch: MaskedBatch) -> Int[Tensor, " token"]:
         """Return the window of each predicted token."""

@@ -1,5 +1,6 @@
 """Translation: pairs of sentences, cross-entropy in training, search and BLEU in evaluation."""
 
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -13,8 +14,10 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.token_batching import global_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
+from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import EncoderDecoder
 from lightning_app.models.search import Marks, SearchConfig, search
+from lightning_app.objectives.auxiliary_sums import sums_of_all_heads
 from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
 from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import Predictions, Task, join_ranks, task
@@ -137,11 +140,10 @@ class Translation(Task):
 
     def sums(self, model: EncoderDecoder, batch: TranslationBatch) -> LossSums:
         """Return the sums over the target tokens of `batch`, the begin mark left out."""
-        labels = batch.target[:, 1:].flatten()
-        counted = labels != PAD
-        states = model.states(batch.source, batch.target[:, :-1]).flatten(0, 1)
-        table = model.embedding.tokens.weight
-        return output_sums(states, table, labels, counted, self.config.smoothing)
+        labels, seen = batch.target[:, 1:], watched(model.auxiliary)
+        states = model.states(batch.source, batch.target[:, :-1], seen)
+        sums = partial(output_sums, label_smoothing=self.config.smoothing)
+        return sums_of_all_heads(sums, model, states, labels, labels != PAD, seen)
 
     def rows_of(self, batch: TranslationBatch) -> Int[Tensor, " token"]:
         """Return the row of each target token, the begin mark left out, with those of padding."""

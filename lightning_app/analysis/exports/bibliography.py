@@ -83,6 +83,8 @@ def topics_of(grid: GridResults) -> list[str]:
         used += [f"{kind}/{value}" for value in values_of(grid, key)]
     if any(values_of(grid, "model.objective.label_smoothing")):
         used.append("method/label_smoothing")
+    if any(any(values_of(grid, f"model.objective.{name}_weight")) for name in AUXILIARY):
+        used.append("method/auxiliary_losses")
     used.append("method/layer_norm")
     metrics = {name for cell in grid.finished for name in cell.metrics}
     used += ["metric/bleu"] * any("bleu" in name for name in metrics)
@@ -94,6 +96,9 @@ def topics_of(grid: GridResults) -> list[str]:
     versions = (cell.record.get("versions") or {} for cell in grid.finished)
     return [*used, *dict.fromkeys(f"library/{name}" for each in versions for name in each)]
 
+
+AUXILIARY = ("intermediate", "second_target")
+"""The auxiliary losses, by the first words of their weights."""
 
 _SETTINGS = {
     "norm": f"{BLOCK}norm",
