@@ -643,6 +643,37 @@ MUTANTS = (
         "if other is not cell:",
         "if False:",
     ),
+    # Auxiliary losses.
+    mutant(
+        "a lower layer predicts until l / n of the steps",
+        at("models/test_auxiliary_heads.py"),
+        "if 2 * self.depth * done < layer * total",
+        "if self.depth * done < layer * total",
+    ),
+    mutant(
+        "the second target is the next token",
+        at("models/test_auxiliary_heads.py"),
+        "return labels.roll(-1, dims=-1), known",
+        "return labels, known",
+    ),
+    mutant(
+        "a resumed run counts its own steps",
+        at("test_auxiliary_losses.py"),
+        "not (self.global_step and self.total_steps)",
+        "True",
+    ),
+    mutant(
+        "heads that have stopped are no part of a distributed step",
+        at("test_ddp.py"),
+        "zero = zero + parameter.flatten()[:0].sum()",
+        "pass",
+    ),
+    mutant(
+        "every layer adds the first table of positions",
+        at("models/test_reference.py"),
+        "self.layer_tables[layer - 1](places)",
+        "self.layer_tables[0](places)",
+    ),
     # Identity and provenance.
     mutant(
         "where data lies is a part of an id",

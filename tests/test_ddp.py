@@ -89,6 +89,18 @@ def test_profiled_skips(tmp_path: Path, cache: str) -> None:
     assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, {"model.block.preset": "admin"})
 
 
+def test_heads_that_stop_predicting(tmp_path: Path, cache: str) -> None:
+    """Of three layers none below the last predicts after two of five steps."""
+    overrides = {
+        "model.objective.intermediate_weight": 1.0,
+        "model.objective.second_target_weight": 0.5,
+        "model.objective.auxiliary_tables": "own",
+        "model.objective.evaluate_test": "false",
+        "trainer.limit_val_batches": 1,
+    }
+    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, overrides)
+
+
 def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path, cache: str) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

@@ -169,6 +169,7 @@ _USUAL = {
     "positions": "sinusoidal",
     "max_positions": 1024,
     "beam": 1,
+    "auxiliary_tables": "tied",
     "length_penalty": 1.0,
 }
 
