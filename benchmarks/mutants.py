@@ -227,10 +227,8 @@ MUTANTS = (
     mutant(
         "two streams end without the first",
         PRESETS,
-        "return stream.x + final_norm(stream.total)",
-        "return final_norm(stream.total)",
-        "return stream.x + self.final_norm(stream.total)",
-        "return self.final_norm(stream.total)",
+        "return stream.x + norm(stream.total)",
+        "return norm(stream.total)",
     ),
     mutant(
         "decoder's cross-attention has a gain of its own",
@@ -392,8 +390,8 @@ MUTANTS = (
     mutant(
         "padding is predicted",
         TASKS,
-        "counted = labels != PAD\n        states",
-        "counted = labels == labels\n        states",
+        "labels, labels != PAD, seen)",
+        "labels, labels == labels, seen)",
     ),
     mutant(
         "one more sentence of a validation is decoded",
