@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -15,7 +16,9 @@ from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.token_batching import equal_batches, share
 from lightning_app.data.tokenizer import EOS, PAD, SPECIALS, UNK
 from lightning_app.errors import UserError
+from lightning_app.models.auxiliary_heads import watched
 from lightning_app.models.heads import CausalLanguageModel
+from lightning_app.objectives.auxiliary_sums import sums_of_all_heads
 from lightning_app.objectives.base import Evaluated, LossSums
 from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.tasks.base import Predictions, Task, task
@@ -193,10 +196,11 @@ class CausalLanguageModelling(Task):
 
     def sums(self, model: CausalLanguageModel, batch: CausalBatch) -> LossSums:
         """Return the sums over the predicted tokens of `batch`."""
-        states = model.states(batch.tokens)[:, -batch.labels.shape[1] :].flatten(0, 1)
-        labels = batch.labels.flatten()
-        table = model.embedding.tokens.weight
-        return output_sums(states, table, labels, labels != PAD, self.config.smoothing)
+        labels, seen = batch.labels, watched(model.auxiliary)
+        states = model.states(batch.tokens, seen)[:, -labels.shape[1] :]
+        sums = partial(output_sums, label_smoothing=self.config.smoothing)
+        # Windows of training do not overlap, so that the states of all layers are as many.
+        return sums_of_all_heads(sums, model, states, labels, labels != PAD, seen)
 
     def rows_of(self, batch: CausalBatch) -> Int[Tensor, " token"]:
         """Return the window of each predicted token, with those of padding."""
