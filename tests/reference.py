@@ -179,6 +179,8 @@ class Reference:
     scale_heads: bool = False
     norm_inner: bool = False
     """A norm between activation and outer matrix of the feed-forward."""
+    steps: "Callable[[Stack, Array], Array] | None" = None
+    """What runs in place of layers with parameters of their own: see `reference_steps`."""
 
 
 @dataclass
@@ -590,7 +592,7 @@ def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
             return embedded + sinusoids(length, dim)
         case "learned":
             return embedded + parameters["embedding.position_table.weight"][:length]
-        case "rope" | "relative" | "relative_untied" | "learned_per_layer":
+        case "rope" | "relative" | "relative_untied" | "learned_per_layer" | "before each step":
             return embedded
         case other:
             raise ValueError(other)
@@ -611,6 +613,9 @@ def run_layers(stack: Stack, x: Array) -> Iterator[tuple[Array, Array]]:
     if reference.first == "norm":
         x = norm(parameters, f"{stack.side}.input_norm", x)
     stack.total = x
+    if reference.steps is not None:
+        yield reference.steps(stack, x), np.asarray(stack.total)
+        return
     for n in range(1, stack.depth + 1):
         if stack.sizes.positions == "learned_per_layer":
             table = parameters[f"{stack.side}.layer_tables.{n - 1}.weight"]

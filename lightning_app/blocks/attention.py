@@ -328,14 +328,16 @@ class Attention(nn.Module):
         values: Float[Tensor, "batch head key dim"],
         mask: Mask,
         carry: Carry | None,
+        divisor: float | None = None,
         kept: Int[Tensor, " kept"] | None = None,
     ) -> tuple[Float[Tensor, "batch query model"] | Float[Tensor, "1 kept model"], Carry | None]:
         """Return the sub-layer's output and the state that the chain passes to the layer above.
 
-        The output is that of the queries `kept` alone, if given: see `select_tokens`.
+        Logits are divided by `divisor`, None for that of the specification. The output is that of
+        the queries `kept` alone, if given: see `select_tokens`.
         """
         dropout = self.dropout if self.training else 0.0
-        divisor = self.spec.score_divisor
+        divisor = self.spec.score_divisor if divisor is None else divisor
         gains = None if self.shaping is None else self.shaping.gains
         match self.spec.carry:
             case "none":

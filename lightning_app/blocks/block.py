@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
@@ -171,10 +171,11 @@ class CrossAttentionInput(NamedTuple):
 class Call(NamedTuple):
     """The inputs of a block besides its stream: the layer, and what its queries may attend to.
 
-    `layer` counts from 1; `step` counts the earlier runs of the layer on this stream. A module
-    that serves several layers is called once for each, so hooks identify a layer by its call.
-    `kept` are flat indices into batch * token: after the map of the self-attention, the block goes
-    on with these tokens alone, as one row.
+    `layer` counts from 1. A block that serves several layers is called once for each, so hooks
+    identify a layer by its call, and `spec` is the specification of the layer: it differs from the
+    block's in the divisor of scores alone. `running` are the tokens that have not halted before
+    this layer, None for all. `kept` are flat indices into batch * token: after the map of the
+    self-attention, the block goes on with these tokens alone, as one row.
     """
 
     layer: int
@@ -182,7 +183,8 @@ class Call(NamedTuple):
     placed: Placed | None = None
     source: CrossAttentionInput | None = None
     cache: LayerCache | None = None
-    step: int = 0
+    spec: BlockSpec | None = None
+    running: Bool[Tensor, "batch token"] | None = None
     kept: Int[Tensor, " kept"] | None = None
 
 
@@ -223,13 +225,19 @@ class Block(nn.Module):
 
     def forward(self, stream: Stream, carries: Carries, call: Call) -> tuple[Stream, Carries]:
         """Run the block on the newest tokens of `stream`; a cache holds the earlier tokens."""
-        start = stream
+        start, spec = stream, call.spec or self.spec
         u = self.around_self.enter(stream.x)
         query, keys, values = self.self_attention.queries_keys_values(u, call.placed)
         if call.cache is not None:
             keys, values = call.cache.append(keys, values)
         attended, self_carry = self.self_attention(
-            query, keys, values, call.mask, carries.self_attention, kept=call.kept
+            query,
+            keys,
+            values,
+            call.mask,
+            carries.self_attention,
+            divisor=spec.self_attention.score_divisor,
+            kept=call.kept,
         )
         if call.kept is not None:
             assert self.cross_attention is None
@@ -247,6 +255,7 @@ class Block(nn.Module):
                 self.cross_attention.queries(self.around_cross.enter(stream.x), None),
                 *call.source,
                 carries.cross_attention,
+                divisor=spec.cross_attention.score_divisor,
             )
             stream = self.around_cross(stream, crossed)
 

@@ -10,10 +10,18 @@ from lightning_app.blocks.attention import (
     ShapingSpec,
 )
 from lightning_app.blocks.block import BlockSpec, Layout
+from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.presets import ABSENT, PRESETS
 from lightning_app.blocks.residual import Gain, ResidualSpec
-from lightning_app.blocks.stack import ResidualAttention, Stack, StackSpec, carry_scores
+from lightning_app.blocks.stack import (
+    ResidualAttention,
+    Share,
+    Stack,
+    StackSpec,
+    StepSignal,
+    carry_scores,
+)
 
 Placement = Literal["post", "pre", "peri", "none"]
 PLACES: dict[Placement, tuple[bool, bool, bool]] = {
@@ -74,6 +82,15 @@ class BlockConfig:
     """The gain of the feed-forward branch."""
     share_branch_gain: bool | None = None
     """One learned gain for all branches of a layer instead of one for each branch."""
+    share: Share | None = None
+    """all: one block with one set of parameters serves every layer of a stack (Universal
+    Transformer); a layer is then one step."""
+    step_signal: StepSignal | None = None
+    """Added to the stream before each step, together with the positions, which the embedding then
+    leaves out; needs share all."""
+    halting: HaltingSpec | None = None
+    """Adaptive computation time: each token stops after steps of its own, at most the depth; needs
+    share all."""
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -100,7 +117,12 @@ class BlockConfig:
             final_norm=self._kind(final_norm),
             input_norm=self._kind(input_norm),
         )
-        return self._carried(spec)
+        return replace(
+            self._carried(spec),
+            share=self.share or spec.share,
+            step_signal=self.step_signal or spec.step_signal,
+            halting=self.halting or spec.halting,
+        )
 
     def _check_gains(self, blocks: tuple[BlockSpec, ...]) -> None:
         for part, gains in (("value", self.value_gains), ("output", self.output_gains)):

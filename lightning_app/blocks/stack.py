@@ -6,10 +6,14 @@ from typing import Literal
 from lightning_app.blocks.attention import AttentionSpec, CarryKind
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.growth import check_growth
+from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import ResidualSpec
+from lightning_app.blocks.sharing import check_shared
 
 ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
+Share = Literal["none", "all"]
+StepSignal = Literal["none", "sinusoidal", "learned"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,11 @@ class StackSpec:
     ``final_norm(x)``; with `dual_stream` it gives ``x + final_norm(r)``, r the input plus the sum
     of all branches (ResiDual). `embedding_gain` is a factor on the initial token embeddings, the
     same in every stack of a model, since they share one table.
+
+    With `share` all, one block with one set of parameters serves every layer, and a layer is a step
+    of the Universal Transformer (Dehghani et al. 2019, 1807.03819). Before each step `step_signal`
+    adds positions and a signal of the step to the stream; with `halting`, each token stops after
+    steps of its own, and the stack gives ``final_norm`` of the average of its states.
     """
 
     blocks: tuple[BlockSpec, ...]
@@ -61,14 +70,37 @@ class StackSpec:
     input_norm: Norm = "none"
     dual_stream: bool = False
     embedding_gain: float = 1.0
+    share: Share = "none"
+    step_signal: StepSignal = "none"
+    halting: HaltingSpec | None = None
 
     def __post_init__(self) -> None:
         check_growth(self.blocks)
+        self._check_steps()
         if self.dual_stream and self.blocks[0].around_self.norm_sum == "none":
             raise ValueError(
                 "preset dual_stream is defined for norm_placement post: with another its second "
                 "stream would be the first"
             )
+
+    @property
+    def depth(self) -> int:
+        """The number of layers, which may share one block."""
+        return len(self.blocks)
+
+    def _check_steps(self) -> None:
+        if self.share == "all":
+            check_shared(self.blocks)
+        halting = self.halting is not None
+        for name, used in (("step_signal", self.step_signal != "none"), ("halting", halting)):
+            if not used:
+                continue
+            if self.share == "none":
+                raise ValueError(f"{name} without share all: a step is one run of a shared block")
+            if self.dual_stream:
+                raise ValueError(
+                    f"{name} with preset dual_stream: it is defined for one stream, not for two"
+                )
 
 
 def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:

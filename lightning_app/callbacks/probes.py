@@ -13,7 +13,7 @@ from lightning_app.callbacks.image_logger import example, show_attention
 from lightning_app.callbacks.tensorboard_logger import event_files, tell
 from lightning_app.logging_steps import is_logged
 from lightning_app.probes.gains import change_ratios, layers_by_rank, learned_gains, stacks
-from lightning_app.probes.probe import probe, snapshot, update_ratios
+from lightning_app.probes.probe import Snapshot, probe, snapshot, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row, from_csv, to_csv
 
 LOGGED = ("token_cosine", "w2_gradient", "output_information")
@@ -111,7 +111,7 @@ class SignalProbe(pl.Callback):
 
     def __init__(self, steps: list[int] | None = None) -> None:
         self.steps = steps
-        self._before: dict[str, Tensor] | None = None
+        self._before: Snapshot | None = None
         self._batch: Any = None
         self._sentence: Any = None
         self._rows: list[Row] = []
@@ -176,7 +176,7 @@ class SignalProbe(pl.Callback):
 def at_the_end(model: nn.Module) -> list[Place]:
     """Return the values of a probing that event files record: only the model's last layer."""
     name, stack = list(stacks(model).items())[-1]
-    last = (name, len(stack.blocks))
+    last = (name, stack.spec.depth)
     cosine, gradient, information = LOGGED
     return [Place(cosine, *last), Place(gradient, *last), Place(information, MODEL)]
 

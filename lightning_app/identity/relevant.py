@@ -58,14 +58,14 @@ _OURS = ("lightning.pytorch.", "lightning.fabric.", "lightning_app.")
 
 @cache
 def pins() -> Mapping[str, Mapping[str, Any]]:
-    """Return the pinned defaults: `config` and `blocks` by dotted key, and `added`.
+    """Return the pinned defaults: `config` and `blocks` by dotted key, and what came later.
 
     An id holds only what differs from them, so that a new field at its default changes no id.
-    `added` holds the fields of a config that came after schema 2 was fixed. A pin never changes,
-    also where a default does.
+    `added` holds the fields of a config that came after schema 2 was fixed, `added_blocks` those
+    of a stack. A pin never changes, also where a default does.
     """
     tree = json.loads(files("lightning_app.identity").joinpath("pins.json").read_text("utf-8"))
-    return {name: tree[name] for name in ("config", "blocks", "added")}
+    return {name: tree[name] for name in ("config", "blocks", "added", "added_blocks")}
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -95,12 +95,13 @@ def relevant(config: Tree) -> dict[str, Any]:
 def relevant_blocks(stacks: Tree) -> dict[str, Any]:
     """Return what differs from the pins in the resolved specification of each stack, by layer."""
     plain = json.loads(json.dumps(stacks))
+    known = {**pins()["blocks"], **pins()["added_blocks"]}
     found: dict[str, Any] = {}
     for side, stack in plain.items():
         around = {key: value for key, value in stack.items() if key != "blocks"}
-        found[side] = _differing(around, pins()["blocks"], lambda key: key)
+        found[side] = _differing(around, known, lambda key: key)
         for layer, block in enumerate(stack["blocks"]):
-            here = _differing(block, pins()["blocks"], lambda key: f"blocks.{key}")
+            here = _differing(block, known, lambda key: f"blocks.{key}")
             found[f"{side}.{layer}"] = here
     return found
 

@@ -38,7 +38,7 @@ class DecodingState(NamedTuple):
         device = next(stack.parameters()).device
         beam_ancestry = torch.empty(sentences, beams, 0, dtype=torch.bool, device=device)
         places = torch.empty(sentences, 0, dtype=torch.long, device=device)
-        return cls(memory, [LayerCache() for _ in stack.blocks], beam_ancestry, places, 0)
+        return cls(memory, [LayerCache() for _ in stack.layers], beam_ancestry, places, 0)
 
     def select(self, rows: Int[Tensor, " kept"]) -> "DecodingState":
         """Return the state of the sentences `rows`, which may repeat."""
@@ -95,6 +95,6 @@ def step(
     newest = torch.full((1,), state.length, device=tokens.device)
     keys = torch.cat([state.places, newest.expand(sentences, beams)], dim=1)
     x = embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
-    states = stack(x, mask, state.memory, state.caches, Places(newest, keys))
+    states = stack(x, mask, state.memory, state.caches, Places(newest, keys, state.length))
     grown = state._replace(beam_ancestry=beam_ancestry, places=keys, length=state.length + 1)
     return embedding.logits(states.flatten(0, 1)), grown

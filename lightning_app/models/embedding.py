@@ -24,6 +24,8 @@ class EmbeddingSpec:
     """Factor on the table's initial values (T-Fixup)."""
     norm: Norm = "none"
     """The norm of the sum of token and position."""
+    adds_positions: bool = True
+    """Whether the table of the positions is added here, and not before each step of a stack."""
 
 
 @final
@@ -42,7 +44,7 @@ class Embedding(nn.Module):
         self.spec = spec
         self.model_dim = model_dim
         self.tokens = nn.Embedding(spec.vocab_size, model_dim, padding_idx=spec.pad)
-        self.position_table = spec.positions.table()
+        self.position_table = spec.positions.table() if spec.adds_positions else None
         self.norm = build_norm(spec.norm, model_dim)
         self.dropout = nn.Dropout(dropout)
 

@@ -128,6 +128,11 @@ class ArchitectureConfig:
             reason = "has a norm on the embedding already"
         elif spec.embedding_gain != 1.0:
             reason = "makes embeddings start smaller, which a norm of them undoes"
+        elif spec.step_signal != "none":
+            raise ValueError(
+                f"embedding_norm {self.embedding_norm} with step_signal {spec.step_signal}: the "
+                "norm is of token and position, and positions are added before each step; take none"
+            )
         else:
             return
         raise ValueError(
@@ -325,6 +330,7 @@ def build_model(
         positions=architecture.order(),
         gain=gains.pop(),
         norm=architecture.embedding_norm,
+        adds_positions={spec.step_signal for spec in stacks.values()} == {"none"},
     )
     match architecture.kind:
         case "encoder_decoder":

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, InitSpec
+from lightning_app.blocks.halting import Halting
 from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.models.embedding import Embedding, OutputTable
 from lightning_app.models.positions.learned import LearnedLayerTable, LearnedTable
@@ -27,12 +28,12 @@ def initialize(model: nn.Module) -> None:
                                           transpose of the value's
     dW of ``identity_plus`` and
     ``orthogonal_plus``                   zero
-    biases                                zero
+    biases                                zero, of the halting unit `HaltingSpec.bias`
     norm gain, norm bias                  one, zero
     embedding                             N(0, 1/d) times the embedding gain of the stack, the
                                           row of the padding zero
     tables of auxiliary heads             N(0, 1/d)
-    learned positions                     N(0, 0.02^2)
+    learned positions and steps           N(0, 0.02^2)
     learned scalars                       their own start (`LearnedScalars.reset`)
     ====================================  =====================================================
     """
@@ -57,10 +58,12 @@ def initialize(model: nn.Module) -> None:
                 nn.init.ones_(module.weight)
             case LearnedScalars():
                 module.reset()
-    # After the loop: the gains of a block override the general rule.
+    # After the loop: these override the general rule.
     for module in model.modules():
         if isinstance(module, Block):
             initialize_block(module, module.spec.init)
+        elif isinstance(module, Halting):
+            nn.init.constant_(module.unit.bias, module.spec.bias)
 
 
 def initialize_block(block: Block, init: InitSpec) -> None:

@@ -1,21 +1,24 @@
 """A stack of blocks as a module: it carries scores from layer to layer and applies its norms."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import NamedTuple, final
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.block import Block, Call, Carries, CrossAttentionInput, Sizes
 from lightning_app.blocks.cache import LayerCache
+from lightning_app.blocks.halting import Halting, Pondering, StepCounts
 from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.recomputed_norms import recomputed_norms, saves_memory
-from lightning_app.blocks.residual import Stream
+from lightning_app.blocks.residual import Stream, select_tokens
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.models.positions.base import Places, Positions
+from lightning_app.models.step_signals import StepSignals
 
 
 class Memory(NamedTuple):
@@ -32,7 +35,7 @@ class Memory(NamedTuple):
 
 @final
 class BlockStack(nn.Module):
-    """``depth`` blocks, the norms of the stack before and after them."""
+    """``depth`` blocks, or one block used so often, and the norms of the stack around them."""
 
     def __init__(
         self,
@@ -50,13 +53,21 @@ class BlockStack(nn.Module):
         tables = [] if positions is None else positions.layer_tables(len(spec.blocks))
         self.layer_tables = nn.ModuleList(tables) if tables else None
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
-        self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in spec.blocks)
+        built = spec.blocks[:1] if spec.share == "all" else spec.blocks
+        self.blocks = nn.ModuleList(Block(block, sizes, cross=cross) for block in built)
+        self.signals = (
+            None
+            if spec.step_signal == "none"
+            else StepSignals(spec.step_signal, spec.depth, sizes.model_dim, positions)
+        )
+        self.halting = None if spec.halting is None else Halting(spec.halting, sizes.model_dim)
         self.final_norm = build_norm(spec.final_norm, sizes.model_dim)
 
     @property
     def layers(self) -> Iterator[tuple[int, Block]]:
         """Each layer, from 1, with its block; layers may share one."""
-        for layer, block in enumerate(self.blocks, start=1):
+        for layer in range(1, self.spec.depth + 1):
+            block = self.blocks[0 if self.spec.share == "all" else layer - 1]
             assert isinstance(block, Block)
             yield layer, block
 
@@ -90,8 +101,8 @@ class BlockStack(nn.Module):
                 None for all. The last block computes what follows its map for these alone.
             seen: A list to which the stream after each layer is appended.
         """
-        placed = None
         places = places or Places.whole(x.shape[1], x.device)
+        placed = None
         if self.place is not None:
             placed = self.place(places)
             if placed.bias is not None:
@@ -100,7 +111,7 @@ class BlockStack(nn.Module):
         stream = Stream(x, x if self.spec.dual_stream else None)
         recomputing = self.recomputes_norms and saves_memory(x)
         with recomputed_norms(self) if recomputing else nullcontext():
-            stream = self._run(stream, mask, memory, caches, placed, places, kept, seen)
+            stream = self._run(stream, mask, memory, caches, places, placed, kept, seen)
         return end_of_stack(stream, self.final_norm)
 
     def _run(
@@ -109,12 +120,13 @@ class BlockStack(nn.Module):
         mask: Mask,
         memory: Memory | None,
         caches: list[LayerCache] | None,
-        placed: Placed | None,
         places: Places,
+        placed: Placed | None,
         kept: Int[Tensor, " kept"] | None,
         seen: list[Stream] | None,
     ) -> Stream:
         carries = Carries()
+        pondering = None if self.halting is None else Pondering.start(stream.x)
         for layer, block in self.layers:
             source = (
                 None
@@ -122,21 +134,37 @@ class BlockStack(nn.Module):
                 else CrossAttentionInput(*memory.layers[layer - 1], memory.mask)
             )
             cache = None if caches is None else caches[layer - 1]
-            last = layer == len(self.blocks)
+            last = layer == self.spec.depth
             call = Call(
                 layer=layer,
                 mask=mask,
                 placed=None if placed is None else placed.at(layer),
                 source=source,
                 cache=cache,
-                kept=kept if last else None,
+                spec=self.spec.blocks[layer - 1],
+                running=None if pondering is None else pondering.running,
+                kept=kept if last and pondering is None else None,
             )
+            before = stream.x
+            if self.signals is not None:
+                stream = stream._replace(x=self.signals(before, places, layer))
             if self.layer_tables is not None:
                 stream = stream.plus(self.layer_tables[layer - 1](places))
             stream, carries = block(stream, carries, call)
+            if self.halting is not None:
+                assert pondering is not None
+                # A token that has halted keeps its state, without the signals of later steps.
+                state = torch.where(pondering.running.unsqueeze(-1), stream.x, before)
+                pondering = self.halting(pondering, state, last=last)
+                stream = Stream(state)
             if seen is not None:
                 seen.append(stream)
-        return stream
+        if self.halting is None:
+            return stream
+        assert pondering is not None
+        self.halting.finish(pondering, self.spec.depth)
+        average = pondering.average.to(stream.x.dtype)
+        return Stream(average if kept is None else select_tokens(average, kept))
 
 
 def end_of_stack(stream: Stream, norm: nn.Module) -> Float[Tensor, "*batch token model"]:
@@ -149,3 +177,19 @@ def end_of_stack(stream: Stream, norm: nn.Module) -> Float[Tensor, "*batch token
 def stacks(model: nn.Module) -> dict[str, BlockStack]:
     """Return the stacks of `model` by name."""
     return {name: s for name, s in model.named_children() if isinstance(s, BlockStack)}
+
+
+def count_steps_of(model: nn.Module, counted: Mapping[str, Bool[Tensor, "batch token"]]) -> None:
+    """Say which tokens of each stack the ponder cost of the next forward pass is a sum over."""
+    for name, stack in stacks(model).items():
+        if stack.halting is not None:
+            stack.halting.counted = counted[name]
+
+
+def step_counts(model: nn.Module) -> dict[str, StepCounts]:
+    """Return the steps of the last forward pass of training, of each stack that halts."""
+    return {
+        name: stack.halting.step_counts()
+        for name, stack in stacks(model).items()
+        if stack.halting is not None
+    }

@@ -45,7 +45,11 @@ class ActivationHooks:
     score_ratio             own scores against the running sum, where scores are carried
     largest_logit           the largest input of the softmax
     peaked_rows             share of rows whose largest probability is above 0.99
+    running_tokens          with halting: share of tokens that the layer changes
     ======================  ====================================================================
+
+    A layer is one call of a block: a shared block has as many layers as steps. With halting,
+    everything of a layer is of the tokens that have not halted before it.
 
     These are of the map before shaping. Rows are the queries of tokens that count and may see two
     keys or more. A decoder's cross-attention has the same quantities with ``cross_`` in front. A
@@ -58,7 +62,8 @@ class ActivationHooks:
         self._handles: list[RemovableHandle] = []
         self._real: Real = {}
         self._layer = 0
-        self._below: dict[tuple[str, str], Tensor] = {}
+        self._running: Bool[Tensor, "batch token"] | None = None
+        self._below: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         self._distances: dict[Place, list[tuple[Tensor, int]]] = {}
 
     def __enter__(self) -> Self:
@@ -117,9 +122,12 @@ class ActivationHooks:
     def _on_entry(self, stack: str) -> Callable[..., None]:
         def hook(module: Block, args: tuple[Stream, Carries, Call]) -> None:
             stream, _, call = args
-            self._layer = call.layer
-            if call.layer == 1 and call.step == 0:
+            self._layer, self._running = call.layer, call.running
+            if call.layer == 1:
                 self._state(stack, 0, stream.x)
+            if call.running is not None:
+                share = call.running[self._real[stack]].double()
+                self.tally.mean(Place("running_tokens", stack, call.layer), share)
 
         return hook
 
@@ -144,6 +152,7 @@ class ActivationHooks:
         def hook(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
         ) -> None:
+            self._running = None
             self._mean(Place("output_norm", stack), measures.squared_norms, stack, output)
             self._mean(Place("output_cosine", stack), measures.token_cosines, stack, output)
 
@@ -157,18 +166,23 @@ class ActivationHooks:
     def _mean(
         self, place: Place, measure: Callable[[Tensor, Tensor], Tensor], stack: str, x: Tensor
     ) -> None:
-        self.tally.mean(place, measure(x.detach(), self._real[stack]))
+        self.tally.mean(place, measure(x.detach(), self._counted(stack)))
+
+    def _counted(self, stack: str) -> Bool[Tensor, "batch token"]:
+        """Return the tokens of `stack` that count in the present layer."""
+        real = self._real[stack]
+        return real if self._running is None else real & self._running
 
     def _on_attention(self, stack: str, prefix: str) -> Callable[..., None]:
         @torch.no_grad()
         def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
-            layer = self._layer
+            layer, divisor = self._layer, kwargs["divisor"]
             mask, new, total = scores(args, output[1])
             allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
-            rows = self._real[stack] & (allowed.sum(dim=-1) > 1)
+            rows = self._counted(stack) & (allowed.sum(dim=-1) > 1)
             # (batch, head, query, key) -> (row, head, key)
             seen = allowed[rows][:, None]
-            maps = softmax_map(total, mask, module.spec.score_divisor).transpose(1, 2)[rows]
+            maps = softmax_map(total, mask, divisor).transpose(1, 2)[rows]
             total = total.transpose(1, 2)[rows]
             if module.spec.carry != "none":
                 cells = seen.expand_as(total)
@@ -176,7 +190,8 @@ class ActivationHooks:
                 ratio = measures.score_ratio(own[cells], total[cells])
                 self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
             self._maps(stack, layer, prefix, maps, seen[:, 0])
-            logits = total / module.spec.score_divisor
+            self._distance(stack, layer, prefix, maps, rows)
+            logits = total / divisor
             largest = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
             self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
 
@@ -194,12 +209,22 @@ class ActivationHooks:
         self.tally.mean(free, seen.sum(dim=-1).to(maps.dtype).log())
         peaked = Place(f"{prefix}peaked_rows", stack, layer)
         self.tally.mean(peaked, measures.peaked_rows(maps))
-        below = self._below.get((stack, prefix))
-        if below is not None and len(maps):
+
+    def _distance(
+        self,
+        stack: str,
+        layer: int,
+        prefix: str,
+        maps: Tensor,
+        rows: Bool[Tensor, "batch token"],
+    ) -> None:
+        """Compare the maps of `rows` with those that the layer below has of the same rows."""
+        if layer > 1 and len(maps):
+            below, rows_below = self._below[stack, prefix]
             distances = Place(f"{prefix}attention_distance", stack, layer)
-            found = measures.head_distances(maps, below)
+            found = measures.head_distances(maps, below[rows[rows_below]])
             self._distances.setdefault(distances, []).append((found, len(maps)))
-        self._below[stack, prefix] = maps
+        self._below[stack, prefix] = maps, rows
 
 
 def last_norm(block: Block) -> nn.Module | None:

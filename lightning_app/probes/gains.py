@@ -18,7 +18,7 @@ def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
     """
     ranks: list[list[tuple[str, int]]] = []
     for name, stack in stacks(model).items():
-        depth = len(stack.blocks)
+        depth = stack.spec.depth
         order = dict.fromkeys([depth, 1, (depth + 1) // 2, *range(1, depth + 1)])
         for rank, layer in enumerate(order):
             if rank == len(ranks):
@@ -30,8 +30,9 @@ def layers_by_rank(model: nn.Module) -> list[list[tuple[str, int]]]:
 def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     """Yield every learned scalar of the blocks, of any shape.
 
-    A gain that several sub-layers share is there once, as that of the first. The two gains of a
-    projection ``a W_0 + b dW`` are in `change_ratios`.
+    A gain that several sub-layers of a layer share is there once, as that of the first; those of a
+    shared block are there for each layer. The two gains of a projection ``a W_0 + b dW`` are in
+    `change_ratios`.
     """
     for stack_name, stack in stacks(model).items():
         for layer, block in stack.layers:

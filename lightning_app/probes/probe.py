@@ -1,12 +1,15 @@
 """Measure a model on a few batches, as rows of numbers. The model is not changed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from lightning_app.blocks.block import Block, Call
 from lightning_app.models.transformer import stacks
 from lightning_app.probes import measures
 from lightning_app.probes.activation_hooks import ActivationHooks
@@ -67,14 +70,16 @@ def probe(
     outputs = Outputs(taps.tally)
     with untouched(model), torch.enable_grad():
         for batch in batches:
-            with taps:
+            with taps, gradients:
                 taps.expect(task.real_tokens(batch))
                 predictions = task.predictions(model, batch)
             loss = task.mean_loss(predictions)
             gradients.add(loss)
             outputs.add(predictions, loss)
             for token in evenly_spaced(len(predictions.labels), positions):
-                gradients.add_one(task.mean_loss(prediction(task, model, batch, token)))
+                with gradients:
+                    one = prediction(task, model, batch, token)
+                gradients.add_one(task.mean_loss(one))
     gradients.close()
     outputs.close()
     add_gains(model, taps.tally)
@@ -117,23 +122,62 @@ class Outputs:
 
 
 class Gradients:
-    """Norms of the gradients of the feed-forward matrices over several batches."""
+    """Norms of the gradients of the feed-forward matrices over several batches.
+
+    Forward passes run inside the context, in which each layer uses a view of its matrices. So a
+    block that serves several layers has the gradient of each layer, not the sum over all of them.
+    """
 
     def __init__(self, model: nn.Module, tally: RunningStats) -> None:
         self._tally = tally
-        self._weights: dict[Place, Tensor] = {}
-        for name, stack in stacks(model).items():
-            for layer, block in stack.layers:
-                for matrix, part in (("w1", "inner"), ("w2", "outer")):
-                    weight = getattr(block.feed_forward, part).weight
-                    self._weights[Place(f"{matrix}_gradient", name, layer)] = weight
-        self._sums = [torch.zeros_like(weight) for weight in self._weights.values()]
+        self._stacks = stacks(model)
+        self._views: dict[Place, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+        self._sums: list[Tensor] = []
         self._batches = 0
+
+    def __enter__(self) -> Self:
+        self._views.clear()
+        for name, stack in self._stacks.items():
+            for block in dict.fromkeys(block for _, block in stack.layers):
+                self._handles.append(block.register_forward_pre_hook(self._before(name)))
+                self._handles.append(block.register_forward_hook(self._after))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for stack in self._stacks.values():
+            for _, block in stack.layers:
+                self._after(block)
+
+    def _before(self, stack: str) -> Callable[..., None]:
+        def hook(block: Block, args: tuple[Any, Any, Call]) -> None:
+            for quantity, linear in _matrices(block):
+                view = linear.weight.view_as(linear.weight)
+                self._views[Place(f"{quantity}_gradient", stack, args[2].layer)] = view
+                # An attribute of the instance, which is found before the parameter of this name.
+                object.__setattr__(linear, "weight", view)
+
+        return hook
+
+    @staticmethod
+    def _after(block: Block, *rest: Any) -> None:
+        for _, linear in _matrices(block):
+            vars(linear).pop("weight", None)
 
     def add(self, loss: Tensor) -> None:
         """Add the gradient of the mean loss of a batch."""
         found = self._of(loss)
         self._norms("gradient", found)
+        if not self._batches:
+            self._sums = [torch.zeros_like(gradient) for gradient in found]
         for total, gradient in zip(self._sums, found, strict=True):
             total += gradient
         self._batches += 1
@@ -148,12 +192,16 @@ class Gradients:
             self._norms("expected_gradient", [total / self._batches for total in self._sums])
 
     def _of(self, loss: Tensor) -> Sequence[Tensor]:
-        return torch.autograd.grad(loss, list(self._weights.values()))
+        return torch.autograd.grad(loss, list(self._views.values()))
 
     def _norms(self, kind: str, gradients: Sequence[Tensor]) -> None:
-        for place, gradient in zip(self._weights, gradients, strict=True):
+        for place, gradient in zip(self._views, gradients, strict=True):
             quantity = place.quantity.replace("gradient", kind)
             self._tally.mean(place._replace(quantity=quantity), gradient.norm())
+
+
+def _matrices(block: Block) -> tuple[tuple[str, nn.Linear], ...]:
+    return ("w1", block.feed_forward.inner), ("w2", block.feed_forward.outer)
 
 
 def evenly_spaced(count: int, wanted: int) -> list[int]:
@@ -171,30 +219,35 @@ def add_gains(model: nn.Module, tally: RunningStats) -> None:
                 tally.mean(place._replace(head=head), value)
 
 
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
+Snapshot = Mapping[nn.Parameter, Tensor]
+"""A copy of each matrix of the blocks."""
+
+
+def snapshot(model: nn.Module) -> Snapshot:
     """Return a copy of every matrix of every block, for `update_ratios`."""
     return {
-        f"{name}.{key}": parameter.detach().clone()
-        for name, stack in stacks(model).items()
-        for key, parameter in stack.blocks.named_parameters()
+        parameter: parameter.detach().clone()
+        for stack in stacks(model).values()
+        for parameter in stack.blocks.parameters()
         if parameter.ndim == 2
     }
 
 
-def update_ratios(model: nn.Module, before: Mapping[str, Tensor], step: int) -> list[Row]:
+def update_ratios(model: nn.Module, before: Snapshot, step: int) -> list[Row]:
     """Return ``||W' - W||_F / ||W||_F`` over the matrices of each layer: the size of one update.
 
     `before` holds W, from `snapshot`; the model holds W'. NaN where all of W was zero.
     """
-    squares: dict[tuple[str, int], list[Tensor]] = {}
-    parameters = dict(model.named_parameters())
-    for key, old in before.items():
-        stack, layer, name = key.split(".", 2)
-        new = parameters[f"{stack}.blocks.{layer}.{name}"].detach()
-        pair = torch.stack([(new - old).square().sum(), old.square().sum()])
-        squares.setdefault((stack, int(layer) + 1), []).append(pair)
     rows = []
-    for (stack, layer), pairs in squares.items():
-        moved, whole = torch.stack(pairs).sum(dim=0)
-        rows.append(Row(step, stack, layer, "update_ratio", None, float((moved / whole).sqrt())))
+    for name, stack in stacks(model).items():
+        for layer, block in stack.layers:
+            pairs = []
+            for parameter in block.parameters():
+                if parameter.ndim == 2:
+                    old = before[parameter]
+                    new = parameter.detach()
+                    pairs.append(torch.stack([(new - old).square().sum(), old.square().sum()]))
+            moved, whole = torch.stack(pairs).sum(dim=0)
+            ratio = float((moved / whole).sqrt())
+            rows.append(Row(step, name, layer, "update_ratio", None, ratio))
     return ordered(rows)

@@ -10,6 +10,7 @@ import torch
 
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
@@ -65,6 +66,9 @@ AXES: dict[str, dict[str, Any]] = {
     "attention_branch": GAINS,
     "ff_branch": GAINS,
     "share_branch_gain": FLAG,
+    "share": {name: name for name in ("none", "all")},
+    "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},
+    "halting": {"default": HaltingSpec()},
 }
 SIMPLIFIED = {"sas", "sas_p", "sas_p_no_norm"}
 SKIPLESS = {*SIMPLIFIED, "v_skipinit"}
@@ -117,6 +121,12 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("attention_branch", "1"): {"rezero", "skipinit"},
     ("ff_branch", "1"): {"rezero", "skipinit"},
     ("share_branch_gain", "yes"): set(PRESETS) - {"rezero", "skipinit", "layer_scale"},
+    # Layers that differ, and skips with a start for each layer.
+    ("share", "all"): {*SIMPLIFIED, "mix_ln", "layer_norm_scaling", "admin"},
+    # Both are of the steps of a shared block.
+    ("step_signal", "sinusoidal"): set(PRESETS),
+    ("step_signal", "learned"): set(PRESETS),
+    ("halting", "default"): set(PRESETS),
 }
 CASES = [
     pytest.param(preset, axis, value, id=f"{preset}-{axis}-{value}")

@@ -58,6 +58,9 @@ def plain() -> str:
         {"trainer__limit_test_batches": 2},
         {"trainer__gradient_clip_val": 1.0},
         {"model__block__shaped_attention": {}},
+        {"model__block__share": "all"},
+        {"model__block__share": "all", "model__block__step_signal": "learned"},
+        {"model__block__share": "all", "model__block__halting": {}},
         {"model__architecture__activation": "gelu"},
         {"data__window": 64},
         {"data__splits": {"train": "other"}},
@@ -155,7 +158,7 @@ def test_every_field_of_today_has_a_pin() -> None:
         model__block__value_gains={"kept": {"learned": True}},
     )
     assert [key for key, _ in leaves(full["model"], "model.") if key not in known] == []
-    blocks = pins()["blocks"]
+    blocks = {**pins()["blocks"], **pins()["added_blocks"]}
     for side in stacks_of(full).values():
         around = {key: value for key, value in side.items() if key != "blocks"}
         first = dict(leaves(json.loads(json.dumps(side["blocks"][0])), "blocks."))

@@ -113,7 +113,7 @@ def test_a_cache_with_room_is_written_and_not_copied() -> None:
         assert values is not None
         keys[:, :, before:] = values[:, :, before:] = torch.nan
     mask = full_mask(TARGET, x.device)
-    places = Places(torch.tensor([before]), torch.arange(TARGET)[None])
+    places = Places(torch.tensor([before]), torch.arange(TARGET)[None], before)
     last = module(x[:, before:], mask, remembered, caches, places)
     torch.testing.assert_close(last[:, 0], whole[:, before], rtol=1e-12, atol=1e-12)
     for cache, (keys, values) in zip(caches, parts, strict=True):

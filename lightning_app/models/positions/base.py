@@ -26,12 +26,14 @@ class Places(NamedTuple):
     """Positions of the tokens that run through the stack."""
     keys: Int[Tensor, "#batch key"]
     """Positions of all tokens that these may see: those in the caches, then the newest."""
+    start: int
+    """The first of the newest, which follow one another."""
 
     @classmethod
     def whole(cls, length: int, device: torch.device) -> "Places":
         """Return the places of a whole text."""
         places = torch.arange(length, device=device)
-        return cls(places, places[None])
+        return cls(places, places[None], start=0)
 
 
 class Table(nn.Module, ABC):

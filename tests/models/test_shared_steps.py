@@ -1,0 +1,398 @@
+"""Models whose layers share one block: what is shared, what halts, and what neither changes."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from lightning_app.blocks.auxiliary import auxiliary_terms
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.halting import HaltingSpec
+from lightning_app.blocks.kernels import Form, attention_form
+from lightning_app.blocks.masks import causal_mask
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.residual import Gain
+from lightning_app.blocks.stack import Stack
+from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
+from lightning_app.models.positions import Places
+from lightning_app.models.search import Marks, SearchConfig, search
+from lightning_app.models.transformer import BlockStack, count_steps_of, stacks
+from tests import tiny
+
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
+
+DEPTHS = {"encoder_depth": 4, "decoder_depth": 5}
+UNEQUAL = {"admin", "mix_ln", "layer_norm_scaling", "sas_p_no_norm"}
+"""Presets with layers that one block cannot serve, whatever the axes."""
+SHARED = [preset for preset in PRESETS if preset not in UNEQUAL]
+MANY = HaltingSpec(bias=-0.8)
+
+
+def shared(preset: str, **axes: Any) -> BlockConfig:
+    if preset in ("sas", "sas_p"):
+        axes["first_value_projection"] = "identity"
+    return BlockConfig(preset=preset, share="all", **axes)
+
+
+every_preset = pytest.mark.parametrize("preset", SHARED)
+MAIN = ("post_ln", "pre_ln", "realformer", "sas")
+main_presets = pytest.mark.parametrize("preset", MAIN)
+every_kind = pytest.mark.parametrize("build", [tiny.translator, tiny.masked_model])
+
+
+def same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def halting(preset: str, **axes: Any) -> BlockConfig:
+    """A shared block with halting, and with signals where the stream is one."""
+    return shared(preset, step_signal="learned", halting=MANY, **axes)
+
+
+def translator(block: BlockConfig, **changes: Any) -> EncoderDecoder:
+    return tiny.randomise(tiny.translator(block, **{**DEPTHS, **changes})).eval()
+
+
+def causal(block: BlockConfig, **changes: Any) -> CausalLanguageModel:
+    return tiny.randomise(tiny.causal_model(block, **{**DEPTHS, **changes})).eval()
+
+
+def layer_by_layer(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of an untied model each of whose blocks is a copy of the shared one."""
+    state = {}
+    for name, value in model.state_dict().items():
+        stack, _, rest = name.partition(".blocks.0.")
+        if not rest:
+            state[name] = value
+            continue
+        for layer in range(DEPTHS[f"{stack}_depth"]):
+            state[f"{stack}.blocks.{layer}.{rest}"] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    ("preset", "carry"),
+    [*((preset, None) for preset in SHARED), *((p, c) for p in MAIN for c in ("mean", "qk_sum"))],
+)
+def test_shared_steps_are_layers_with_copied_weights(preset: str, carry: Any) -> None:
+    """Forward, and the gradient of the shared block is the sum of those of its copies."""
+    block = shared(preset, residual_attention=carry)
+    model = translator(block)
+    untied = translator(replace(block, share="none"))
+    untied.load_state_dict(layer_by_layer(model))
+    source, target = tiny.sentences()
+    real = target != tiny.PAD
+    weight = torch.randn(int(real.sum()), tiny.VOCABULARY)
+    ours, theirs = model(source, target)[real], untied(source, target)[real]
+    same(ours, theirs)
+    (ours * weight).sum().backward()
+    (theirs * weight).sum().backward()
+    summed: dict[str, Tensor] = {}
+    for name, parameter in untied.named_parameters():
+        stack, _, rest = name.partition(".blocks.")
+        shared_name = f"{stack}.blocks.0.{rest.partition('.')[2]}" if rest else name
+        assert parameter.grad is not None
+        summed[shared_name] = summed.get(shared_name, 0.0) + parameter.grad
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, summed.pop(name), rtol=1e-9, atol=1e-9)
+    assert not summed
+
+
+@every_preset
+def test_a_shared_stack_has_the_parameters_of_one_block(preset: str) -> None:
+    def count(depth: int, **axes: Any) -> int:
+        model = tiny.causal_model(BlockConfig(preset=preset, **axes), decoder_depth=depth)
+        return sum(p.numel() for p in model.decoder.parameters())
+
+    first = {"first_value_projection": "identity"} if preset in ("sas", "sas_p") else {}
+    one = count(1, **first)
+    assert count(6, share="all", **first) == one
+    if preset == "dual_stream":
+        return
+    dim = tiny.SIZES["model_dim"]
+    assert count(6, share="all", step_signal="sinusoidal", **first) == one
+    assert count(6, share="all", step_signal="learned", **first) == one + 6 * dim
+    assert count(6, share="all", halting=HaltingSpec(), **first) == one + dim + 1
+
+
+def test_learned_positions_move_from_the_embedding_to_the_steps() -> None:
+    sizes = {"positions": "learned", "max_positions": 19}
+    plain = tiny.translator(shared("pre_ln"), **sizes)
+    signalled = tiny.translator(shared("pre_ln", step_signal="sinusoidal"), **sizes)
+    names = [name for name, _ in signalled.named_parameters() if "position_table" in name]
+    assert names == [f"{stack}.signals.position_table.weight" for stack in ("encoder", "decoder")]
+    assert plain.embedding.position_table is not None
+    assert signalled.embedding.position_table is None
+
+
+@every_preset
+@every_kind
+def test_every_parameter_takes_part(preset: str, build: Callable[..., nn.Module]) -> None:
+    """Distributed training stops at a parameter that no loss reaches; also if all halt at once."""
+    for bias in (-0.8, 20.0):
+        spec = None if preset == "dual_stream" else HaltingSpec(bias=bias)
+        signal = "none" if spec is None else "learned"
+        model = tiny.randomise(build(shared(preset, halting=spec, step_signal=signal), **DEPTHS))
+        inputs = tiny.sentences()
+        if build is tiny.masked_model:
+            inputs = tiny.words(3, 7), torch.arange(5)
+        (model(*inputs) * torch.randn(tiny.VOCABULARY)).sum().backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+ONE_STREAM = [preset for preset in SHARED if preset != "dual_stream"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "positions"),
+    [
+        *((preset, "sinusoidal") for preset in ONE_STREAM),
+        *((preset, positions) for preset in MAIN for positions in ("learned", "rope")),
+    ],
+)
+def test_cached_decoding_equals_full_decoding(preset: str, positions: str) -> None:
+    """Keys and values of every step of a token, also after it has halted."""
+    model = causal(halting(preset), positions=positions, model_dim=12)
+    tokens = tiny.words(3, 7)
+    full, state = model(tokens), model.start(3)
+    for i in range(7):
+        logits, state = model.step(tokens[:, i : i + 1], state)
+        same(logits, full[:, i])
+
+
+@main_presets
+def test_cached_translation_equals_full_decoding(preset: str) -> None:
+    model = translator(halting(preset, residual_attention="mean"))
+    source, target = tiny.sentences()
+    full, state = model(source, target), model.start(source)
+    for i in range(target.shape[1]):
+        logits, state = model.step(target[:, i : i + 1], state)
+        real = target[:, i] != tiny.PAD
+        same(logits[real], full[real, i])
+
+
+@main_presets
+def test_a_beam_search_scores_what_the_full_pass_scores(preset: str) -> None:
+    model = translator(halting(preset))
+    source = tiny.sentences()[0]
+    marks = Marks(bos=tiny.BOS, eos=tiny.EOS, mask=4)
+    how = SearchConfig(beam=3, length_ratio=1.0, length_extra=2)
+    for row, hypothesis in enumerate(search(model, source, marks, how)):
+        length = tiny.SOURCE_LENGTHS[row]
+        target = torch.tensor([[tiny.BOS, *hypothesis.tokens, tiny.EOS]])
+        logits = model(source[row : row + 1, :length], target[:, :-1])[0]
+        chosen = logits.log_softmax(dim=-1).gather(1, target[0, 1:, None])
+        assert hypothesis.score == pytest.approx(chosen.mean().item(), rel=1e-5)
+
+
+@main_presets
+def test_padding_and_other_rows_change_nothing(preset: str) -> None:
+    """Neither states nor steps: a row alone, cut to its length, is what it is in a wider batch."""
+    model = translator(halting(preset)).train()
+    source, target = tiny.sentences()
+    source, target = pad(source, (0, 5)), pad(target, (0, 3))
+
+    def run(source: Tensor, target: Tensor) -> tuple[Tensor, list[float]]:
+        count_steps_of(model, model.present(source, target))
+        logits = model(source, target)
+        cost = auxiliary_terms(model, torch.tensor(1.0))["ponder"]
+        counts = [
+            int(s.halting.step_counts().steps) for s in (model.encoder, model.decoder) if s.halting
+        ]
+        return logits, [cost.item(), *counts]
+
+    whole, costs = run(source, target)
+    alone = []
+    for row, (n, m) in enumerate(zip(tiny.SOURCE_LENGTHS, tiny.TARGET_LENGTHS, strict=True)):
+        logits, cost = run(source[row : row + 1, :n], target[row : row + 1, :m])
+        same(logits[0], whole[row, :m])
+        alone.append(cost)
+    assert costs == pytest.approx([sum(parts) for parts in zip(*alone, strict=True)], rel=1e-12)
+
+
+@main_presets
+def test_a_later_token_never_changes_an_earlier_prediction(preset: str) -> None:
+    model, tokens = causal(halting(preset)), tiny.words(3, 7)
+    logits = model(tokens)
+    for i in range(1, 7):
+        other = tokens.clone()
+        other[:, i:] = 5 + (other[:, i:] - 4) % 12
+        same(model(other)[:, :i], logits[:, :i])
+
+
+@main_presets
+def test_a_halted_token_keeps_its_state(preset: str) -> None:
+    """Other tokens attend to the state with which it halted, not to what the block makes of it."""
+    model = causal(halting(preset))
+    inputs, outputs, running = [], [], []
+
+    def see(block: nn.Module, args: Any, output: Any) -> None:
+        inputs.append(args[0].x - signals(args[2].layer))
+        outputs.append(output[0].x)
+        running.append(args[2].running)
+
+    def signals(step: int) -> Tensor:
+        assert model.decoder.signals is not None
+        places = Places.whole(7, inputs_device)
+        return model.decoder.signals(torch.zeros(1, 7, tiny.SIZES["model_dim"]), places, step)
+
+    inputs_device = torch.device("cpu")
+    model.decoder.blocks[0].register_forward_hook(see)
+    model(tiny.words(3, 7))
+    halted = 0
+    for n in range(1, len(inputs)):
+        now = running[n]
+        same(inputs[n][running[n - 1]], outputs[n - 1][running[n - 1]])
+        stopped = ~running[n - 1]
+        same(inputs[n][stopped], inputs[n - 1][stopped])
+        assert not bool((now & stopped).any())
+        halted += int(stopped.sum())
+    assert halted > 0
+
+
+def test_all_halt_at_once_where_the_bias_is_large() -> None:
+    """b_h = 20: one application of the block, R = 1, a cost of 2 for each token."""
+    model = causal(shared("pre_ln", halting=HaltingSpec(bias=20.0, ponder_weight=1.0))).train()
+    tokens = tiny.words(3, 7)
+    count_steps_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
+    logits = model(tokens)
+    cost = auxiliary_terms(model, torch.tensor(21.0))["ponder"]
+    assert cost.item() == pytest.approx(2.0)
+    once = tiny.causal_model("pre_ln", decoder_depth=1)
+    state = {k: v for k, v in model.state_dict().items() if "halting" not in k}
+    once.load_state_dict(state)
+    torch.testing.assert_close(logits, once(tokens))
+
+
+def test_all_steps_run_where_tokens_never_halt() -> None:
+    """b_h = -50: the last step gets the whole weight, as without halting."""
+    model = causal(shared("post_ln", halting=HaltingSpec(bias=-50.0)))
+    fixed = causal(shared("post_ln"))
+    fixed.load_state_dict({k: v for k, v in model.state_dict().items() if "halting" not in k})
+    tokens = tiny.words(3, 7)
+    same(model(tokens), fixed(tokens))
+
+
+def test_masked_tokens_alone_are_those_of_the_whole_pass() -> None:
+    model = tiny.randomise(tiny.masked_model(halting("sas"), **DEPTHS)).eval()
+    tokens, positions = tiny.words(3, 7), torch.tensor([2, 9, 13])
+    states = model.states(tokens, positions)
+    same(model.embedding.logits(states) + model.output_bias, model(tokens, positions))
+
+
+@pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
+@pytest.mark.parametrize("carry", ["sum", "mean"])
+def test_every_form_of_carried_scores_serves_shared_steps(form: Form, carry: Any) -> None:
+    """The number of steps is fixed, so the reversible form undoes them in their order."""
+    block = halting("post_ln", residual_attention=carry)
+    model = causal(block).train()
+    tokens, weight = tiny.words(3, 7), torch.randn(3, 7, tiny.VOCABULARY)
+    count_steps_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
+    found = []
+    for chosen in ("plain", form):
+        with attention_form(chosen):
+            logits = model(tokens)
+            loss = (logits * weight).sum() + auxiliary_terms(model, torch.tensor(21.0))["ponder"]
+            parameters = list(model.parameters())
+            found.append([logits, *torch.autograd.grad(loss, parameters, allow_unused=True)])
+    for ours, theirs in zip(*found, strict=True):
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@main_presets
+def test_state_survives_a_checkpoint(preset: str) -> None:
+    model, other = causal(halting(preset)), causal(halting(preset))
+    tokens = tiny.words(3, 7)
+    expected = model(tokens)
+    assert not torch.equal(other(tokens), expected)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other(tokens), expected)
+    assert len({name.split(".")[2] for name in model.state_dict() if ".blocks." in name}) == 1
+
+
+def test_the_start_of_the_halting_unit() -> None:
+    model = tiny.translator(shared("pre_ln", halting=HaltingSpec(bias=-2.5)))
+    for stack in stacks(model).values():
+        assert stack.halting is not None
+        assert stack.halting.unit.bias.tolist() == [-2.5]
+        assert bool(stack.halting.unit.weight.any())
+    plain, signalled = (
+        tiny.causal_model(shared("pre_ln", step_signal=signal)) for signal in ("none", "learned")
+    )
+    assert plain.decoder.signals is None
+    assert signalled.decoder.signals is not None
+    table = signalled.decoder.signals.step_table.weight
+    assert 0.01 < float(table.detach().std()) < 0.03
+
+
+def test_constants_of_depth_count_steps() -> None:
+    """DeepNorm's alpha and T-Fixup's scale are those of a stack of as many layers as steps."""
+    for preset in ("deepnorm", "t_fixup", "keel", "skipinit"):
+        for stack in (Stack(depth=6), Stack(depth=6, peer_depth=4, causal=True, cross=True)):
+            plain = BlockConfig(preset=preset).resolve(stack)
+            assert shared(preset).resolve(stack) == replace(plain, share="all")
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"preset": "mix_ln"}, "share all: layers 1 and 2 differ in around_self.norm_input"),
+        ({"preset": "layer_norm_scaling"}, "layers 1 and 2 differ in around_self.input_scale"),
+        ({"preset": "sas"}, "layers 1 and 2 differ in self_attention.value, identity_plus and"),
+        ({"preset": "sas_p_no_norm"}, "share all: layers 1 and 2 differ in around_self"),
+        ({"preset": "pre_ln", "last_output_projection": "identity"}, "layers 1 and 4 differ in"),
+        ({"preset": "admin"}, "share all: profiled skips"),
+        ({"ff_skip": Gain(learned=True, profiled=True)}, "share all: profiled skips"),
+        ({"share": "none", "halting": HaltingSpec()}, "halting without share all"),
+        ({"share": None, "step_signal": "learned"}, "step_signal without share all"),
+        ({"preset": "dual_stream", "halting": HaltingSpec()}, "halting with preset dual_stream"),
+        ({"preset": "dual_stream", "step_signal": "learned"}, "step_signal with preset dual_st"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(axes: dict[str, Any], message: str) -> None:
+    block = BlockConfig(**{"preset": "post_ln", "share": "all", **axes})
+    with pytest.raises(ValueError, match=message) as error:
+        tiny.architecture(encoder_depth=4).stacks(block)
+    assert "\n" not in str(error.value)
+
+
+def test_a_norm_of_the_embedding_needs_its_positions() -> None:
+    block = shared("post_ln", step_signal="sinusoidal")
+    with pytest.raises(ValueError, match="embedding_norm layer_norm with step_signal sinusoidal"):
+        tiny.architecture(kind="encoder", embedding_norm="layer_norm").stacks(block)
+
+
+def test_equal_layers_may_be_shared_whatever_the_preset_is_called() -> None:
+    """One layer has nothing to differ from, and axes make the layers of SAS equal."""
+    for preset in ("mix_ln", "admin", "sas"):
+        assert BlockConfig(preset=preset, share="all").resolve(Stack(depth=1)).share == "all"
+    spec = BlockConfig(preset="sas", share="all", first_value_projection="identity")
+    assert len(set(spec.resolve(Stack(depth=5)).blocks)) == 1
+
+
+def test_a_stack_without_halting_takes_no_notice() -> None:
+    """No parameter and no draw of random numbers is added where nothing is shared."""
+    torch.manual_seed(5)
+    plain = tiny.causal_model("pre_ln").state_dict()
+    torch.manual_seed(5)
+    again = tiny.causal_model(BlockConfig(preset="pre_ln", share="none", step_signal="none"))
+    assert plain.keys() == again.state_dict().keys()
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in plain.items())
+
+
+def test_a_shared_encoder_serves_alone() -> None:
+    """A stack outside of a model, with its signals on top of positions that it does not have."""
+    spec = shared("pre_ln", step_signal="sinusoidal").resolve(Stack(depth=3))
+    stack = BlockStack(spec, tiny.architecture().sizes())
+    x = torch.randn(2, 5, tiny.SIZES["model_dim"])
+    assert stack(x, causal_mask(5, x.device)).shape == x.shape
