@@ -18,7 +18,7 @@ from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.transformer import BlockStack
+from lightning_app.models.transformer import BlockStack, count_steps_of, step_counts
 from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
 from lightning_app.objectives.validation_parts import PartSums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
@@ -192,6 +192,8 @@ class TransformerModule(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         assert self.model is not None
+        if self._has_terms:
+            count_steps_of(self.model, self.objective.real_tokens(batch))
         sums = self.objective.sums(self.model, batch)
         # The mean of the ranks' gradients is then that of the mean over the global batch.
         normalizer = batch.predicted_tokens.to(sums.loss.dtype) / self.trainer.world_size
@@ -204,6 +206,7 @@ class TransformerModule(pl.LightningModule):
             parts = {"train/loss": loss, "train/nll": nll}
             parts |= {f"train/aux/{name}": term for name, term in terms.items()}
             self._log_training(parts, step)
+            self._log_steps(step)
         return {"loss": loss, "nll": nll}
 
     def _log_training(self, parts: dict[str, torch.Tensor], step: int) -> None:
@@ -214,6 +217,18 @@ class TransformerModule(pl.LightningModule):
         logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
         for logger in self.loggers:
             logger.log_metrics(logged, step=step)
+
+    def _log_steps(self, step: int) -> None:
+        """Log the mean steps a token, and the share of tokens at the maximum, of all ranks."""
+        assert self.model is not None
+        for name, counts in step_counts(self.model).items():
+            sums = torch.stack(counts).to(torch.float64)
+            totals = self.trainer.strategy.reduce(sums, reduce_op="sum")  # pyright: ignore[reportArgumentType]
+            steps, at_limit, tokens = totals.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+            logged = {f"train/steps/{name}": steps / tokens}
+            logged[f"train/steps_at_limit/{name}"] = at_limit / tokens
+            for logger in self.loggers:
+                logger.log_metrics(logged, step=step)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         step = self.global_step + 1

@@ -12,16 +12,19 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_app.blocks.attention import ShapingSpec
-from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term
+from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term, auxiliary_terms
+from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.residual import Gain
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.errors import UserError
+from lightning_app.models.transformer import count_steps_of, stacks, step_counts
 from lightning_app.module import TransformerModule
 from lightning_app.task_facts import Monitored
 from lightning_app.tasks.base import Task
+from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from lightning_app.trainer_limits import training_steps
 from tests.runs import data, module, trainer
@@ -279,3 +282,65 @@ def test_the_state_of_streams_is_in_the_checkpoint(
     (streams,) = loaded
     assert list(streams) == [0, 7]
     assert all(torch.equal(streams[number], kept[number]) for number in kept)
+
+
+def test_halting_is_trained_and_logged(tmp_path: Path, cache: str) -> None:
+    """The ponder cost moves the loss and the halting unit; steps are means over real tokens."""
+
+    def fitted(ponder_weight: float) -> tuple[dict[str, float], Any]:
+        pl.seed_everything(3)
+        spec = HaltingSpec(ponder_weight=ponder_weight)
+        system = module("translation", preset="pre_ln", share="all", halting=spec)
+        folder = tmp_path / str(ponder_weight)
+        fitter = trainer(folder, max_steps=1, logger=CSVLogger(folder), log_every_n_steps=1)
+        fitter.fit(system, datamodule=data(cache, "translation"))
+        rows = csv.DictReader(next(folder.rglob("metrics.csv")).read_text().splitlines())
+        return {k: float(v) for row in rows for k, v in row.items() if v}, system.model
+
+    (free, _), (paid, model) = fitted(0.0), fitted(0.5)
+    assert free["train/aux/ponder"] == 0.0
+    assert free["train/loss"] == pytest.approx(paid["train/loss"] - paid["train/aux/ponder"])
+    assert free["train/nll"] == paid["train/nll"]
+    assert paid["train/aux/ponder"] > 0.5
+    for name, stack in stacks(model).items():
+        assert 1.0 <= paid[f"train/steps/{name}"] <= stack.spec.depth
+        assert 0.0 <= paid[f"train/steps_at_limit/{name}"] <= 1.0
+
+
+def test_shares_of_ranks_have_the_ponder_cost_of_the_whole() -> None:
+    """Also where a rank has no row, but a blank one."""
+    for kind, rows, blank in (
+        ("translation", [[5, 6, 3], [7, 3, 0]], [[3]]),
+        ("masked_lm", [[5, 6, 7], [8, 9, 10]], [[3, 3, 3]]),
+    ):
+        system = module(kind, preset="post_ln", share="all", halting=HaltingSpec(bias=-1.0))
+        system.build(17)
+        assert system.model is not None
+        model = system.model
+
+        def cost(
+            tokens: list[list[int]], index: list[int], kind: str = kind, model=model, system=system
+        ) -> list[float]:
+            source = torch.tensor(tokens)
+            if kind == "translation":
+                target = (
+                    torch.tensor([[2, 5, 3, 0]] * len(tokens))
+                    if index[0] >= 0
+                    else torch.zeros(1, 2).long()
+                )
+                batch: Any = TranslationBatch(source, target, torch.tensor(index), torch.tensor(4))
+            else:
+                places = torch.tensor(
+                    [1 + 3 * i for i in range(len(index))] if index[0] >= 0 else []
+                ).long()
+                batch = MaskedBatch(source, places, places, torch.tensor(index), torch.tensor(2))
+            count_steps_of(model, system.objective.real_tokens(batch))
+            system.objective.sums(model, batch)
+            found = auxiliary_terms(model, torch.tensor(1.0))["ponder"].item()
+            counts = [float(n) for each in step_counts(model).values() for n in each]
+            return [found, *counts]
+
+        whole = cost(rows, [0, 1])
+        parts = [cost(rows[:1], [0]), cost(rows[1:], [1]), cost(blank, [-1])]
+        assert whole == pytest.approx([sum(each) for each in zip(*parts, strict=True)])
+        assert parts[2] == [0.0] * len(parts[2])
