@@ -56,6 +56,9 @@ def at(*names: str) -> str:
 
 WIRING = at("models/test_reference.py", "blocks/test_block.py")
 FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kernels.py")
+STEPS = at(
+    "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
+)
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
 LOSS = at("objectives", "tasks")
 TASKS = at("objectives", "tasks", "test_module.py")
@@ -254,6 +257,37 @@ MUTANTS = (
         at("blocks/test_feed_forward.py", "models/test_reference.py"),
         "F.gelu(inner) * self.gate(x)",
         "F.gelu(inner)",
+    ),
+    # Shared steps and halting.
+    mutant(
+        "a token that halts keeps its probability, not the rest",
+        STEPS,
+        "weight = torch.where(ends, left, h) * before.running",
+        "weight = h * before.running",
+    ),
+    mutant(
+        "halted tokens go on changing",
+        STEPS,
+        "state = torch.where(pondering.running.unsqueeze(-1), stream.x, before)",
+        "state = stream.x",
+    ),
+    mutant(
+        "ponder cost of padding",
+        STEPS,
+        "cost = (self._cost * self.counted).sum()",
+        "cost = self._cost.sum()",
+    ),
+    mutant(
+        "a shared block has the divisor of its first layer",
+        STEPS,
+        "start, spec = stream, call.spec or self.spec",
+        "start, spec = stream, self.spec",
+    ),
+    mutant(
+        "profiled skips are shared",
+        STEPS,
+        "if len(blocks) > 1 and any(residual.skip.profiled for residual in residuals):",
+        "if False:",
     ),
     # Presets.
     mutant(
