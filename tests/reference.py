@@ -129,6 +129,18 @@ def sinusoids(length: int, dim: int) -> Array:
     return table
 
 
+def limit(allowed: Flags, query_block: int, memory: int) -> Flags:
+    """Parmar et al. 2018 (1802.05751, section 4.3), one dimension; `allowed` is causal or not.
+
+    The queries of a block see the block and the `memory` positions before it.
+    """
+    limited = allowed.copy()
+    for b, i, j in np.ndindex(allowed.shape):
+        first = query_block * math.floor(i / query_block)
+        limited[b, i, j] &= first - memory <= j <= first + query_block - 1
+    return limited
+
+
 def linear(parameters: Parameters, name: str, x: Array) -> Array:
     return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
 
@@ -177,6 +189,8 @@ class Reference:
     norm_heads: tuple[str, ...] = ()
     """Which of query, key and value pass a norm over the dimension of their head."""
     scale_heads: bool = False
+    localised_span: tuple[int, int] | None = None
+    """l_q and l_m, if self-attention is limited to blocks and their memory."""
     norm_inner: bool = False
     """A norm between activation and outer matrix of the feed-forward."""
     steps: "Callable[[Stack, Array], Array] | None" = None
@@ -613,6 +627,8 @@ def run_layers(stack: Stack, x: Array) -> Iterator[tuple[Array, Array]]:
     if reference.first == "norm":
         x = norm(parameters, f"{stack.side}.input_norm", x)
     stack.total = x
+    if reference.localised_span is not None:
+        stack.allowed = limit(stack.allowed, *reference.localised_span)
     if reference.steps is not None:
         yield reference.steps(stack, x), np.asarray(stack.total)
         return

@@ -22,6 +22,7 @@ from lightning_app.blocks.norm import Norm, build_norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Gain, build_gain, select_tokens
 from lightning_app.blocks.stored_maps import MapGains
+from lightning_app.blocks.window import LocalisedSpan, LocalMask, Window
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
 QueryInit = Literal["xavier", "zeros"]
@@ -82,7 +83,8 @@ class AttentionSpec:
       W_0 the identity or an orthogonal matrix that is never trained (He & Hofmann 2023, section
       4.2); a and b are `value_gains` and `output_gains`
 
-    `tied` starts the output from the transpose of the value's orthogonal matrix.
+    `tied` starts the output from the transpose of the value's orthogonal matrix. `localised_span`
+    limits the keys that a query sees, in self-attention.
     """
 
     carry: CarryKind = "none"
@@ -98,6 +100,7 @@ class AttentionSpec:
     output_gains: ProjectionGains = ProjectionGains()
     tied: bool = False
     query_init: QueryInit = "xavier"
+    localised_span: LocalisedSpan | None = None
 
     def __post_init__(self) -> None:
         if self.qk_norm != "none" and self.query_init == "zeros":
@@ -280,6 +283,12 @@ class Attention(nn.Module):
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
 
+    @property
+    def window(self) -> Window | None:
+        """The keys around each query that it may see; None if there is no limit."""
+        span = self.spec.localised_span
+        return None if span is None else span.window
+
     def _disturbed(
         self, x: Float[Tensor, "batch head token dim"]
     ) -> Float[Tensor, "batch head token dim"]:
@@ -326,7 +335,7 @@ class Attention(nn.Module):
         query: Float[Tensor, "batch head query feature"],
         keys: Float[Tensor, "batch head key feature"],
         values: Float[Tensor, "batch head key dim"],
-        mask: Mask,
+        mask: Mask | LocalMask,
         carry: Carry | None,
         divisor: float | None = None,
         kept: Int[Tensor, " kept"] | None = None,
@@ -334,8 +343,13 @@ class Attention(nn.Module):
         """Return the sub-layer's output and the state that the chain passes to the layer above.
 
         Logits are divided by `divisor`, None for that of the specification. The output is that of
-        the queries `kept` alone, if given: see `select_tokens`.
+        the queries `kept` alone, if given: see `select_tokens`. The state of a chain has the maps
+        that a `LocalMask` computes.
         """
+        local = mask if isinstance(mask, LocalMask) else None
+        if isinstance(mask, LocalMask):
+            query, keys, values = mask.queries(query), mask.keys(keys), mask.keys(values)
+            mask = mask.mask
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor if divisor is None else divisor
         gains = None if self.shaping is None else self.shaping.gains
@@ -352,6 +366,8 @@ class Attention(nn.Module):
                 heads, carry = attend_with_sums(
                     query, keys, values, mask, dropout, carry, divisor, gains
                 )
+        if local is not None:
+            heads = local.unfolded(heads)
         if self.head_gain is not None:
             heads = self.head_gain(heads)
         # (batch, head, query, dim) -> (batch, query, head * dim)

@@ -13,6 +13,7 @@ from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.residual import Residual, ResidualSpec, Stream, select_tokens
+from lightning_app.blocks.window import LocalMask
 
 Layout = Literal["sequential", "parallel"]
 
@@ -66,6 +67,11 @@ class BlockSpec:
         if {self.cross_attention.value, self.cross_attention.output} != {"full"}:
             raise ValueError(
                 "identity projections on cross-attention would tie two spaces; use 'full' there"
+            )
+        if self.cross_attention.localised_span is not None:
+            raise ValueError(
+                "localised_span on cross-attention: the tokens of two texts have no distance; "
+                "limit self-attention alone"
             )
         if self.layout == "parallel":
             self._check_parallel()
@@ -179,7 +185,7 @@ class Call(NamedTuple):
     """
 
     layer: int
-    mask: Mask
+    mask: Mask | LocalMask
     placed: Placed | None = None
     source: CrossAttentionInput | None = None
     cache: LayerCache | None = None

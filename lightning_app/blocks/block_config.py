@@ -22,6 +22,7 @@ from lightning_app.blocks.stack import (
     StepSignal,
     carry_scores,
 )
+from lightning_app.blocks.window import LocalisedSpan
 
 Placement = Literal["post", "pre", "peri", "none"]
 PLACES: dict[Placement, tuple[bool, bool, bool]] = {
@@ -80,6 +81,8 @@ class BlockConfig:
     """The gain of the self-attention branch."""
     ff_branch: Gain | None = None
     """The gain of the feed-forward branch."""
+    localised_span: LocalisedSpan | None = None
+    """Blocks of queries that see themselves and the tokens before them, in self-attention."""
     share_branch_gain: bool | None = None
     """One learned gain for all branches of a layer instead of one for each branch."""
     share: Share | None = None
@@ -233,4 +236,5 @@ class BlockConfig:
             output=output,
             output_gains=self.output_gains or attention.output_gains,
             tied=tied,
+            localised_span=self.localised_span or attention.localised_span,
         )

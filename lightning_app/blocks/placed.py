@@ -1,7 +1,27 @@
 """The effect of positions on the scores of self-attention in one pass through a stack."""
 
-from jaxtyping import Float
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+
+
+class Places(NamedTuple):
+    """The positions of the tokens of one pass, counted from 0."""
+
+    newest: Int[Tensor, " #token"]
+    """Positions of the tokens that run through the stack."""
+    keys: Int[Tensor, "#batch key"]
+    """Positions of all tokens that these may see: those in the caches, then the newest."""
+    start: int
+    """The first of the newest, which follow one another."""
+
+    @classmethod
+    def whole(cls, length: int, device: torch.device) -> "Places":
+        """Return the places of a whole text."""
+        places = torch.arange(length, device=device)
+        return cls(places, places[None], start=0)
 
 
 class Placed:

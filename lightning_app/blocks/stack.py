@@ -77,6 +77,7 @@ class StackSpec:
     def __post_init__(self) -> None:
         check_growth(self.blocks)
         self._check_steps()
+        self._check_chain()
         if self.dual_stream and self.blocks[0].around_self.norm_sum == "none":
             raise ValueError(
                 "preset dual_stream is defined for norm_placement post: with another its second "
@@ -101,6 +102,15 @@ class StackSpec:
                 raise ValueError(
                     f"{name} with preset dual_stream: it is defined for one stream, not for two"
                 )
+
+    def _check_chain(self) -> None:
+        """A mask enters the carried scores once, so all layers of a chain see the same keys."""
+        carries = any(block.self_attention.carry != "none" for block in self.blocks)
+        if carries and len({block.self_attention.localised_span for block in self.blocks}) > 1:
+            raise ValueError(
+                "residual_attention with a localised_span that differs between layers: carried "
+                "scores need the same keys in every layer; use one span for all layers"
+            )
 
 
 def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:

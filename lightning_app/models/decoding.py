@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.masks import full_mask, mask_of
+from lightning_app.blocks.placed import Places
 from lightning_app.models.embedding import Embedding
-from lightning_app.models.positions.base import Places
 from lightning_app.models.transformer import BlockStack, Memory
 
 FEWEST_STEPS = 8  # a moved cache has room for at least this number of steps
@@ -54,18 +54,18 @@ class DecodingState(NamedTuple):
         every = beams[:, :, None].expand(-1, -1, self.beam_ancestry.shape[2])
         return self._replace(beam_ancestry=self.beam_ancestry.gather(1, every))
 
-    def with_room(self, tokens: int) -> "DecodingState":
+    def with_room(self, tokens: int, first: int = 0) -> "DecodingState":
         """Return a state whose caches have room for `tokens` more a sentence.
 
-        If there is no room, slots that no beam's prefix holds are dropped, and the others move to
-        caches of twice their number. So between two moves as many slots are written as
-        one move copies, and a search of n tokens reads little more than n slots a sentence instead
-        of beam * n.
+        If there is no room, slots that no beam's prefix holds, and those of positions before
+        `first`, are dropped, and the others move to caches of twice their number. So between two
+        moves as many slots are written as one move copies, and a search of n tokens reads little
+        more than n slots a sentence instead of beam * n.
         """
         filled = self.beam_ancestry.shape[2]
         if not filled or filled + tokens <= self.caches[0].room:
             return self
-        held = self.beam_ancestry.any(dim=1)
+        held = self.beam_ancestry.any(dim=1) & (self.places >= first)
         kept = int(held.sum(dim=1).max())
         slots = held.long().argsort(dim=1, descending=True, stable=True)[:, :kept]
         room = max(2 * kept, kept + FEWEST_STEPS * tokens)
@@ -86,7 +86,7 @@ def step(
 ) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
     """Append one token to each beam and return the logits of the next, beam after beam."""
     sentences, beams = tokens.shape
-    state = state.with_room(beams)
+    state = state.with_room(beams, stack.first_seen(state.length))
     own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(sentences, -1, -1)
     beam_ancestry = torch.cat([state.beam_ancestry, own], dim=2)
     slots = beam_ancestry.shape[2]

@@ -13,11 +13,12 @@ from lightning_app.blocks.cache import LayerCache
 from lightning_app.blocks.halting import Halting, Pondering, StepCounts
 from lightning_app.blocks.masks import Mask, mask_of
 from lightning_app.blocks.norm import build_norm
-from lightning_app.blocks.placed import Placed
+from lightning_app.blocks.placed import Placed, Places
 from lightning_app.blocks.recomputed_norms import recomputed_norms, saves_memory
 from lightning_app.blocks.residual import Stream, select_tokens
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.models.positions.base import Places, Positions
+from lightning_app.blocks.window import WindowMasks
+from lightning_app.models.positions.base import Positions
 from lightning_app.models.step_signals import StepSignals
 
 
@@ -71,6 +72,11 @@ class BlockStack(nn.Module):
             assert isinstance(block, Block)
             yield layer, block
 
+    def first_seen(self, position: int) -> int:
+        """Return the first position that a query at `position` may see in any layer."""
+        windows = [block.self_attention.window for _, block in self.layers]
+        return min(0 if window is None else window.first(position) for window in windows)
+
     def remember(self, states: Float[Tensor, "batch source model"], mask: Mask) -> Memory:
         """Return the keys and values that each cross-attention computes from `states`."""
         layers = []
@@ -101,23 +107,24 @@ class BlockStack(nn.Module):
                 None for all. The last block computes what follows its map for these alone.
             seen: A list to which the stream after each layer is appended.
         """
-        places = places or Places.whole(x.shape[1], x.device)
+        given, places = places, places or Places.whole(x.shape[1], x.device)
         placed = None
         if self.place is not None:
             placed = self.place(places)
             if placed.bias is not None:
                 mask = mask.with_score_bias(placed.bias)
+        masks = WindowMasks(mask, x.shape[0], given)
         x = self.input_norm(x)
         stream = Stream(x, x if self.spec.dual_stream else None)
         recomputing = self.recomputes_norms and saves_memory(x)
         with recomputed_norms(self) if recomputing else nullcontext():
-            stream = self._run(stream, mask, memory, caches, places, placed, kept, seen)
+            stream = self._run(stream, masks, memory, caches, places, placed, kept, seen)
         return end_of_stack(stream, self.final_norm)
 
     def _run(
         self,
         stream: Stream,
-        mask: Mask,
+        masks: WindowMasks,
         memory: Memory | None,
         caches: list[LayerCache] | None,
         places: Places,
@@ -137,7 +144,7 @@ class BlockStack(nn.Module):
             last = layer == self.spec.depth
             call = Call(
                 layer=layer,
-                mask=mask,
+                mask=masks.within(block.self_attention.window),
                 placed=None if placed is None else placed.at(layer),
                 source=source,
                 cache=cache,

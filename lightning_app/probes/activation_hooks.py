@@ -15,6 +15,7 @@ from lightning_app.blocks.kernels import QueryKeySums
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.score_map import own_scores, softmax_map
+from lightning_app.blocks.window import LocalMask
 from lightning_app.models.transformer import stacks
 from lightning_app.probes import measures
 from lightning_app.probes.table import Place, Row, RunningStats, ordered
@@ -241,9 +242,14 @@ def scores(args: tuple[Any, ...], carry: Carry | None) -> tuple[Mask, Tensor, Te
     masked: only cells that a query may see are meaningful.
     """
     query, keys, _, mask, _ = args
-    new = own_scores(query, keys, mask)
+    local: LocalMask | None = mask if isinstance(mask, LocalMask) else None
+    whole = mask if local is None else local.whole
+    assert isinstance(whole, Mask)
+    new = own_scores(query, keys, whole)
     if carry is None:
-        return mask, new, new
+        return whole, new, new
     if isinstance(carry, QueryKeySums):
-        return mask, new, own_scores(carry.query, carry.key, mask)
-    return mask, new, carry.scores
+        total = own_scores(carry.query, carry.key, whole if local is None else local.mask)
+    else:
+        total = carry.scores
+    return whole, new, total if local is None else local.whole_map(total)

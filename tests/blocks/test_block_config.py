@@ -15,6 +15,7 @@ from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.blocks.window import LocalisedSpan
 from lightning_app.errors import UserError
 from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import EncoderDecoder
@@ -65,6 +66,7 @@ AXES: dict[str, dict[str, Any]] = {
     "ff_skip": GAINS,
     "attention_branch": GAINS,
     "ff_branch": GAINS,
+    "localised_span": {"2 + 3": LocalisedSpan(query_block=2, memory=3)},
     "share_branch_gain": FLAG,
     "share": {name: name for name in ("none", "all")},
     "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},

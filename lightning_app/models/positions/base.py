@@ -4,36 +4,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_app.blocks.placed import Placed
+from lightning_app.blocks.placed import Placed, Places
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.errors import UserError
 from lightning_app.registry import Registry
 
 POSITIONS: Registry["type[Positions]"] = Registry("model.architecture.positions")
 """The positions by name; `POSITIONS.register` is the decorator that adds a class."""
-
-
-class Places(NamedTuple):
-    """The positions of the tokens of one pass, counted from 0."""
-
-    newest: Int[Tensor, " #token"]
-    """Positions of the tokens that run through the stack."""
-    keys: Int[Tensor, "#batch key"]
-    """Positions of all tokens that these may see: those in the caches, then the newest."""
-    start: int
-    """The first of the newest, which follow one another."""
-
-    @classmethod
-    def whole(cls, length: int, device: torch.device) -> "Places":
-        """Return the places of a whole text."""
-        places = torch.arange(length, device=device)
-        return cls(places, places[None], start=0)
 
 
 class Table(nn.Module, ABC):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.linear import Linear
-from lightning_app.blocks.placed import Placed
+from lightning_app.blocks.placed import Placed, Places
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.models.positions.base import POSITIONS, Places, Positions
+from lightning_app.models.positions.base import POSITIONS, Positions
 
 
 @final

@@ -2,9 +2,10 @@
 
 from typing import final
 
+from lightning_app.blocks.placed import Places
 from lightning_app.blocks.rotary import Rotation, rotation
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.models.positions.base import POSITIONS, Place, Places, Positions
+from lightning_app.models.positions.base import POSITIONS, Place, Positions
 
 
 @final

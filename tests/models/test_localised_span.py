@@ -1,0 +1,345 @@
+"""Localised spans: blocks of queries in the batch against the equation with a map of all cells."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_app.blocks import fold
+from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
+from lightning_app.blocks.stack import Stack
+from lightning_app.blocks.window import LocalisedSpan, LocalMask, Window, WindowMasks
+from lightning_app.models.embedding import EmbeddingSpec
+from lightning_app.models.heads import CausalLanguageModel
+from tests import tiny
+from tests.models.test_reference import check_slopes
+from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
+
+pytestmark = [pytest.mark.usefixtures("float64")]
+
+SPANS = [(1, 3), (2, 3), (3, 0), (3, 4), (4, 1)]
+PRESETS = ("post_ln", "pre_ln", "realformer", "sas", "v_skipinit")
+each_span = pytest.mark.parametrize("span", SPANS, ids=str)
+each_preset = pytest.mark.parametrize("preset", PRESETS)
+
+
+@pytest.fixture(autouse=True)
+def _small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of a few tokens are folded too."""
+    monkeypatch.setattr(fold, "FEWEST", 1)
+
+
+def block(preset: str, span: tuple[int, int], **axes: Any) -> BlockConfig:
+    limits = LocalisedSpan(query_block=span[0], memory=span[1])
+    return BlockConfig(preset=preset, localised_span=limits, **axes)
+
+
+def limited(preset: str, span: tuple[int, int], **axes: Any) -> Reference:
+    return replace(REFERENCE[preset], localised_span=span, **axes)
+
+
+def same(ours: Tensor, theirs: Any) -> None:
+    torch.testing.assert_close(ours, torch.as_tensor(theirs), rtol=1e-10, atol=1e-10)
+
+
+def folded(model: nn.Module, call: Any) -> int:
+    """Return how many attentions of a call computed with folded texts."""
+    found = []
+
+    def hook(_: Any, args: Any) -> None:
+        if isinstance(args[3], LocalMask):
+            found.append(args[3].mask.keys < args[0].shape[2])
+
+    parts = [part for name, part in model.named_modules() if name.endswith("self_attention")]
+    handles = [part.register_forward_pre_hook(hook) for part in parts]
+    call()
+    for handle in handles:
+        handle.remove()
+    return sum(found)
+
+
+@pytest.mark.unchecked_shapes
+@each_preset
+@each_span
+@pytest.mark.parametrize("length", [13, 3])
+def test_the_causal_model_is_the_reference(preset: str, span: tuple[int, int], length: int) -> None:
+    model, tokens = tiny.randomise(tiny.causal_model(block(preset, span))), tiny.words(2, length)
+    sizes = tiny.reference_sizes(tiny.architecture(kind="decoder"))
+    expected = predict_next(
+        limited(preset, span), tiny.numpy_parameters(model), sizes, tokens.numpy()
+    )
+    same(model(tokens), expected)
+    assert folded(model, lambda: model(tokens)) == (2 if length > 3 else 0)
+
+
+@each_preset
+@pytest.mark.parametrize("span", [(1, 3), (3, 2)], ids=str)
+def test_translation_is_the_reference(preset: str, span: tuple[int, int]) -> None:
+    """An encoder whose sentences are padded, a decoder with cross-attention."""
+    model = tiny.randomise(tiny.translator(block(preset, span)))
+    source, target = tiny.sentences()
+    source = torch.nn.functional.pad(source, (0, 5))
+    sizes = tiny.reference_sizes(tiny.architecture())
+    expected = translate(
+        limited(preset, span),
+        tiny.numpy_parameters(model),
+        sizes,
+        source.numpy(),
+        target.numpy(),
+    )
+    real = target != tiny.PAD
+    same(model(source, target)[real], expected.logits[real.numpy()])
+    assert folded(model, lambda: model(source, target)) == 5
+
+
+@pytest.mark.unchecked_shapes
+@each_preset
+@pytest.mark.parametrize("span", [(1, 3), (3, 4)], ids=str)
+def test_masked_words_are_the_reference(preset: str, span: tuple[int, int]) -> None:
+    model, tokens = tiny.randomise(tiny.masked_model(block(preset, span))), tiny.words(2, 13)
+    sizes = tiny.reference_sizes(tiny.architecture(kind="encoder"))
+    positions = torch.tensor([0, 3, 12, 13, 25])
+    expected = predict_masked(
+        limited(preset, span),
+        tiny.numpy_parameters(model),
+        sizes,
+        tokens.numpy(),
+        positions.numpy(),
+    )
+    same(model(tokens, positions), expected)
+    same(model.embedding.logits(model.states(tokens, positions)) + model.output_bias, expected)
+
+
+@pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
+def test_gradients_are_those_of_the_reference(preset: str) -> None:
+    architecture = {"activation": "gelu"}
+    model = tiny.randomise(tiny.causal_model(block(preset, (2, 3)), **architecture))
+    tokens, weight = tiny.words(1, 11), torch.randn(1, 11, tiny.VOCABULARY)
+    sizes = tiny.reference_sizes(tiny.architecture(kind="decoder", **architecture))
+
+    def reference_loss(parameters: Any) -> float:
+        logits = predict_next(limited(preset, (2, 3)), parameters, sizes, tokens.numpy())
+        return float((logits * weight.numpy()).sum())
+
+    check_slopes(model, (model(tokens) * weight).sum(), reference_loss)
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("carry", ["sum", "mean", "qk_sum"])
+@pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
+@pytest.mark.parametrize("preset", ["pre_ln", "sas"])
+def test_a_chain_folds_in_every_form(preset: str, form: Any, carry: Any) -> None:
+    """The fold against one map of all cells, forward and backward."""
+    config = block(preset, (2, 3), residual_attention=carry)
+    model = tiny.randomise(tiny.causal_model(config, decoder_depth=3))
+    tokens = tiny.words(2, 13)
+
+    def run() -> list[Tensor]:
+        logits = model(tokens)
+        weight = torch.linspace(-1.0, 1.0, logits.numel()).view_as(logits)
+        return [logits, *torch.autograd.grad((logits * weight).sum(), list(model.parameters()))]
+
+    with attention_form(form):
+        assert folded(model, lambda: model(tokens)) == 3
+        ours = run()
+    with pytest.MonkeyPatch.context() as patch, attention_form("plain"):
+        patch.setattr(fold, "FEWEST", 99)
+        assert folded(model, lambda: model(tokens)) == 0
+        whole = run()
+    for one, other in zip(ours, whole, strict=True):
+        same(one, other)
+
+
+def test_ends_of_the_span_are_the_model_without_one() -> None:
+    """l_m >= T, and l_q = T without a memory, hide nothing; both are equal to the last bit."""
+    plain = tiny.randomise(tiny.causal_model("sas"))
+    tokens = tiny.words(2, 13)
+    for span in ((1, 12), (3, 12), (13, 0), (5, 99)):
+        model = tiny.causal_model(block("sas", span))
+        model.load_state_dict(plain.state_dict())
+        assert torch.equal(model(tokens), plain(tokens))
+    nearly = tiny.causal_model(block("sas", (1, 11)))
+    nearly.load_state_dict(plain.state_dict())
+    assert not torch.equal(nearly(tokens), plain(tokens))
+
+
+def test_a_centred_map_is_zero_at_the_start() -> None:
+    """C is uniform over the visible keys, so that A = C where W_Q = 0: SAS starts as I."""
+    spec = AttentionSpec(shaping=ShapingSpec(), value="identity", output="identity")
+    attention = Attention(spec, 4, 2, 0.0)
+    x = torch.randn(2, 17, 4)
+    masks = WindowMasks(causal_mask(17, x.device), 2, None)
+    query, keys, values = attention.queries_keys_values(x, None)
+    found, _ = attention(
+        torch.zeros_like(query), keys, values, masks.within(Window(block=2, before=3)), None
+    )
+    same(found, x)
+
+
+@pytest.mark.unchecked_shapes
+@each_span
+@pytest.mark.parametrize("preset", ["pre_ln", "realformer"])
+def test_the_receptive_field_grows_by_one_window_a_layer(
+    preset: str, span: tuple[int, int]
+) -> None:
+    """Output i moves with input j exactly for f^n(i) <= j <= i, f the first key of a query."""
+    length, depth = 17, 3
+    model = tiny.randomise(tiny.causal_model(block(preset, span), decoder_depth=depth))
+    x = torch.randn(1, length, tiny.SIZES["model_dim"], requires_grad=True)
+    states = model.decoder(x, causal_mask(length, x.device))
+    for i in range(length):
+        (gradient,) = torch.autograd.grad((states[0, i] ** 2).sum(), x, retain_graph=True)
+        first = i
+        for _ in range(depth):
+            first = max(0, first // span[0] * span[0] - span[1])
+        moved = gradient[0].abs().sum(-1) > 0
+        assert moved.tolist() == [first <= j <= i for j in range(length)]
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
+@pytest.mark.parametrize(
+    ("span", "positions"), [((1, 3), "sinusoidal"), ((3, 4), "rope"), ((4, 1), "learned")]
+)
+def test_cached_decoding_equals_full_decoding(
+    preset: str, span: tuple[int, int], positions: str
+) -> None:
+    sizes = {"positions": positions, "model_dim": 12}
+    model = tiny.randomise(tiny.causal_model(block(preset, span), **sizes)).eval()
+    tokens = tiny.words(2, 29)
+    full, state = model(tokens), model.start(2)
+    for i in range(29):
+        logits, state = model.step(tokens[:, i : i + 1], state)
+        same(logits, full[:, i])
+    # Keys that no later query sees are dropped whenever the caches are full.
+    assert state.caches[0].room <= max(2 * sum(span), sum(span) + 9)
+
+
+@pytest.mark.unchecked_shapes
+def test_beams_keep_their_windows() -> None:
+    """Beams that are reordered write slots in another order than that of their positions."""
+    model = tiny.randomise(tiny.causal_model(block("pre_ln", (2, 3)))).eval()
+    tokens = tiny.words(1, 2, 24)
+    state, prefixes = model.start(1, beams=2), torch.empty(2, 0, dtype=torch.long)
+    for i in range(24):
+        order = torch.tensor([[1, 0]] if i % 3 else [[0, 0]])
+        state, prefixes = state.reorder(order), prefixes[order[0]]
+        prefixes = torch.cat([prefixes, tokens[0, :, i : i + 1]], dim=1)
+        logits, state = model.step(tokens[:, :, i], state)
+        same(logits, model(prefixes)[:, -1])
+
+
+@pytest.mark.parametrize("kind", ["causal", "full", "padding", "causal and padding", "any"])
+@pytest.mark.parametrize("window", [(1, 3, 0), (2, 3, 0), (1, 2, 4), (3, 0, 5)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_folded_mask_is_the_whole_one(
+    kind: str, window: tuple[int, int, int], biased: bool
+) -> None:
+    """Any mask: its cells in the fold are those of the whole map, and no cell is lost."""
+    present = torch.arange(14) < torch.tensor([[14], [5], [9]])
+    mask = {
+        "causal": causal_mask(14, present.device),
+        "full": full_mask(14, present.device),
+        "padding": padding_mask(present),
+        "causal and padding": Mask(14, present.device, seen=present[:, None, None], causal=True),
+        "any": Mask(14, present.device, seen=torch.rand(3, 1, 14, 14) < 0.5),
+    }[kind]
+    if biased:
+        mask = mask.with_score_bias(torch.randn(1, 2, 14, 14))
+    length, before, after = window
+    seen = Window(block=length, before=before, after=after)
+    local = WindowMasks(mask, 3, None).within(seen)
+    assert isinstance(local, LocalMask)
+    assert local.mask.keys < 14
+    ones = torch.ones(local.mask.allowed.shape)
+    cells = local.whole_map(ones.masked_fill(~local.mask.allowed, 0.0))
+    same(cells, (local.whole.allowed * 1.0).expand(cells.shape))
+    for i in range(14):
+        start = i // length * length
+        for j in range(14):
+            near = start - before <= j < start + length + after
+            expected = near & mask.allowed.expand(3, 1, 14, 14)[:, 0, i, j]
+            assert torch.equal(local.whole.allowed[:, 0, i, j].expand(3), expected.expand(3))
+    if biased:
+        assert local.mask.score_bias is not None
+        bias = local.mask.score_bias.masked_fill(~local.mask.allowed, 0.0)
+        whole = mask.score_bias.expand(3, 2, 14, 14).masked_fill(~local.whole.allowed, 0.0)  # pyright: ignore[reportOptionalMemberAccess]
+        same(local.whole_map(bias), whole)
+
+
+def test_padding_changes_nothing() -> None:
+    model = tiny.randomise(tiny.translator(block("sas", (2, 3)))).eval()
+    source, target = tiny.sentences()
+    wide = model(torch.nn.functional.pad(source, (0, 9)), target)
+    real = target != tiny.PAD
+    same(wide[real], model(source, target)[real])
+
+
+def test_one_window_serves_a_chain() -> None:
+    spec = tiny.specification(block("realformer", (2, 3)), Stack(depth=2, causal=True))
+    first, last = spec.blocks
+    other = replace(
+        last,
+        self_attention=replace(
+            last.self_attention, localised_span=LocalisedSpan(query_block=2, memory=4)
+        ),
+    )
+    with pytest.raises(ValueError, match="localised_span that differs between layers"):
+        replace(spec, blocks=(first, other))
+    unlimited = replace(last, self_attention=replace(last.self_attention, localised_span=None))
+    with pytest.raises(ValueError, match="localised_span that differs between layers"):
+        replace(spec, blocks=(first, unlimited))
+    plain = tiny.specification(block("pre_ln", (2, 3)), Stack(depth=2, causal=True))
+    first, last = plain.blocks
+    wider = replace(
+        last,
+        self_attention=replace(
+            last.self_attention, localised_span=LocalisedSpan(query_block=1, memory=9)
+        ),
+    )
+    mixed = replace(plain, blocks=(first, wider))
+    assert mixed.blocks[1].self_attention.localised_span != plain.blocks[1].self_attention
+
+
+@pytest.mark.unchecked_shapes
+def test_layers_may_have_windows_of_their_own() -> None:
+    """Each has the mask of its window; cached decoding keeps what the widest one sees."""
+    plain = tiny.causal_model(block("pre_ln", (2, 3)))
+    last = plain.decoder.spec.blocks[1]
+    for limits in (LocalisedSpan(query_block=1, memory=9), None):
+        wide = replace(last, self_attention=replace(last.self_attention, localised_span=limits))
+        spec = replace(plain.decoder.spec, blocks=(plain.decoder.spec.blocks[0], wide))
+        architecture = tiny.architecture(kind="decoder")
+        embedding = EmbeddingSpec(
+            vocab_size=tiny.VOCABULARY, pad=tiny.PAD, positions=architecture.order()
+        )
+        model = CausalLanguageModel(spec, architecture.sizes(), embedding)
+        tiny.randomise(model).eval()
+        tokens = tiny.words(1, 31)
+        full, state = model(tokens), model.start(1)
+        for i in range(31):
+            logits, state = model.step(tokens[:, i : i + 1], state)
+            same(logits, full[:, i])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"query_block": 0, "memory": 3}, "localised_span query_block 0: at least 1"),
+        ({"query_block": 2, "memory": -1}, "localised_span memory -1: at least 0"),
+    ],
+)
+def test_a_window_has_numbers_that_make_sense(numbers: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LocalisedSpan(**numbers)
+
+
+def test_cross_attention_has_no_window() -> None:
+    spec = tiny.specification(block("pre_ln", (2, 3)), Stack(depth=1, causal=True)).blocks[0]
+    with pytest.raises(ValueError, match="localised_span on cross-attention"):
+        replace(spec, cross_attention=spec.self_attention)
