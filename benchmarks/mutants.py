@@ -59,6 +59,7 @@ FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kern
 STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
 )
+SPANS = at("models/test_localised_span.py")
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
 LOSS = at("objectives", "tasks")
 TASKS = at("objectives", "tasks", "test_module.py")
@@ -75,6 +76,24 @@ SENSITIVITY = at("analysis/test_sensitivity.py")
 
 MUTANTS = (
     # Blocks.
+    mutant(
+        "a window starts at its query",
+        SPANS,
+        "start = query - query % self.block\n",
+        "start = query\n",
+    ),
+    mutant(
+        "windows reach beyond the text",
+        SPANS,
+        "((keys >= 0) & (keys < fold.length))",
+        "(keys >= 0)",
+    ),
+    mutant(
+        "decoding drops a key of the window",
+        SPANS,
+        "self.places >= first",
+        "self.places > first",
+    ),
     mutant("norm epsilon", at("blocks/test_norm.py"), "EPSILON = 1e-5", "EPSILON = 1e-3"),
     mutant(
         "rotary turns backwards",

@@ -4,12 +4,13 @@ With T tokens, blocks of c queries and windows of W keys, maps have ``T W`` cell
 ``T^2``, and every form of attention computes them as it computes those of short sentences.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from torch.nn import functional as F
 
 FEWEST = 32
 """Smaller blocks of queries leave the processor too little work in each product."""
@@ -55,25 +56,24 @@ class Fold:
         start = self.size * torch.arange(self.blocks, device=device)[:, None]
         return start + torch.cat([before, after, own])
 
+    @property
+    def keys_a_block(self) -> int:
+        return self.before + self.after + self.size
+
     def queries(
         self, x: Float[Tensor, "batch head token dim"]
     ) -> Float[Tensor, "folded head query dim"]:
         """Return the queries of each block."""
-        return self._cut(self._padded(x, 0, 0), 0, self.size).flatten(0, 1)
+        return _Gather.apply(x, self, [Segment(0, 0, self.size)])  # pyright: ignore[reportReturnType]
 
     def keys(
         self, x: Float[Tensor, "batch head token dim"]
     ) -> Float[Tensor, "folded head key dim"]:
         """Return the keys, or values, of each block's window."""
-        # Each part is cut a block at a time: the first reaches one block and `after` beyond.
-        padded = self._padded(x, self.before, self.size + self.after if self.after else 0)
-        places = [*range(0, self.before, self.size)]
-        parts = [self._cut(padded, at, min(self.size, self.before - at)) for at in places]
-        own = self.before
-        for at in range(0, self.after, self.size):
-            parts.append(self._cut(padded, own + self.size + at, min(self.size, self.after - at)))
-        parts.append(self._cut(padded, own, self.size))
-        return torch.cat(parts, dim=3).flatten(0, 1)
+        after = [Segment(self.before, self.size, self.after)] if self.after else []
+        before = [Segment(0, -self.before, self.before)] if self.before else []
+        own = Segment(self.before + self.after, 0, self.size)
+        return _Gather.apply(x, self, [*before, *after, own])  # pyright: ignore[reportReturnType]
 
     def unfolded(
         self, x: Float[Tensor, "folded head query dim"]
@@ -110,14 +110,92 @@ class Fold:
         whole = x.new_zeros(*x.shape[:3], self.length)
         return self.unfolded(whole.scatter_add(3, columns.expand(x.shape), cells))
 
-    def _padded(self, x: Tensor, before: int, after: int) -> Tensor:
-        """Return `x` with zeros before it, and after it up to `after` beyond the last block."""
-        after += self.blocks * self.size - self.length
-        return F.pad(x, (0, 0, before, after)) if before or after else x
 
-    def _cut(self, padded: Tensor, start: int, width: int) -> Tensor:
-        """Return the first `width` of each `size` tokens from `start`, a block beside a block."""
-        end = start + self.blocks * self.size
-        blocks = padded[:, :, start:end].unflatten(2, (self.blocks, self.size))
-        # (batch, head, block, token, dim) -> (batch, block, head, token, dim)
-        return blocks[:, :, :, :width].transpose(1, 2)
+class Segment(NamedTuple):
+    """Consecutive places of a window: `width` of them, from `at`, hold the tokens from `start`.
+
+    `start` counts from the first token of a block.
+    """
+
+    at: int
+    start: int
+    width: int
+
+    def parts(self, most: int) -> "list[Segment]":
+        """Cut the segment into parts of at most `most` places, which blocks do not share."""
+        return [
+            Segment(self.at + i, self.start + i, min(most, self.width - i))
+            for i in range(0, self.width, most)
+        ]
+
+    def of_windows(self, windows: Tensor) -> Tensor:
+        """Return the segment of ``(batch, block, head, place, dim)``."""
+        return windows[:, :, :, self.at : self.at + self.width]
+
+    def inner_blocks(self, fold: Fold) -> tuple[int, int]:
+        """Return the first block whose segment lies within the text, and the end of these."""
+        first = min(fold.blocks, max(0, -(self.start // fold.size)))
+        end = (fold.length - self.start - self.width) // fold.size + 1
+        return first, min(max(first, end), fold.blocks)
+
+    def pairs(self, windows: Tensor, x: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield equal parts of `windows` and of `x`, which together are all tokens of the segment.
+
+        `windows` are ``(batch, block, head, place, dim)``, `x` are ``(batch, head, token, dim)``.
+        The blocks whose segment lies within the text are one part.
+        """
+        size, here = fold.size, self.of_windows(windows)
+        first, last = self.inner_blocks(fold)
+        for block in [*range(first), *range(last, fold.blocks)]:
+            start = block * size + self.start
+            inner, end = max(0, start), min(fold.length, start + self.width)
+            if inner < end:
+                yield here[:, block, :, inner - start : end - start], x[:, :, inner:end]
+        if first < last:
+            tokens = x[:, :, first * size + self.start :].unfold(2, self.width, size)
+            # (batch, head, block, dim, place) -> (batch, block, head, place, dim)
+            yield here[:, first:last], tokens[:, :, : last - first].permute(0, 2, 1, 4, 3)
+
+
+@final
+class _Gather(torch.autograd.Function):
+    """Copy the tokens of a text into windows; the gradient is `_Scatter`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fold: Fold, segments: list[Segment]) -> Tensor:
+        ctx.fold, ctx.segments = fold, segments
+        batch, heads, _, dim = x.shape
+        places = sum(segment.width for segment in segments)
+        windows = x.new_empty(batch, fold.blocks, heads, places, dim)
+        for segment in segments:
+            first, last = segment.inner_blocks(fold)
+            segment.of_windows(windows)[:, :first].zero_()
+            segment.of_windows(windows)[:, last:].zero_()
+            for window, tokens in segment.pairs(windows, x, fold):
+                window.copy_(tokens)
+        return windows.flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Scatter.apply(grad, ctx.fold, ctx.segments), None, None  # pyright: ignore[reportReturnType]
+
+
+@final
+class _Scatter(torch.autograd.Function):
+    """Add what windows hold to the tokens of the text; the gradient is `_Gather`."""
+
+    @staticmethod
+    def forward(ctx: Any, windows: Tensor, fold: Fold, segments: list[Segment]) -> Tensor:
+        ctx.fold, ctx.segments = fold, segments
+        blocks = windows.unflatten(0, (-1, fold.blocks))
+        batch, _, heads, _, dim = blocks.shape
+        x = windows.new_zeros(batch, heads, fold.length, dim)
+        for segment in segments:
+            for part in segment.parts(fold.size):
+                for window, tokens in part.pairs(blocks, x, fold):
+                    tokens.add_(window)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Gather.apply(grad, ctx.fold, ctx.segments), None, None  # pyright: ignore[reportReturnType]

@@ -126,13 +126,14 @@ class LocalMask:
 
     def _folded(self, fold: Fold, batch: int) -> Mask:
         limits, device = self._limits, self._limits.device
-        queries = fold.queries_at(device)[:, :, None]
-        keys = fold.keys_at(device)[:, None, :]
-        seen = self._window.visible(queries, keys) & (keys >= 0) & (keys < fold.length)
-        if limits.causal:
-            seen &= keys <= queries
+        queries, keys = fold.queries_at(device), fold.keys_at(device)
+        # All blocks see the same places of their windows, except those outside of the text.
+        query, key = queries[0, :, None], keys[0]
+        near = self._window.visible(query, key)
+        near = near & (key <= query) if limits.causal else near
+        seen = near & ((keys >= 0) & (keys < fold.length))[:, None]
         # (block, query, key) -> (batch * block, 1, query, key)
-        seen = seen[None].expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
+        seen = seen.expand(batch, *seen.shape).flatten(0, 1)[:, None]
         if limits.seen is not None:
             seen = seen & _of_each(fold.map(limits.seen), batch * fold.blocks)
         bias = limits.score_bias

@@ -12,10 +12,12 @@ from lightning_app.blocks.attention import Attention, AttentionSpec, ShapingSpec
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.kernels import attention_form
 from lightning_app.blocks.masks import Mask, causal_mask, full_mask, padding_mask
+from lightning_app.blocks.score_map import softmax_map
 from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.window import LocalisedSpan, LocalMask, Window, WindowMasks
 from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import CausalLanguageModel
+from lightning_app.probes.activation_hooks import ActivationHooks, scores
 from tests import tiny
 from tests.models.test_reference import check_slopes
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
@@ -270,6 +272,36 @@ def test_a_folded_mask_is_the_whole_one(
         bias = local.mask.score_bias.masked_fill(~local.mask.allowed, 0.0)
         whole = mask.score_bias.expand(3, 2, 14, 14).masked_fill(~local.whole.allowed, 0.0)  # pyright: ignore[reportOptionalMemberAccess]
         same(local.whole_map(bias), whole)
+
+
+@pytest.mark.parametrize("carry", ["none", "mean", "qk_sum"])
+def test_probes_see_whole_maps(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every measured quantity and every map, in the fold and without it."""
+    model = tiny.randomise(tiny.causal_model(block("pre_ln", (2, 3), residual_attention=carry)))
+    tokens = tiny.words(2, 13)
+    maps: list[list[Tensor]] = []
+    tables = []
+    for fewest in (1, 99):
+        monkeypatch.setattr(fold, "FEWEST", fewest)
+        seen: list[Tensor] = []
+
+        def hook(module: Attention, args: Any, output: Any, seen: list[Tensor] = seen) -> None:
+            mask, _, total = scores(args, output[1])
+            seen.append(softmax_map(total, mask, module.spec.score_divisor))
+
+        handles = [b.self_attention.register_forward_hook(hook) for _, b in model.decoder.layers]
+        with torch.no_grad(), ActivationHooks(model) as hooks:
+            hooks.expect(model.present(tokens))
+            model(tokens)
+        for handle in handles:
+            handle.remove()
+        maps.append(seen)
+        tables.append(hooks.rows(0))
+    for folded_map, whole in zip(*maps, strict=True):
+        same(folded_map, whole)
+    for ours, theirs in zip(*tables, strict=True):
+        assert ours[:-1] == theirs[:-1]
+        assert ours.value == pytest.approx(theirs.value, abs=1e-9)
 
 
 def test_padding_changes_nothing() -> None:
