@@ -60,6 +60,7 @@ STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
 )
 SPANS = at("models/test_localised_span.py")
+ADAPTIVE = at("models/test_adaptive_span.py")
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
 LOSS = at("objectives", "tasks")
 TASKS = at("objectives", "tasks", "test_module.py")
@@ -81,6 +82,28 @@ MUTANTS = (
         SPANS,
         "start = query - query % self.block\n",
         "start = query\n",
+    ),
+    mutant(
+        "the trimmed window is a token too narrow",
+        ADAPTIVE,
+        "TRIM * math.ceil((math.ceil(most) - 1) / TRIM)",
+        "TRIM * math.ceil((math.ceil(most) - 2) / TRIM)",
+    ),
+    mutant(
+        "the soft mask enters carried scores",
+        ADAPTIVE,
+        "        logits = scores / divisor if divisor != 1.0 else scores\n"
+        "        if mask.log_weights is not None:\n"
+        "            logits = logits +",
+        "        logits = scores / divisor if divisor != 1.0 else scores\n"
+        "        if mask.log_weights is not None:\n"
+        "            scores = logits = logits +",
+    ),
+    mutant(
+        "the penalty is divided by tokens",
+        ADAPTIVE,
+        "Term(self.tokens.mean(), weight=self.spec.penalty)",
+        "Term(self.tokens.mean(), weight=self.spec.penalty, over_tokens=True)",
     ),
     mutant(
         "windows reach beyond the text",

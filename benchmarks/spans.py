@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lightning_app.bench.measure import Clock, Work, peak_memory, ratios, rounds
 from lightning_app.bench.resident import resident
+from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import Attention, AttentionSpec, CarryKind, ShapingSpec
 from lightning_app.blocks.masks import causal_mask
 from lightning_app.blocks.window import LocalisedSpan, WindowMasks
@@ -47,19 +48,34 @@ def localised(name: str, depth: int = 4, span: LocalisedSpan = LOCAL, **spec) ->
 
 
 CARRIES: CarryKind = "scores"
+LONGEST = 1024
+
+
+def trimmed(name: str) -> Row:
+    """Return an adaptive span with and without keys that no head sees, spans of S/8."""
+    given = {"value": "identity", "output": "identity"}
+    spans = (AdaptiveSpan(longest=LONGEST, start=1 / 8, trim=trim) for trim in (False, True))
+    return Row(name, *(AttentionSpec(**given, adaptive_span=span) for span in spans), depth=4)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
 ROWS = (
     localised("localised, plain"),
     localised("sliding, plain", span=SLIDING),
     localised("localised, shaped", shaping=ShapingSpec()),
     localised("localised, residual", carry=CARRIES),
+    trimmed("adaptive, trimmed"),
 )
 
 
 def work(spec: AttentionSpec, depth: int, length: int) -> Work:
     """Return a forward and backward pass of `depth` layers over one text of random tokens."""
     torch.manual_seed(1)
+    spread = torch.linspace(0.0, 2.0, HEADS)[:, None, None]
     width = HEADS * HEAD_DIM
     layers = [Attention(spec, width, HEADS, 0.0) for _ in range(depth)]
+    for layer in layers:
+        if layer.span is not None:  # spans of 0 to 2 times their mean
+            layer.span.fraction.data.mul_(spread)
     inputs = [
         [split(torch.randn(1, length, width)).requires_grad_() for _ in range(3)] for _ in layers
     ]

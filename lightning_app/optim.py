@@ -137,19 +137,27 @@ def _left(start: int, step: int, total: int) -> float:
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Split the parameters into those that decay and those that never do.
 
-    Norms, biases and learned scalars take no decay, unless the class of a scalar sets it.
+    Norms, biases and learned scalars take no decay, unless the class of a scalar sets it. Scalars
+    with a learning rate of their own form a group for each rate, without decay.
     """
     decaying, free = [], []
+    by_rate: dict[float, list[nn.Parameter]] = {}
     for module in model.modules():
         gain = isinstance(module, nn.LayerNorm | nn.RMSNorm) or (
             isinstance(module, LearnedScalars) and not module.decays
         )
+        if isinstance(module, LearnedScalars) and module.lr is not None:
+            assert not module.decays
+            by_rate.setdefault(module.lr, []).extend(module.parameters(recurse=False))
+            continue
         for name, parameter in module.named_parameters(recurse=False):
             exempt = gain or name.endswith("bias")
             (free if exempt else decaying).append(parameter)
     groups = [{"params": decaying, "weight_decay": weight_decay}]
     if free:
         groups.append({"params": free, "weight_decay": 0.0})
+    for rate, parameters in by_rate.items():
+        groups.append({"params": parameters, "weight_decay": 0.0, "lr": rate})
     return groups
 
 

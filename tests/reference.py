@@ -141,6 +141,27 @@ def limit(allowed: Flags, query_block: int, memory: int) -> Flags:
     return limited
 
 
+def soft_mask(distance: float, span: float, ramp: float) -> float:
+    """``m_z(x) = min(max((R + z - x) / R, 0), 1)`` (Sukhbaatar et al. 2019, 1905.07799, eq. 3)."""
+    return min(max((ramp + span - distance) / ramp, 0.0), 1.0)
+
+
+def masked_map(scores: Array, allowed: Flags, spans: Array, longest: int, ramp: float) -> Array:
+    """``m_z(|i - j|) exp(s_ij) / sum_q m_z(|i - q|) exp(s_iq)`` of each head (equation 4).
+
+    No key is seen at a distance over `longest`; `spans` are in tokens, one a head.
+    """
+    attention = np.zeros_like(scores)
+    for b, h, i in np.ndindex(scores.shape[:3]):
+        keys = [j for j in np.flatnonzero(allowed[b, i]) if abs(i - j) <= longest]
+        weights = [soft_mask(abs(i - j), spans[h], ramp) for j in keys]
+        top = max((scores[b, h, i, j] for j in keys), default=0.0)
+        parts = [m * math.exp(scores[b, h, i, j] - top) for j, m in zip(keys, weights, strict=True)]
+        for j, part in zip(keys, parts, strict=True):
+            attention[b, h, i, j] = part / sum(parts) if sum(parts) else 0.0
+    return attention
+
+
 def linear(parameters: Parameters, name: str, x: Array) -> Array:
     return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
 
@@ -191,6 +212,8 @@ class Reference:
     scale_heads: bool = False
     localised_span: tuple[int, int] | None = None
     """l_q and l_m, if self-attention is limited to blocks and their memory."""
+    adaptive_span: tuple[int, float] | None = None
+    """S and R, if the heads of self-attention have learned spans."""
     norm_inner: bool = False
     """A norm between activation and outer matrix of the feed-forward."""
     steps: "Callable[[Stack, Array], Array] | None" = None
@@ -368,6 +391,10 @@ class Layer:
         value, output = reference.projections(self.number, self.stack.depth)
         scores = self.scores("self_attention", x, x)
         attention = softmax_map(scores, self.stack.allowed)
+        if reference.adaptive_span is not None:
+            longest, ramp = reference.adaptive_span
+            spans = longest * self.weight("self_attention.span.fraction").reshape(-1)
+            attention = masked_map(scores, self.stack.allowed, spans, longest, ramp)
         if reference.shaped != "no":
             attention = self.shape(scores, attention)
         values = self.project(value, "self_attention.value", x, reference.value_gains)

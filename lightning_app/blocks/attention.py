@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lightning_app.blocks.adaptive_span import AdaptiveSpan, SpanMask
 from lightning_app.blocks.kernels import (
     QueryKeySums,
     ScoreCarry,
@@ -84,7 +85,7 @@ class AttentionSpec:
       4.2); a and b are `value_gains` and `output_gains`
 
     `tied` starts the output from the transpose of the value's orthogonal matrix. `localised_span`
-    limits the keys that a query sees, in self-attention.
+    and `adaptive_span` limit the keys that a query sees, in self-attention.
     """
 
     carry: CarryKind = "none"
@@ -101,6 +102,7 @@ class AttentionSpec:
     tied: bool = False
     query_init: QueryInit = "xavier"
     localised_span: LocalisedSpan | None = None
+    adaptive_span: AdaptiveSpan | None = None
 
     def __post_init__(self) -> None:
         if self.qk_norm != "none" and self.query_init == "zeros":
@@ -121,6 +123,9 @@ class AttentionSpec:
                 "tied_projections: value_projection and output_projection must both be orthogonal "
                 "or orthogonal_plus"
             )
+        if self.adaptive_span is not None:
+            gamma = None if self.shaping is None else self.shaping.gamma
+            self.adaptive_span.check(self.localised_span, self.carry != "none", gamma)
 
 
 @final
@@ -282,12 +287,21 @@ class Attention(nn.Module):
         self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
+        self.span = None if spec.adaptive_span is None else SpanMask(spec.adaptive_span, num_heads)
 
     @property
     def window(self) -> Window | None:
         """The keys around each query that it may see; None if there is no limit."""
-        span = self.spec.localised_span
+        span = self.span or self.spec.localised_span
         return None if span is None else span.window
+
+    def whole_mask(self, mask: Mask | LocalMask) -> Mask:
+        """Return the mask of this layer's maps of whole texts, for probes."""
+        if isinstance(mask, Mask):
+            return mask
+        if self.span is None:
+            return mask.whole
+        return mask.whole.with_log_weights(self.span(mask.whole_distance))
 
     def _disturbed(
         self, x: Float[Tensor, "batch head token dim"]
@@ -349,7 +363,9 @@ class Attention(nn.Module):
         local = mask if isinstance(mask, LocalMask) else None
         if isinstance(mask, LocalMask):
             query, keys, values = mask.queries(query), mask.keys(keys), mask.keys(values)
-            mask = mask.mask
+            weights = None if self.span is None else self.span(mask.distance)
+            mask = mask.mask if weights is None else mask.mask.with_log_weights(weights)
+        assert local is not None or not (self.span or self.spec.localised_span)
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor if divisor is None else divisor
         gains = None if self.shaping is None else self.shaping.gains

@@ -79,7 +79,7 @@ def few_bf16_keys(key: Tensor, narrow: torch.dtype, mask: Mask) -> bool:
         narrow == torch.bfloat16
         and key.device.type == "cpu"
         and key.shape[2] <= FEW_KEYS
-        and mask.score_bias is None
+        and not mask.adds_to_scores
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )

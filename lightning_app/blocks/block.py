@@ -68,11 +68,12 @@ class BlockSpec:
             raise ValueError(
                 "identity projections on cross-attention would tie two spaces; use 'full' there"
             )
-        if self.cross_attention.localised_span is not None:
-            raise ValueError(
-                "localised_span on cross-attention: the tokens of two texts have no distance; "
-                "limit self-attention alone"
-            )
+        for name in ("localised_span", "adaptive_span"):
+            if getattr(self.cross_attention, name) is not None:
+                raise ValueError(
+                    f"{name} on cross-attention: the tokens of two texts have no distance; limit "
+                    "self-attention alone"
+                )
         if self.layout == "parallel":
             self._check_parallel()
         if self.share_branch_gain:

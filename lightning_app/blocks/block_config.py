@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import (
     AttentionSpec,
     Projection,
@@ -83,6 +84,8 @@ class BlockConfig:
     """The gain of the feed-forward branch."""
     localised_span: LocalisedSpan | None = None
     """Blocks of queries that see themselves and the tokens before them, in self-attention."""
+    adaptive_span: AdaptiveSpan | None = None
+    """A learned span for each head of self-attention."""
     share_branch_gain: bool | None = None
     """One learned gain for all branches of a layer instead of one for each branch."""
     share: Share | None = None
@@ -237,4 +240,5 @@ class BlockConfig:
             output_gains=self.output_gains or attention.output_gains,
             tied=tied,
             localised_span=self.localised_span or attention.localised_span,
+            adaptive_span=self.adaptive_span or attention.adaptive_span,
         )

@@ -114,6 +114,8 @@ def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
+    if mask.adds_to_scores:
+        return False
     forced = _forced.get()
     if forced is not None:
         return forced == "stored"
@@ -122,7 +124,6 @@ def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
         and query.dtype in (torch.float32, torch.float64)
         and torch.is_grad_enabled()
         and query.requires_grad
-        and mask.score_bias is None
         and key.shape[2] <= MOST_SHAPED
     )
 
@@ -167,7 +168,8 @@ def attend_with_carry(
     """Residual attention (He et al. 2021, RealFormer, 2012.11747, section 3.2).
 
     ``Z_n = Q K^T / sqrt(d_k) + B + Z_{n-1}``; the map is ``softmax(Z_n / divisor + mask)``. B is
-    the bias of the positions, if they have one.
+    the bias of the positions, if they have one. Weights of keys (`Mask.log_weights`) are part of
+    the mask of one layer.
 
     Returns the output and the form of ``Z_n``: scaled, a plain sum for any divisor, in
     float32 at least, since it grows with depth. The first layer of a chain chooses the form.
@@ -176,7 +178,7 @@ def attend_with_carry(
         kept = torch.promote_types(query.dtype, torch.float32)
         batch, heads, queries, _ = query.shape
         shape = (batch, heads, queries, key.shape[2])
-        biased = mask.score_bias is not None
+        biased = mask.adds_to_scores
         form = choose(shape, query.device, kept.itemsize, biased=biased).form
     else:
         form = _FORM_OF[type(previous)]
@@ -236,6 +238,8 @@ def attend_plainly(
         if mask.score_bias is not None:
             scores = scores + mask.score_bias.to(kept).expand(shape).flatten(0, 1)
         logits = scores / divisor if divisor != 1.0 else scores
+        if mask.log_weights is not None:
+            logits = logits + mask.log_weights.to(kept).expand(shape).flatten(0, 1)
         if divisor < 1.0 and mask.blank is not None:
             # Masked scores may become -inf here, and the softmax of a row of nothing else is NaN.
             logits = logits.unflatten(0, shape[:2]).masked_fill(mask.blank, 0.0).flatten(0, 1)

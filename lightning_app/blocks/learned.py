@@ -1,10 +1,11 @@
 """Learned scalars: trained factors of a block, besides its matrices."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class LearnedScalars(nn.Module, ABC):
@@ -18,6 +19,13 @@ class LearnedScalars(nn.Module, ABC):
     decays: ClassVar[bool] = False
     """Whether the parameters take weight decay. It would pull a block's wiring towards zero (He &
     Hofmann 2023, 2311.01906, appendix D)."""
+
+    lr: float | None = None
+    """The peak learning rate of the parameters; None for that of the optimizer."""
+
+    def measured(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and values that a probe and the log of a run show."""
+        yield from self.named_parameters(recurse=False)
 
     @abstractmethod
     def reset(self) -> None:

@@ -19,6 +19,8 @@ class Mask:
             row a sentence.
         score_bias: A term added to the scores of each head, such as a slope over the distance of
             query and key; or None.
+        log_weights: The logarithm of the weight of each key in the softmax, such as a soft mask;
+            or None. It is added to the logits of one layer and never carried to another.
     """
 
     def __init__(
@@ -29,12 +31,14 @@ class Mask:
         seen: Bool[Tensor, "batch 1 #query key"] | None = None,
         causal: bool = False,
         score_bias: Float[Tensor, "#batch #head #query key"] | None = None,
+        log_weights: Float[Tensor, "#batch #head #query key"] | None = None,
     ) -> None:
         self.keys = keys
         self.device = device
         self.seen = seen
         self.causal = causal
         self.score_bias = score_bias
+        self.log_weights = log_weights
         # No `cached_property`: its lock in Python 3.11 breaks a compiled graph in two.
         self._allowed: Tensor | None = None
         self._bias: Tensor | None = None
@@ -45,6 +49,24 @@ class Mask:
     def with_score_bias(self, bias: Float[Tensor, "#batch #head #query key"]) -> "Mask":
         """Return the mask of the same keys with a bias of the scores."""
         return Mask(self.keys, self.device, seen=self.seen, causal=self.causal, score_bias=bias)
+
+    def with_log_weights(self, weights: Float[Tensor, "#batch #head #query key"]) -> "Mask":
+        """Return the mask with a weight of each key, given its logarithm."""
+        found = Mask(
+            self.keys,
+            self.device,
+            seen=self.seen,
+            causal=self.causal,
+            score_bias=self.score_bias,
+            log_weights=weights,
+        )
+        found._allowed, found._bias = self._allowed, self._bias
+        return found
+
+    @property
+    def adds_to_scores(self) -> bool:
+        """Whether logits have terms with a gradient besides ``Q K^T``."""
+        return self.score_bias is not None or self.log_weights is not None
 
     @property
     def allowed(self) -> Bool[Tensor, "#batch 1 #query key"]:
@@ -84,12 +106,14 @@ class Mask:
         than that of the queries is read wrongly on a CPU (torch 2.13, float64 queries and a float32
         mask).
         """
-        if self.seen is None and self.score_bias is None:
+        if self.seen is None and not self.adds_to_scores:
             return {"is_causal": self.causal}
         if self._added is None or self._added.dtype != dtype:
             added = torch.zeros(self.allowed.shape, dtype=dtype, device=self.device)
             if self.score_bias is not None:
                 added = added + self.score_bias.to(dtype)
+            if self.log_weights is not None:
+                added = added + self.log_weights.to(dtype)
             self._added = added.masked_fill(~self.allowed, -torch.inf)
         return {"attn_mask": self._added}
 

@@ -22,9 +22,19 @@ def own_scores(
     return scores if mask.score_bias is None else scores + mask.score_bias
 
 
+def softmax_input(
+    scores: Float[Tensor, "*batch head query key"], mask: Mask, divisor: float = 1.0
+) -> Float[Tensor, "*batch head query key"]:
+    """``Z / divisor`` and the weights of keys, if the mask has any; unmasked."""
+    logits = scores / divisor
+    return logits if mask.log_weights is None else logits + mask.log_weights
+
+
 def softmax_map(
     scores: Float[Tensor, "batch head query key"], mask: Mask, divisor: float = 1.0
 ) -> Float[Tensor, "batch head query key"]:
     """``softmax(Z / divisor)`` over the keys that a query may see; zeros where it sees none."""
-    logits = (scores / divisor).masked_fill(~mask.allowed, torch.finfo(scores.dtype).min)
+    logits = softmax_input(scores, mask, divisor).masked_fill(
+        ~mask.allowed, torch.finfo(scores.dtype).min
+    )
     return logits.softmax(dim=-1).masked_fill(~mask.allowed, 0.0)

@@ -105,12 +105,15 @@ class StackSpec:
 
     def _check_chain(self) -> None:
         """A mask enters the carried scores once, so all layers of a chain see the same keys."""
-        carries = any(block.self_attention.carry != "none" for block in self.blocks)
-        if carries and len({block.self_attention.localised_span for block in self.blocks}) > 1:
-            raise ValueError(
-                "residual_attention with a localised_span that differs between layers: carried "
-                "scores need the same keys in every layer; use one span for all layers"
-            )
+        layers = [block.self_attention for block in self.blocks]
+        if all(layer.carry == "none" for layer in layers):
+            return
+        for name in ("localised_span", "adaptive_span"):
+            if len({getattr(layer, name) for layer in layers}) > 1:
+                raise ValueError(
+                    f"residual_attention: {name} differs between layers, and carried scores need "
+                    "the same keys in every layer; use one for all layers"
+                )
 
 
 def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:

@@ -100,6 +100,21 @@ class LocalMask:
             self._whole = Mask(limits.keys, limits.device, seen=seen, score_bias=bias)
         return self._whole
 
+    @property
+    def distance(self) -> Int[Tensor, "#batch 1 query key"]:
+        """The distance ``|i - j|`` of queries and keys in the maps that are computed."""
+        if self._fold is None:
+            return self.whole_distance
+        device = self._limits.device
+        queries, keys = self._fold.queries_at(device)[0], self._fold.keys_at(device)[0]
+        return (queries[None, None, :, None] - keys).abs()
+
+    @property
+    def whole_distance(self) -> Int[Tensor, "#batch 1 query key"]:
+        """The distance of queries and keys in the maps of whole texts."""
+        newest, keys = self._places or Places.whole(self._limits.keys, self._limits.device)
+        return (newest[None, None, :, None] - keys[:, None, None, :]).abs()
+
     def queries(
         self, x: Float[Tensor, "batch head token dim"]
     ) -> Float[Tensor, "folded head part dim"]:

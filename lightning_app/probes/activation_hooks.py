@@ -14,7 +14,7 @@ from lightning_app.blocks.block import Block, Call, Carries
 from lightning_app.blocks.kernels import QueryKeySums
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.residual import Stream
-from lightning_app.blocks.score_map import own_scores, softmax_map
+from lightning_app.blocks.score_map import own_scores, softmax_input, softmax_map
 from lightning_app.blocks.window import LocalMask
 from lightning_app.models.transformer import stacks
 from lightning_app.probes import measures
@@ -178,12 +178,13 @@ class ActivationHooks:
         @torch.no_grad()
         def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
             layer, divisor = self._layer, kwargs["divisor"]
-            mask, new, total = scores(args, output[1])
+            mask, new, total = scores(module, args, output[1])
             allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
             rows = self._counted(stack) & (allowed.sum(dim=-1) > 1)
             # (batch, head, query, key) -> (row, head, key)
             seen = allowed[rows][:, None]
             maps = softmax_map(total, mask, divisor).transpose(1, 2)[rows]
+            logits = softmax_input(total, mask, divisor).transpose(1, 2)[rows]
             total = total.transpose(1, 2)[rows]
             if module.spec.carry != "none":
                 cells = seen.expand_as(total)
@@ -192,7 +193,6 @@ class ActivationHooks:
                 self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
             self._maps(stack, layer, prefix, maps, seen[:, 0])
             self._distance(stack, layer, prefix, maps, rows)
-            logits = total / divisor
             largest = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
             self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
 
@@ -234,7 +234,9 @@ def last_norm(block: Block) -> nn.Module | None:
     return None if isinstance(norm, nn.Identity) else norm
 
 
-def scores(args: tuple[Any, ...], carry: Carry | None) -> tuple[Mask, Tensor, Tensor]:
+def scores(
+    module: Attention, args: tuple[Any, ...], carry: Carry | None
+) -> tuple[Mask, Tensor, Tensor]:
     """Return an attention's mask, its own scores S_n and the input Z_n of its softmax.
 
     `args` are those of the call, `carry` is the state that the attention passed on, or
@@ -243,8 +245,7 @@ def scores(args: tuple[Any, ...], carry: Carry | None) -> tuple[Mask, Tensor, Te
     """
     query, keys, _, mask, _ = args
     local: LocalMask | None = mask if isinstance(mask, LocalMask) else None
-    whole = mask if local is None else local.whole
-    assert isinstance(whole, Mask)
+    whole = module.whole_mask(mask)
     new = own_scores(query, keys, whole)
     if carry is None:
         return whole, new, new

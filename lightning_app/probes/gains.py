@@ -41,8 +41,8 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
                     continue
                 owner = block.get_submodule(path.rpartition(".")[0])
                 if not isinstance(owner, AnchoredProjection):
-                    for name, parameter in part.named_parameters(recurse=False):
-                        yield Place(_quantity(path, name), stack_name, layer), parameter
+                    for name, value in part.measured():
+                        yield Place(_quantity(path, name), stack_name, layer), value
 
 
 def _quantity(path: str, parameter: str) -> str:

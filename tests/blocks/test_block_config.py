@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.halting import HaltingSpec
@@ -67,6 +68,7 @@ AXES: dict[str, dict[str, Any]] = {
     "attention_branch": GAINS,
     "ff_branch": GAINS,
     "localised_span": {"2 + 3": LocalisedSpan(query_block=2, memory=3)},
+    "adaptive_span": {"to 5": AdaptiveSpan(longest=5, ramp=2.0, start=0.3)},
     "share_branch_gain": FLAG,
     "share": {name: name for name in ("none", "all")},
     "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},
@@ -100,6 +102,8 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("shaped_attention", "default"): {"qk_norm", "hybrid_norm"},
     ("shaped_attention", "fixed"): {"qk_norm", "hybrid_norm"},
     ("shaped_attention", "no identity"): {*SKIPLESS, "qk_norm", "hybrid_norm"},
+    # Their centre would have to move with the spans.
+    ("adaptive_span", "to 5"): SIMPLIFIED,
     ("tied_projections", "yes"): set(PRESETS) - {"v_skipinit"},
     **{("value_gains", kind): set(PRESETS) - SIMPLIFIED for kind in PROJECTION_GAINS},
     **{("output_gains", kind): set(PRESETS) for kind in PROJECTION_GAINS},

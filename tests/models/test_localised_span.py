@@ -286,7 +286,7 @@ def test_probes_see_whole_maps(carry: Any, monkeypatch: pytest.MonkeyPatch) -> N
         seen: list[Tensor] = []
 
         def hook(module: Attention, args: Any, output: Any, seen: list[Tensor] = seen) -> None:
-            mask, _, total = scores(args, output[1])
+            mask, _, total = scores(module, args, output[1])
             seen.append(softmax_map(total, mask, module.spec.score_divisor))
 
         handles = [b.self_attention.register_forward_hook(hook) for _, b in model.decoder.layers]
@@ -321,10 +321,10 @@ def test_one_window_serves_a_chain() -> None:
             last.self_attention, localised_span=LocalisedSpan(query_block=2, memory=4)
         ),
     )
-    with pytest.raises(ValueError, match="localised_span that differs between layers"):
+    with pytest.raises(ValueError, match="localised_span differs between layers"):
         replace(spec, blocks=(first, other))
     unlimited = replace(last, self_attention=replace(last.self_attention, localised_span=None))
-    with pytest.raises(ValueError, match="localised_span that differs between layers"):
+    with pytest.raises(ValueError, match="localised_span differs between layers"):
         replace(spec, blocks=(first, unlimited))
     plain = tiny.specification(block("pre_ln", (2, 3)), Stack(depth=2, causal=True))
     first, last = plain.blocks

@@ -36,7 +36,7 @@ def test_only_distances_count(preset: str, positions: str) -> None:
     here = made.decoder(x, mask)
     for shift in (1, 50, 3000):
         newest = torch.arange(6) + shift
-        moved = made.decoder(x, mask, places=Places(newest, newest[None]))
+        moved = made.decoder(x, mask, places=Places(newest, newest[None], shift))
         torch.testing.assert_close(moved, here, rtol=1e-9, atol=1e-9)
 
 

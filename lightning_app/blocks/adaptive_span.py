@@ -1,0 +1,130 @@
+"""Self-attention whose heads learn how far back they look."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term
+from lightning_app.blocks.learned import LearnedScalars
+from lightning_app.blocks.window import LocalisedSpan, Window
+
+TRIM = 64
+"""A trimmed window is rounded up to a multiple of this, so that its size changes seldom."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSpan:
+    """A learned span for each head (Sukhbaatar et al. 2019, 1905.07799, section 2.2).
+
+    The weight of a key at distance x is ``m_z(x) exp(s) / sum m_z exp(s)`` with ``m_z(x) =
+    clamp((R + z - x) / R, 0, 1)``. ``z = S z'`` is the span of a head in tokens, z' within [0, 1].
+    The loss has the penalty ``lambda / H sum_h z_h`` of every layer. A query sees its own key, at
+    distance 0 with weight 1; in the paper it does not. In an encoder x is ``|i - j|``.
+    """
+
+    longest: int
+    """S, the largest span in tokens; no key at a larger distance is seen."""
+    ramp: float = 32.0
+    """R, the number of tokens over which weights fall from 1 to 0. Texts shorter than it are masked
+    hardly or not at all."""
+    start: float = 0.0
+    """z' at the start, a fraction of S."""
+    penalty: float = 2.0e-6
+    """lambda, the weight of the mean span of a layer, in nats for each token of span."""
+    lr: float | None = None
+    """The peak learning rate of z', null for that of the optimizer. With Adam a span moves by at
+    most about S times the rate in a step."""
+    trim: bool = False
+    """Compute no scores of keys that no head of a layer sees: exact, and faster for short spans."""
+
+    def __post_init__(self) -> None:
+        if self.longest < 1:
+            raise ValueError(f"adaptive_span longest {self.longest}: at least 1")
+        if not 0.0 < self.ramp < math.inf:
+            raise ValueError(f"adaptive_span ramp {self.ramp}: a number above 0")
+        if not 0.0 <= self.start <= 1.0:
+            raise ValueError(
+                f"adaptive_span start {self.start}: from 0 to 1, a fraction of longest"
+            )
+        if not 0.0 <= self.penalty < math.inf:
+            raise ValueError(f"adaptive_span penalty {self.penalty}: a number of at least 0")
+        if self.lr is not None and not 0.0 < self.lr < math.inf:
+            raise ValueError(f"adaptive_span lr {self.lr}: a rate above 0")
+
+    def check(self, localised: LocalisedSpan | None, carries: bool, gamma: float | None) -> None:
+        """Refuse other parts of an attention with which the spans have no meaning.
+
+        Raises:
+            ValueError: naming the fields and what would be right.
+        """
+        if localised is not None:
+            raise ValueError(
+                "adaptive_span with localised_span: one of the two limits the keys of a layer"
+            )
+        if gamma is not None:
+            raise ValueError(
+                f"adaptive_span with shaped_attention gamma {gamma}: the centre C would have to "
+                "move with the spans; use gamma null"
+            )
+        if self.trim and carries:
+            raise ValueError(
+                "adaptive_span trim true with residual_attention: all layers of a chain need the "
+                "same keys; use trim false"
+            )
+
+
+@final
+class SpanMask(LearnedScalars, AuxiliaryTerms):
+    """The soft mask of each head, with its penalty; z' has the shape ``(head, 1, 1)``."""
+
+    def __init__(self, spec: AdaptiveSpan, num_heads: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.lr = spec.lr
+        self.fraction = nn.Parameter(torch.full((num_heads, 1, 1), float(spec.start)))
+
+    def reset(self) -> None:
+        self.fraction.fill_(self.spec.start)
+
+    def after_step(self) -> None:
+        self.fraction.clamp_(0.0, 1.0)
+
+    @property
+    def tokens(self) -> Float[Tensor, "head 1 1"]:
+        """z, the span of each head in tokens."""
+        return self.spec.longest * self.fraction
+
+    def measured(self) -> Iterator[tuple[str, Tensor]]:
+        yield "span", self.tokens
+
+    def auxiliary_terms(self) -> Mapping[str, Term]:
+        return {"span": Term(self.tokens.mean(), weight=self.spec.penalty)}
+
+    @property
+    def window(self) -> Window:
+        """The keys that some head may see: all up to S, or if trimmed up to ``max_h z_h + R``."""
+        reach = self.spec.longest
+        if self.spec.trim:
+            # m_z(x) > 0 means x < z + R.
+            most = float(self.tokens.detach().max()) + self.spec.ramp
+            if math.isfinite(most):  # a model that diverged is not trimmed
+                reach = min(reach, TRIM * math.ceil((math.ceil(most) - 1) / TRIM))
+        return Window(before=reach, after=reach)
+
+    def forward(
+        self, distance: Int[Tensor, "#batch 1 query key"]
+    ) -> Float[Tensor, "#batch head query key"]:
+        """Return ``log m_z(x)``, and -finfo.max / 4 instead of the logarithm of 0.
+
+        Finite, so that the row of a padded query, which may see nothing near it, has no NaN.
+        """
+        below_one = (self.tokens - distance) / self.spec.ramp
+        zero = torch.zeros_like(below_one)
+        on_ramp = (below_one > -1.0) & (below_one < 0.0)
+        logarithm = torch.where(on_ramp, below_one, zero).log1p()
+        return logarithm.masked_fill(below_one <= -1.0, -torch.finfo(zero.dtype).max / 4)
