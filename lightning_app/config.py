@@ -57,7 +57,7 @@ def check(tree: dict[str, Any]) -> None:
     data_arguments = arguments("data", hints_of(DataConfig), tree["data"])
     check_bounds(tree)
     try:
-        model.architecture.stacks(model.block)
+        stacks = model.architecture.stacks(model.block)
         model.architecture.sizes()
     except ValueError as error:
         raise UserError(f"model: {error}") from error
@@ -82,7 +82,8 @@ def check(tree: dict[str, Any]) -> None:
         )
     model.schedule.check(trainer["max_steps"])
     bounded = max(trainer["max_steps"], trainer["max_epochs"] or 0) >= 1
-    model.objective.auxiliary().check(*model.architecture.predicting, bounded=bounded)
+    predicting = model.architecture.predicting
+    model.objective.auxiliary().check(predicting, stacks[predicting], bounded=bounded)
     architecture, length = model.architecture, tree["data"][task.length]
     if architecture.order().longest < (needed := length + task.marks):
         raise UserError(

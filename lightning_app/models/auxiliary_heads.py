@@ -58,18 +58,24 @@ class AuxiliarySpec:
         """True if the last layer's loss is the only one."""
         return not (self.intermediate or self.second_target)
 
-    def check(self, stack: str, depth: int, *, bounded: bool = True) -> None:
-        """Refuse losses that a model which predicts from `stack`, of `depth` layers, cannot have.
+    def check(self, stack: str, spec: StackSpec, *, bounded: bool = True) -> None:
+        """Refuse losses that a model which predicts from `stack` cannot have.
 
         `bounded`: whether the number of steps of the run is known when it starts.
 
         Raises:
             UserError: naming field, value and what would be right.
         """
-        if self.intermediate and depth == 1:
+        if self.intermediate and spec.depth == 1:
             raise UserError(
                 f"model.objective.intermediate_weight: {self.intermediate}, and {stack}_depth 1 "
                 "has no layer below the last; a depth of at least 2, or weight 0"
+            )
+        if self.intermediate and spec.halting is not None:
+            raise UserError(
+                f"model.objective.intermediate_weight: {self.intermediate} with "
+                "model.block.halting: a token predicts from the average of its steps, not from a "
+                "layer; weight 0, or no halting"
             )
         if self.intermediate and not bounded:
             raise UserError(STEPS_UNKNOWN)
@@ -266,7 +272,7 @@ def add_heads(model: Any, spec: AuxiliarySpec) -> None:
             "intermediate_weight and second_target_weight"
         )
     name, stack = list(stacks(model).items())[-1]
-    spec.check(name, len(stack.spec.blocks))
+    spec.check(name, stack.spec)
     embedding = model.embedding
     model.auxiliary = AuxiliaryHeads(
         spec, stack.spec, embedding.model_dim, embedding.spec.vocab_size

@@ -90,11 +90,9 @@ class ArchitectureConfig:
         )
 
     @property
-    def predicting(self) -> tuple[str, int]:
-        """The name and the depth of the stack that the output layer reads."""
-        if self.kind == "encoder":
-            return "encoder", self.encoder_depth
-        return "decoder", self.decoder_depth
+    def predicting(self) -> str:
+        """The name of the stack that the output layer reads."""
+        return "encoder" if self.kind == "encoder" else "decoder"
 
     def order(self) -> Positions:
         """Return the positions."""
