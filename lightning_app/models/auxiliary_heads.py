@@ -46,7 +46,7 @@ class AuxiliarySpec:
         weights["second_target_weight"] = self.second_target
         for name, weight in weights.items():
             if not (math.isfinite(weight) and weight >= 0.0):
-                raise ValueError(f"{name} {weight}: a weight of at least 0, which is none")
+                raise ValueError(f"{name} {weight}: a weight of at least 0, and 0 for none")
         if self.own_tables and not self.intermediate:
             raise ValueError(
                 "auxiliary_tables own: of intermediate layers, and intermediate_weight is 0; "

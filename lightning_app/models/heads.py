@@ -295,7 +295,7 @@ class MaskedLanguageModel(nn.Module):
 
         They are those of `forward`, where each block has the states of all tokens for the hooks of
         a probe. Here the last one goes on with the predicted tokens alone. The stream after each
-        layer is appended to `seen`, with all tokens but for the last.
+        layer is appended to `seen`, with all tokens except after the last one.
         """
         mask = full_mask(tokens.shape[1], tokens.device)
         (states,) = self.encoder(self.embedding(tokens), mask, kept=positions, seen=seen)
