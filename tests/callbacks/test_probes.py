@@ -21,6 +21,7 @@ from lightning_app.logging_steps import loss_of
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.module import TransformerModule
 from lightning_app.probes.activation_hooks import ActivationHooks
+from lightning_app.probes.probe import Snapshot, snapshot
 from lightning_app.probes.table import MODEL, Place, from_csv
 from tests import warm
 from tests.runs import data, module, trainer
@@ -186,12 +187,12 @@ def test_nothing_is_done_between_the_steps_that_fire(
         entered.append(1)
         return enter(taps)
 
-    def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    def copy(model: nn.Module) -> Snapshot:
         copied.append(1)
-        return {}
+        return snapshot(model)
 
     monkeypatch.setattr(ActivationHooks, "__enter__", counted)
-    monkeypatch.setattr("lightning_app.callbacks.probes.snapshot", snapshot)
+    monkeypatch.setattr("lightning_app.callbacks.probes.snapshot", copy)
     fit(tmp_path, cache, SignalProbe(steps=[4, 9]))
     assert len(entered) == len(copied) == 2
 

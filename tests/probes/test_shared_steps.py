@@ -75,7 +75,7 @@ def test_gradients_of_the_steps_sum_to_that_of_the_block() -> None:
     assert all("weight" not in vars(part) for part in model.modules())
     model.eval()
     objective().mean_loss(objective().predictions(model, batch)).backward()
-    total = model.decoder.blocks[0].feed_forward.outer.weight.grad
+    total = model.get_parameter("decoder.blocks.0.feed_forward.outer.weight").grad
     assert total is not None
     each = [number(rows, "w2_gradient", "decoder", layer) for layer in (1, 2, 3)]
     assert max(each) < sum(each)
