@@ -5,7 +5,7 @@ no place in a drawing are listed by name and value below it, so that nothing is 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -29,7 +29,10 @@ from lightning_app.catalogue.drawing import (
 )
 from lightning_app.catalogue.folding import Side, changed_fields, number, runs_of
 
-_STACK = ("blocks", "final_norm", "input_norm", "dual_stream", "embedding_gain")
+_STACK = (
+    *("blocks", "final_norm", "input_norm", "dual_stream", "embedding_gain"),
+    *("share", "step_signal", "halting"),
+)
 _BLOCK = (
     *("around_self", "around_cross", "around_ff", "self_attention", "cross_attention", "ff_norm"),
     *("layout", "bottom_to_top", "share_branch_gain", "init"),
@@ -52,9 +55,22 @@ def stack_drawing(spec: StackSpec, side: Side) -> Drawing:
         dual=spec.dual_stream,
         notes=(
             *(f"start: token embeddings * {gain}",) * (gain != "1"),
+            *_step_notes(spec),
             *changed_fields([spec], range(1), known=_STACK),
         ),
     )
+
+
+def _step_notes(spec: StackSpec) -> list[str]:
+    """Return what the layers share, and what happens between them."""
+    notes = ["one block for all layers"] * (spec.share == "all")
+    if spec.step_signal != "none":
+        notes.append(f"before each layer: + positions and a {spec.step_signal} signal of the layer")
+    if spec.halting is not None:
+        names = (field.name for field in fields(spec.halting))
+        shown = [f"{name} {getattr(spec.halting, name):.4g}" for name in names]
+        notes.append(f"each token halts; the average of its states goes on; {', '.join(shown)}")
+    return notes
 
 
 def norm(kind: Norm) -> tuple[Part, ...]:

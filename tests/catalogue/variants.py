@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_app.blocks.attention import ProjectionGains
+from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec, carry_scores
@@ -38,6 +39,10 @@ def unusual() -> dict[str, dict[Side, StackSpec]]:
     """Return stacks with many parts, as made by one or two axes on a preset."""
     gains = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
     return {
+        "one block for all layers, with halting": {
+            side: replace(spec, share="all", step_signal="learned", halting=HaltingSpec())
+            for side, spec in stacks("pre_ln").items()
+        },
         "a gain on both skips of b2t, carried sums": {
             side: carry_scores(
                 with_blocks(spec, around_ff=lambda around: replace(around, skip=VECTOR)),
