@@ -154,7 +154,7 @@ def masked_map(scores: Array, allowed: Flags, spans: Array, longest: int, ramp: 
     attention = np.zeros_like(scores)
     for b, h, i in np.ndindex(scores.shape[:3]):
         keys = [j for j in np.flatnonzero(allowed[b, i]) if abs(i - j) <= longest]
-        weights = [soft_mask(abs(i - j), float(spans[h]), ramp) for j in keys]
+        weights = [soft_mask(abs(i - int(j)), float(spans[h]), ramp) for j in keys]
         top = max((scores[b, h, i, j] for j in keys), default=0.0)
         parts = [m * math.exp(scores[b, h, i, j] - top) for j, m in zip(keys, weights, strict=True)]
         for j, part in zip(keys, parts, strict=True):

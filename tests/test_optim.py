@@ -232,7 +232,7 @@ def spanned(span: Span) -> torch.nn.Module:
     )
     model = build_model(architecture, BlockConfig(), vocab_size=17, pad=0)
     _, block = next(iter(stacks(model)["encoder"].layers))
-    block.self_attention.span = span
+    block.self_attention.add_module("own_span", span)
     initialize(model)
     return model
 

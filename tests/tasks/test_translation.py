@@ -10,8 +10,10 @@ import torch
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.models.search import Hypothesis
-from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.objectives.base import Evaluated, ObjectiveConfig
 from lightning_app.tasks.translation import Translation, TranslationBatch, TranslationRows
+
+FOUND = Evaluated(nll=1.0, tokens=1)
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def scored(
     monkeypatch.setattr("lightning_app.tasks.translation.search", found)
     task.start_decoding()
     task.decode(cast(Any, None), pairs(range(len(hypotheses))), stage)
-    return task, task.scores(stage, data)
+    return task, task.scores(stage, data, FOUND)
 
 
 def pairs(index: Iterable[int]) -> TranslationBatch:
@@ -123,10 +125,10 @@ def test_a_validation_decodes_the_first_sentences_and_no_blank_row(
     # Only the lines 0, 1 and 2 are compared: "dog" is right in each of them.
     source = FakeData(["dog"] * 3 + ["cat"] * 3, [], tokenized=True)
     alone = sacrebleu.BLEU(tokenize="none").corpus_score(["dog"] * 3, [["dog"] * 3]).score
-    assert task.scores("val", source) == {"val/bleu": alone}
+    assert task.scores("val", source, FOUND) == {"val/bleu": alone}
     none = Translation(ObjectiveConfig(validation_bleu=0))
     none.decode(cast(Any, None), pairs([0, 1]), "val")
-    assert none.scores("val", source) == {}
+    assert none.scores("val", source, FOUND) == {}
 
 
 @pytest.mark.parametrize("stage", ["val", "test"])
