@@ -908,7 +908,9 @@ def _pytest(root: Path, tests: list[str], output: Path) -> None:
         os.dup2(file, standard)
     import pytest
 
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests])
+    # The libraries that are loaded before have imported what a plugin of pytest would rewrite.
+    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *quiet, *tests])
     sys.stdout.flush()
     os._exit(int(code))
 

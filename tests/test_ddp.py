@@ -84,6 +84,13 @@ def test_masked_lm(tmp_path: Path, cache: str) -> None:
     assert_two_equal_one(tmp_path, cache, "synthetic_mlm.yaml", 5, overrides)
 
 
+def test_causal_lm(tmp_path: Path, cache: str) -> None:
+    """Windows of an evaluation overlap; the test has all of its tokens, and so bits per byte."""
+    overrides = {"data.evaluation_stride": 40, "model.schedule.kind": "cosine"}
+    result = assert_two_equal_one(tmp_path, cache, "synthetic_lm.yaml", 5, overrides)
+    assert {"val/bits_per_byte", "test/word_perplexity"} <= set(result["metrics"])
+
+
 def test_profiled_skips(tmp_path: Path, cache: str) -> None:
     """Admin's skips start from the batch of both ranks; the same steps follow."""
     assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, {"model.block.preset": "admin"})

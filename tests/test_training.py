@@ -27,6 +27,11 @@ def test_some_steps(tmp_path: Path, cache: str, preset: str, task: str) -> None:
     train(tmp_path, cache, preset, task, precision, steps=STEPS if preset in LONG else 12)
 
 
+@pytest.mark.parametrize("preset", LONG)
+def test_fifty_steps_of_causal_lm(tmp_path: Path, cache: str, preset: str) -> None:
+    train(tmp_path, cache, preset, "causal_lm", "32-true")
+
+
 @pytest.mark.slow
 @every_preset
 @pytest.mark.parametrize(

@@ -93,6 +93,11 @@ class StackSpec:
         if self.share == "all":
             check_shared(self.blocks)
         halting = self.halting is not None
+        if halting and any(block.self_attention.adaptive_span for block in self.blocks):
+            raise ValueError(
+                "halting with adaptive_span: tokens that have halted would move the spans; "
+                "use one of the two"
+            )
         for name, used in (("step_signal", self.step_signal != "none"), ("halting", halting)):
             if not used:
                 continue

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.auxiliary import auxiliary_terms
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.halting import HaltingSpec
@@ -354,6 +355,10 @@ def test_constants_of_depth_count_steps() -> None:
         ({"preset": "admin"}, "share all: profiled skips"),
         ({"ff_skip": Gain(learned=True, profiled=True)}, "share all: profiled skips"),
         ({"share": "none", "halting": HaltingSpec()}, "halting without share all"),
+        (
+            {"halting": HaltingSpec(), "adaptive_span": AdaptiveSpan(longest=9, ramp=2.0)},
+            "halting with adaptive_span",
+        ),
         ({"share": None, "step_signal": "learned"}, "step_signal without share all"),
         ({"preset": "dual_stream", "halting": HaltingSpec()}, "halting with preset dual_stream"),
         ({"preset": "dual_stream", "step_signal": "learned"}, "step_signal with preset dual_st"),
