@@ -20,8 +20,8 @@ from lightning_app.optim import OPTIMIZERS, OptimizerConfig, build_optimizer, pa
 from lightning_app.probes.activation_hooks import scores
 from lightning_app.probes.gains import learned_gains
 from tests import tiny
-from tests.models.test_reference import check_slopes
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
+from tests.slopes import check_slopes
 
 pytestmark = [pytest.mark.usefixtures("float64")]
 

@@ -19,8 +19,8 @@ from lightning_app.models.embedding import EmbeddingSpec
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.probes.activation_hooks import ActivationHooks, scores
 from tests import tiny
-from tests.models.test_reference import check_slopes
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
+from tests.slopes import check_slopes
 
 pytestmark = [pytest.mark.usefixtures("float64")]
 
