@@ -1,7 +1,7 @@
 """Parts that were built apart, together: positions, spans, shared steps and halting.
 
-Each part has its reference elsewhere. Here a pair of them keeps what holds of every causal stack: no
-token depends on a later one, and cached decoding is the whole pass.
+Each part has its reference elsewhere. Here a pair of them keeps what holds of every causal stack:
+no token depends on a later one, and cached decoding is the whole pass.
 """
 
 from typing import Any
@@ -88,6 +88,6 @@ def test_every_parameter_learns(preset: str, positions: str, axes: Any) -> None:
 def test_folded_blocks_are_the_dense_mask(preset: str, positions: str) -> None:
     made, tokens = model(preset, positions, LOCAL), tiny.words(2, 90)
     folded = made(tokens)
-    with mock.patch.object(window, "_fold", lambda *_: None):
+    with mock.patch.object(window, "_fold", return_value=None):
         dense = made(tokens)
     torch.testing.assert_close(folded, dense, rtol=1e-10, atol=1e-10)
