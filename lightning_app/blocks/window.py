@@ -93,7 +93,8 @@ class LocalMask:
     def whole(self) -> Mask:
         if self._whole is None:
             limits = self._limits
-            newest, keys = self._places or Places.whole(limits.keys, limits.device)
+            places = self._places or Places.whole(limits.keys, limits.device)
+            newest, keys = places.newest, places.keys
             near = self._window.visible(newest[None, None, :, None], keys[:, None, None, :])
             seen = near & limits.allowed
             bias = limits.score_bias
@@ -112,7 +113,8 @@ class LocalMask:
     @property
     def whole_distance(self) -> Int[Tensor, "#batch 1 query key"]:
         """The distance of queries and keys in the maps of whole texts."""
-        newest, keys = self._places or Places.whole(self._limits.keys, self._limits.device)
+        places = self._places or Places.whole(self._limits.keys, self._limits.device)
+        newest, keys = places.newest, places.keys
         return (newest[None, None, :, None] - keys[:, None, None, :]).abs()
 
     def queries(
