@@ -107,7 +107,7 @@ class RelativeScores(Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Relative(Positions):
+class _ByDistance(Positions):
     """Dai et al. 2019, Transformer-XL (1901.02860), section 3.3."""
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class _Relative(Positions):
 
 @final
 @POSITIONS.register("relative")
-class Relative(_Relative):
+class Relative(_ByDistance):
     """u and v are shared by all layers of a stack, as in the authors' code."""
 
     def placing(self, spec: StackSpec) -> RelativeTerm:
@@ -141,7 +141,7 @@ class Relative(_Relative):
 
 @final
 @POSITIONS.register("relative_untied")
-class RelativeUntied(_Relative):
+class RelativeUntied(_ByDistance):
     """Each layer has u and v of its own."""
 
     def placing(self, spec: StackSpec) -> RelativeTerm:
