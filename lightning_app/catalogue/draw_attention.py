@@ -1,6 +1,7 @@
 """The parts of an attention that its drawing names, in the order of the computation."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from lightning_app.blocks.attention import AttentionSpec, Projection, ProjectionGains
 from lightning_app.catalogue.drawing import Inside, norm_name
@@ -9,6 +10,7 @@ from lightning_app.catalogue.folding import changed_fields, number
 _ATTENTION = (
     *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
+    *("localised_span", "adaptive_span"),
 )
 _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
 # Fields that have a text of their own; a new field is shown by its name.
@@ -42,6 +44,13 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
         add("S = (sum q)(sum k)^T / sqrt(d_k)", "sums over layers 1 to n")
     elif first.carry != "none":
         add(f"carry {first.carry}")
+    if first.localised_span is not None:
+        block, memory = first.localised_span.query_block, first.localised_span.memory
+        add("a localised span", f"{block} queries a block, and {memory} tokens before it")
+    if first.adaptive_span is not None:
+        names = (field.name for field in fields(first.adaptive_span))
+        shown = (f"{name} {getattr(first.adaptive_span, name)}" for name in names)
+        add("a span that each head learns", ", ".join(shown))
     divisor = value(lambda spec: spec.score_divisor)
     if divisor != "1":
         scores = "Z_n" if first.carry == "scores" else "S"

@@ -11,10 +11,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import StackSpec
+from lightning_app.blocks.window import LocalisedSpan
 from lightning_app.catalogue import draw_attention, draw_stack
 from lightning_app.catalogue.draw_stack import stack_drawing
 from lightning_app.catalogue.drawing import Factor
@@ -290,12 +292,19 @@ def test_norms_inside_an_attention(parts: dict[str, Any], labels: list[str]) -> 
     assert {part.notes for part in inside if "Norm" in part.label} == {("over each head",)}
 
 
+SPANS: dict[type, Any] = {
+    LocalisedSpan: LocalisedSpan(query_block=4, memory=6),
+    AdaptiveSpan: AdaptiveSpan(longest=9),
+}
+"""Values of parts that have no default."""
+
+
 def alternatives(hint: Any, value: Any) -> list[Any]:
     """Return other values of a field, by its type."""
     hint = getattr(hint, "__value__", hint)
     if get_origin(hint) in (UnionType, typing.Union):
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-        return [None] if value is not None else [kinds[0]()]
+        return [None] if value is not None else [SPANS.get(kinds[0]) or kinds[0]()]
     if get_origin(hint) is Literal:
         return [choice for choice in get_args(hint) if choice != value]
     return [not value] if hint is bool else [value * 0.37 + 0.01] if hint is float else []

@@ -127,7 +127,7 @@ def test_a_run_verifies_its_data_once(
 def test_a_damaged_download_is_made_again(
     write_pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iwslt14, "_unpack", lambda _, partial: _copy(write_pairs(), partial))
+    monkeypatch.setattr(iwslt14, "_unpack", lambda *given: _copy(write_pairs(), given[-1]))
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
     path = locate(config).columns["valid"]["source"]
     whole, digest = path.read_bytes(), corpus_digest(config, fetch=False)
