@@ -27,6 +27,7 @@ def test_some_steps(tmp_path: Path, cache: str, preset: str, task: str) -> None:
     train(tmp_path, cache, preset, task, precision, steps=STEPS if preset in LONG else 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", LONG)
 def test_fifty_steps_of_causal_lm(tmp_path: Path, cache: str, preset: str) -> None:
     train(tmp_path, cache, preset, "causal_lm", "32-true")

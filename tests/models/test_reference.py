@@ -92,10 +92,10 @@ COMBINATIONS = {
     "post_ln-qk_sum-temperature": carrying("post_ln", "qk_sum", 1.7),
     "realformer-rope": case("realformer", ROPE),
     **{
-        f"{preset}-{positions}": case(preset, {"positions": positions})
-        for preset in ("post_ln", "pre_ln", "realformer", "sas", "qk_norm", "dual_stream")
-        for positions in ("relative", "relative_untied")
+        f"{preset}-relative": case(preset, {"positions": "relative"})
+        for preset in ("post_ln", "pre_ln", "realformer", "sas")
     },
+    "qk_norm-relative_untied": case("qk_norm", {"positions": "relative_untied"}),
     "pre_ln-sum-relative": carrying("pre_ln", "sum", positions="relative"),
     "post_ln-qk_sum-rope": carrying("post_ln", "qk_sum", **ROPE),
     "qk_norm-mean-rope": carrying("qk_norm", "mean", **ROPE),
