@@ -1,15 +1,18 @@
 """Start Python processes fast: fork a process that has imported torch, Lightning and the package.
 
 A cold start of the program takes seconds, which tests need not spend if they only want a process to
-kill or to read its output. `start` and `run` take the arguments of `python`, `-m MODULE ...` or
-`-c CODE ...`, and make a process with its own session, folder and environment. Tests of the imports
-at the start, or of the installed command, use `subprocess` instead.
+kill or to read its output. `start` and `run` take the arguments of `python`, `-m MODULE ...`,
+`-c CODE ...` or `FILE ...`, and make a process with its own session, folder and environment. A fork
+server of multiprocessing that it starts is forked, too. Tests of the imports at the start, or of
+the installed command, use `subprocess` instead.
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
+import multiprocessing.util
 import os
 import runpy
 import select
@@ -18,13 +21,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
+cold_spawn = multiprocessing.util.spawnv_passfds
 MODULES = (
     "lightning_app.parser",
     "lightning_app.ablation.run_cell",
@@ -32,14 +38,21 @@ MODULES = (
     "lightning_app.analysis.report",
     "lightning_app.cli",
 )
+WITHOUT_TORCH = ("lightning_app.ablation.run_command",)
+"""What a supervisor imports: its forks need a third of the memory, which takes time to copy."""
 SIZE = 1 << 20  # the maximum of bytes of a request
+ROOM = 1 << 15  # bytes for the environment of a process
 
 
 class Process:
     """A process that was started warm; `returncode` is None while it runs."""
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path | None, environment: Mapping[str, str] | None
+        self,
+        arguments: Sequence[str],
+        folder: Path | None,
+        environment: Mapping[str, str] | None,
+        modules: tuple[str, ...],
     ) -> None:
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
@@ -52,7 +65,8 @@ class Process:
             "folder": str(folder or Path.cwd()),
             "environment": dict(os.environ if environment is None else environment),
         }
-        socket.send_fds(_server(), [json.dumps(request).encode()], [self._out, self._err, status])
+        files = [self._out, self._err, status]
+        socket.send_fds(_server(modules), [json.dumps(request).encode()], files)
         os.close(status)
         self.pid = int(os.read(self._status, 16))
 
@@ -76,9 +90,12 @@ class Process:
         file = self._err if errors else self._out
         return os.pread(file, os.fstat(file).st_size, 0).decode()
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def __del__(self) -> None:
         """Kill the process, also if the test has failed."""
@@ -102,9 +119,13 @@ def start(
     *,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    modules: tuple[str, ...] = MODULES,
 ) -> Process:
-    """Start a process in `folder`, by default this one, as the leader of its own session."""
-    return Process(arguments, folder, environment)
+    """Start a process in `folder`, by default this one, as the leader of its own session.
+
+    The process has imported `modules`.
+    """
+    return Process(arguments, folder, environment, modules)
 
 
 def run(
@@ -125,14 +146,17 @@ def run(
 
 
 @cache
-def _server() -> socket.socket:
+def _server(modules: tuple[str, ...]) -> socket.socket:
     """Start the process to fork, once for each test process; it ends together with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SIZE)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+        [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *modules],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ROOM": " " * ROOM},
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
@@ -148,13 +172,15 @@ def _server() -> socket.socket:
     return ours
 
 
-def serve(channel: socket.socket) -> None:
+def serve(channel: socket.socket, modules: Iterable[str]) -> None:
     """Fork once for each request until the tests end."""
-    for module in MODULES:
+    for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # attending forks are not waited for
+    # A shell starts its background jobs, and so these tests, with the signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         request, handles, *_ = socket.recv_fds(channel, SIZE, 3)
         if not request:
@@ -191,17 +217,70 @@ def become(request: dict, out: int, err: int) -> NoReturn:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    show_environment()
+    multiprocessing.util.spawnv_passfds = spawn
+    words = request["arguments"]
+    if words[:2] == ["-W", "error"]:
+        words = words[2:]
+        warnings.simplefilter("error")
+    file = words[0] not in ("-m", "-c")
+    how, what, *words = ["", *words] if file else words
+    folder = os.path.dirname(what) if file else request["folder"]
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:1] = [request["folder"], *(path for path in added if path and path not in sys.path)]
-    how, what, *words = request["arguments"]
-    if how == "-m":
-        sys.argv = [what, *words]
+    sys.path[:1] = [folder, *(path for path in added if path and path not in sys.path)]
+    sys.argv = ["-c" if how == "-c" else what, *words]
+    if file:
+        runpy.run_path(what, run_name="__main__")
+    elif how == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
-        sys.argv = ["-c", *words]
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
     sys.exit(0)
 
 
+def show_environment() -> None:
+    """Let the kernel show the environment of this process, not that of the warm one (Linux)."""
+    if sys.platform != "linux":
+        return
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    text = b"".join(os.fsencode(f"{key}={value}\0") for key, value in os.environ.items())
+    assert len(text) <= end - start, "the environment needs more room"
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
+
+
+def spawn(program: Any, arguments: Sequence[Any], kept: Sequence[int]) -> int:
+    """Fork where multiprocessing starts its fork server; the fork has imported all modules.
+
+    Takes the place of `multiprocessing.util.spawnv_passfds`, and returns the pid.
+    """
+    code = arguments[-1]
+    if not code.startswith("from multiprocessing.forkserver import main"):
+        return cold_spawn(program, arguments, kept)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid > 0:
+        return pid
+    failed = 1
+    try:
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        empty = os.open(os.devnull, os.O_RDWR)
+        others = set(map(int, os.listdir("/dev/fd"))).difference((0, 1, 2, empty, *kept))
+        for handle in others:
+            os.dup2(empty, handle)  # not closed: an object of the parent may close it later
+        # The call that starts the server holds a lock in one of them.
+        for module in ("multiprocessing.forkserver", "multiprocessing.popen_forkserver"):
+            sys.modules.pop(module, None)
+        exec(code, {"__name__": "__main__"})
+    except SystemExit:
+        failed = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(failed)
+
+
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -44,7 +44,7 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.rank_consistency import Agreement
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
-from lightning_app.callbacks.tensorboard_logger import FLUSHED, Events
+from lightning_app.callbacks.tensorboard_logger import Events
 from lightning_app.callbacks.throughput import Progress, Throughput, WallClock
 from lightning_app.config import check
 from lightning_app.data.corpus import corpus_of
@@ -232,22 +232,16 @@ class Run(RunCLI):
             if self._pruned_by is not None:
                 files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))
-            if settings["enable_checkpointing"] is not False:
+            saves = settings["enable_checkpointing"] is not False
+            if saves:
                 self._best, last = checkpoints(self.folder.path, self.monitored)
                 callbacks += [self._best, last]
-                callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last")))
+            callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last") if saves else None))
             if settings["logger"] is None:
                 # The steps after the checkpoint are logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
-                    Events(
-                        self.folder.path,
-                        name="",
-                        version="",
-                        default_hp_metric=False,
-                        purge_step=purge,
-                        flush_secs=FLUSHED,
-                    ),
+                    Events(self.folder.path, purge),
                     Curves(self.attempt_folder.path, name="", version=""),
                 ]
         elif settings["logger"] is None:

@@ -27,7 +27,7 @@ def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data:
         model: The LightningModule after its evaluation.
         data: The LightningDataModule.
     """
-    shutil.copyfile(data.tokenizer.path, folder.tokenizer)
+    shutil.copyfile(data.corpus.tokenizer_file, folder.tokenizer)
     stacks = model.architecture.stacks(model.block)
     resolved = {side: asdict(spec) for side, spec in stacks.items()}
     write_whole(folder.block, json.dumps(resolved, indent=1))

@@ -20,6 +20,7 @@ from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import Plan, load_plan
 from lightning_app.grid_folder import GridFolder
 from lightning_app.run_state import RunState
+from tests import warm
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -44,7 +45,7 @@ class World:
             "MARK": self.mark,
             "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
         }
-        self.supervisors: list[subprocess.Popen[str]] = []
+        self.supervisors: list[warm.Process] = []
         self.write()
 
     def write(self, seeds: int = 2, delay: float = 0.02, steps: int = 4, **changes: Any) -> None:
@@ -59,24 +60,22 @@ class World:
         tree = {"name": "tiny", "base_config": base, "axes": axes | changes.pop("axes", {})}
         self.grid.write_text("# Does it run?\n" + yaml.safe_dump(tree | changes, sort_keys=False))
 
-    def start(self, *options: str, workers: int = 2) -> subprocess.Popen[str]:
+    def start(self, *options: str, workers: int = 2) -> warm.Process:
         """Start a supervisor as the leader of a process group of its own."""
-        command = [sys.executable, "-W", "error", str(HERE / "stand_in.py"), str(self.grid)]
-        process = subprocess.Popen(
-            [*command, str(self.folder), str(workers), *options],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words, modules = self.arguments(*options, workers=workers), warm.WITHOUT_TORCH
+        process = warm.start(words, environment=self.environment, modules=modules)
         self.supervisors.append(process)
         return process
+
+    def arguments(self, *options: str, workers: int = 2) -> list[str]:
+        """Return the arguments of Python that start a supervisor."""
+        words = ["-W", "error", str(HERE / "stand_in.py")]
+        return [*words, str(self.grid), str(self.folder), str(workers), *options]
 
     def run(self, *options: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
         process = self.start(*options, workers=workers)
         out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
     def wait_for(self, happened: Callable[[], object], seconds: float = 20.0) -> None:
         until = time.monotonic() + seconds

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +13,7 @@ import yaml
 from conftest import HERE, World  # pyright: ignore[reportMissingImports]
 from optuna.storages import RDBStorage
 
+from tests import warm
 from tests.postgres import serve
 
 pytestmark = pytest.mark.xdist_group("ranks")  # what they share is made once
@@ -59,16 +58,10 @@ class Ranks(World):
         axes = {"model.optimizer.lr": list(rates), "seed_everything": list(range(1, seeds + 1))}
         self.grid.write_text(yaml.safe_dump({"name": "tiny", "base_config": base, "axes": axes}))
 
-    def start(self, *options: str, workers: int = 1) -> subprocess.Popen[str]:
+    def start(self, *options: str, workers: int = 1) -> warm.Process:
         """Start a supervisor of the watched program."""
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "watching.py"), str(self.grid), str(self.folder), *options],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        words = [str(HERE / "watching.py"), str(self.grid), str(self.folder), *options]
+        process = warm.start(words, environment=self.environment)
         self.supervisors.append(process)
         return process
 
@@ -100,9 +93,9 @@ def steps(run: Path, attempt: int, rank: int) -> list[Step]:
     return [Step(int(pid), float(rate), weights) for pid, rate, weights in parts]
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == code, said
+def finish(process: warm.Process, code: int = 0) -> str:
+    said, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, said + errors
     return said
 
 

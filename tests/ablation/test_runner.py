@@ -2,6 +2,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import yaml
 from conftest import World  # pyright: ignore[reportMissingImports]
 
+from tests import warm
+
 
 def cells_of(world: World) -> list[psutil.Process]:
     """The processes that train now, by the pids that they wrote down themselves."""
@@ -19,7 +22,7 @@ def cells_of(world: World) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 
-def kill_group(process: subprocess.Popen[str]) -> None:
+def kill_group(process: warm.Process) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
@@ -35,6 +38,15 @@ def test_a_grid_runs_seeds_slowest_and_a_finished_grid_runs_nothing(world: World
     again = world.run()
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert world.ledger.read_text() == before
+
+
+def test_a_cold_start_runs_a_grid_without_a_warning(world: World) -> None:
+    """The other tests fork supervisors and fork servers that have done their imports."""
+    world.write(seeds=1)
+    command = [sys.executable, *world.arguments()]
+    done = subprocess.run(command, env=world.environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    world.assert_finished()
 
 
 def test_the_study_shows_parameters_and_values_of_every_cell(world: World) -> None:

@@ -123,7 +123,14 @@ def test_a_grid_leaves_no_trace_of_the_password(world: Any, running: Server) -> 
     bare = running.url.partition("?")[0]
     world.environment["ABLATE_STORAGE"] = bare.replace("ablate@", f"ablate:{password}@")
     world.write(seeds=1, delay=0.1, axes={"data.behaviour": ["ok", "crash"]})
-    process = world.start()
+    process = subprocess.Popen(  # a process that is forked has the arguments of its parent
+        [sys.executable, *world.arguments()],
+        env=world.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     world.wait_for(lambda: world.lines("start"), seconds=120)
     shown = [word for each in world.processes() for word in each.cmdline()]
     assert any("stand_in.py" in word for word in shown)

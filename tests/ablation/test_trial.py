@@ -23,7 +23,7 @@ SETTINGS = {
     "model.architecture.encoder_depth": 1,
     "model.architecture.decoder_depth": 1,
     "trainer.limit_val_batches": 1,
-    "trainer.val_check_interval": 100,  # Ctrl-C in a validation saves no checkpoint
+    "trainer.val_check_interval": 100,
 }
 
 
@@ -52,7 +52,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.S
         assert time.monotonic() < until
         time.sleep(0.1)
     os.kill(running.pid, number)
-    said = running.communicate(timeout=120)[1]
+    said = running.communicate(timeout=60)[1]
     assert running.returncode == 130
     assert "Traceback" not in said
     assert "interrupted" in said
