@@ -15,6 +15,7 @@ from lightning_app.theory.collapse import SAS, SKIPLESS
 from lightning_app.theory.draws import Draws
 from lightning_app.theory.lemmas import post_ln_gradient, pre_ln_gradient, pre_ln_growth
 from lightning_app.theory.models import (
+    ALONE,
     DEPTHS,
     RECORDS,
     STACKS,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 COLOUR = {preset: look["color"] for preset, look in looks((POST, PRE)).items()}
 BROKEN: Any = (0, (4, 2))
 DOTTED: Any = (0, (1, 1.4))
+WITHOUT_CROSS: dict[str, Any] = {"linestyle": BROKEN, "marker": "s", "markersize": 3.5}
 COLLAPSE: dict[str, dict[str, Any]] = dict(
     zip(
         (*SKIPLESS, SAS),
@@ -47,16 +49,20 @@ COLLAPSE: dict[str, dict[str, Any]] = dict(
 
 
 def write_theory_figures(
-    folder: Path, draws: Draws, cosines: Mapping[str, Sequence[Sequence[float]]], prints: Prints
+    folder: Path,
+    draws: Draws,
+    cosines: Mapping[str, Sequence[Sequence[float]]],
+    prints: Prints,
+    alone: Prints,
 ) -> list[Path]:
-    """Write every figure into `folder` and return their paths."""
+    """Write every figure into `folder` and return their paths; `alone` is of decoders alone."""
     with styled():
         return [
             draw_theorem_1(folder, draws),
             draw_lemma_2(folder, draws),
             draw_extension(folder, draws),
             draw_rank_collapse(folder, cosines),
-            draw_figure_3(folder, prints),
+            draw_figure_3(folder, prints, alone),
             figure_3_depth(folder, prints),
             fingerprints(folder, prints),
         ]
@@ -243,8 +249,8 @@ def draw_rank_collapse(folder: Path, cosines: Mapping[str, Sequence[Sequence[flo
     return save(figure, folder / "theory_rank_collapse.svg")
 
 
-def draw_figure_3(folder: Path, prints: Prints) -> Path:
-    """W1 and W2 expected gradients by layer of the 6-6 model, Post-LN and Pre-LN."""
+def draw_figure_3(folder: Path, prints: Prints, alone: Prints) -> Path:
+    """W1 and W2 expected gradients by layer of the 6-6 model and of a decoder alone."""
     from matplotlib.lines import Line2D
 
     figure, grid = panel_grid(2, 2)
@@ -254,6 +260,9 @@ def draw_figure_3(folder: Path, prints: Prints) -> Path:
                 groups = by_layer(prints.whole[preset], stack, matrix)
                 layers = range(1, len(groups) + 1)
                 draw_points(axes, layers, groups, color=COLOUR[preset], linestyle="solid")
+                if stack == "decoder":
+                    groups = by_layer(alone.whole[preset], stack, matrix)
+                    draw_points(axes, layers, groups, color=COLOUR[preset], **WITHOUT_CROSS)
                 if matrix == "W2":
                     known: Sequence[float] = getattr(RECORDS[preset], stack)
                     style: dict[str, Any] = {
@@ -275,8 +284,9 @@ def draw_figure_3(folder: Path, prints: Prints) -> Path:
         *(Line2D([], [], color=COLOUR[p], marker="o", label=NAMES[p]) for p in (POST, PRE)),
         Line2D([], [], color=MUTED, marker="x", linestyle="none", label="recorded elsewhere"),
         Line2D([], [], color=COLOUR[POST], linestyle=DOTTED, label="$(2/3)^{(L-l)/2}$"),
+        Line2D([], [], color=MUTED, label=ALONE, **WITHOUT_CROSS),
     ]
-    above(figure, handles, 4)
+    above(figure, handles, 5)
     return save(figure, folder / "theory_figure_3.svg")
 
 

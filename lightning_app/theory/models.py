@@ -8,6 +8,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from rich import box
@@ -18,8 +19,14 @@ from torch.nn import functional as F
 from lightning_app.analysis.statistics import mean
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.feed_forward import FeedForward
+from lightning_app.blocks.masks import full_mask
 from lightning_app.models.admin_init import needs_profiling, profile
-from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
+from lightning_app.models.heads import (
+    ArchitectureConfig,
+    CausalLanguageModel,
+    EncoderDecoder,
+    build_model,
+)
 from lightning_app.models.transformer import stacks
 from lightning_app.theory.lemmas import downward_factor
 from lightning_app.theory.statements import (
@@ -33,6 +40,9 @@ from lightning_app.theory.statements import (
 )
 
 STACKS = ("encoder", "decoder")
+ALONE = "decoder alone"
+Model = EncoderDecoder | CausalLanguageModel
+"""The models of which a fingerprint is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,27 +73,48 @@ class Fingerprint:
     outer: dict[str, list[float]]
 
 
-def feed_forwards(model: EncoderDecoder) -> Iterator[tuple[str, FeedForward]]:
+def feed_forwards(model: Model) -> Iterator[tuple[str, FeedForward]]:
     """Yield each feed-forward with the name of its stack."""
     for name, stack in stacks(model).items():
         for _, block in stack.layers:
             yield name, block.feed_forward
 
 
+def logits_of(model: Model, source: Tensor, target: Tensor, *, causal: bool = True) -> Tensor:
+    """Return the logits of ``target[:, 1:]``; a decoder alone has no source.
+
+    Without `causal`, each token of a decoder alone sees the whole sentence.
+    """
+    before = target[:, :-1]
+    if isinstance(model, EncoderDecoder):
+        assert causal
+        return model(source, before)
+    if causal:
+        return model(before)
+    mask = full_mask(before.shape[1], before.device)
+    return model.embedding.logits(model.decoder(model.embedding(before), mask))
+
+
 def fingerprint(
-    preset: str, architecture: ArchitectureConfig, corpus: ZipfCorpus, *, last_only: bool = False
+    preset: str,
+    architecture: ArchitectureConfig,
+    corpus: ZipfCorpus,
+    *,
+    last_only: bool = False,
+    causal: bool = True,
 ) -> Fingerprint:
     """Return the norms of the gradients by W1 and W2, averaged over batches before the norm.
 
     Xiong et al. 3.4 call this the expected gradient. `last_only`: only of the last decoder layer,
-    which needs little of the backward pass. Label smoothing is 0.1.
+    which needs little of the backward pass. Label smoothing is 0.1. A decoder alone is given the
+    targets of the corpus, without their sources; without `causal`, also without its mask.
     """
     model = build_model(architecture, BlockConfig(preset=preset), corpus.vocabulary, 0)
-    assert isinstance(model, EncoderDecoder)
+    assert isinstance(model, Model)
     model.requires_grad_(False)
     if needs_profiling(model):
         source, target = corpus.batch()
-        profile(model, lambda: model(source, target[:, :-1]))
+        profile(model, lambda: logits_of(model, source, target, causal=causal))
     parts = list(feed_forwards(model))
     parts = parts[-1:] if last_only else parts
     weights = [matrix.weight for _, ff in parts for matrix in (ff.inner, ff.outer)]
@@ -93,13 +124,14 @@ def fingerprint(
     losses: list[float] = []
     for _ in range(corpus.batches):
         source, target = corpus.batch()
-        logits = model(source, target[:, :-1]).flatten(0, 1)
+        logits = logits_of(model, source, target, causal=causal).flatten(0, 1)
         loss = F.cross_entropy(logits, target[:, 1:].flatten(), label_smoothing=0.1)
         for total, gradient in zip(sums, torch.autograd.grad(loss, weights), strict=True):
             total += gradient
         losses.append(loss.item())
     norms = [(total / corpus.batches).norm().item() for total in sums]
-    found = Fingerprint(mean(losses), {s: [] for s in STACKS}, {s: [] for s in STACKS})
+    names = list(stacks(model))
+    found = Fingerprint(mean(losses), {s: [] for s in names}, {s: [] for s in names})
     for (stack, _), inner, outer in zip(parts, norms[::2], norms[1::2], strict=True):
         found.inner[stack].append(inner)
         found.outer[stack].append(outer)
@@ -175,22 +207,27 @@ class Prints:
     final: dict[str, dict[int, list[float]]]
 
 
-def architecture(depth: int) -> ArchitectureConfig:
+Kind = Literal["encoder_decoder", "decoder"]
+
+
+def architecture(kind: Kind, depth: int) -> ArchitectureConfig:
     """Return the IWSLT14 sizes of Xiong et al., `depth` layers in each stack, no dropout."""
-    return ArchitectureConfig(encoder_depth=depth, decoder_depth=depth, dropout=0.0)
+    return ArchitectureConfig(kind=kind, encoder_depth=depth, decoder_depth=depth, dropout=0.0)
 
 
-def gather_prints(corpus: ZipfCorpus, seeds: int) -> Prints:
-    """Return all fingerprints: every variant at depth 6, both placements at every depth."""
+def gather_prints(
+    corpus: ZipfCorpus, seeds: int, presets: Sequence[str], kind: Kind = "encoder_decoder"
+) -> Prints:
+    """Return the fingerprints of `presets` at depth 6, and of Post-LN and Pre-LN at every depth."""
     prints = Prints({}, {})
-    for preset in FINGERPRINTS:
+    for preset in presets:
         prints.final[preset] = {}
         for depth in DEPTHS if preset in (POST, PRE) else DEPTHS[:1]:
             whole = depth == DEPTHS[0]
             found: list[Fingerprint] = []
             for seed in range(1, seeds + 1):
                 with seeded(seed):
-                    sizes = architecture(depth)
+                    sizes = architecture(kind, depth)
                     found.append(fingerprint(preset, sizes, corpus, last_only=not whole))
             if whole:
                 prints.whole[preset] = found
@@ -212,32 +249,44 @@ def figure_3(prints: Prints) -> Iterator[Statement]:
                 interval=interval,
                 accepted=within(value, 0.2),
             )
-    factors = [downward_factor(one.outer["decoder"]) for one in prints.whole[POST]]
+    post, predicted = prints.whole[POST], math.sqrt(2 / 3)
+    claim = "post_ln, decoder of 6-6: expected W2 gradient from a layer to the one below"
+    yield factor_statement(claim, XIONG_EXTENSION, predicted, layer_factors(post, "decoder"))
+    claim = "post_ln, encoder of 6-6: the same"
+    yield factor_statement(claim, XIONG_EXTENSION, predicted, layer_factors(post, "encoder"))
+    yield from depth_exponents(prints, "6-6 to 14-14")
+
+
+XIONG_EXTENSION = "Xiong et al., after theorem 1 (no theorem)"
+
+
+def layer_factors(found: Sequence[Fingerprint], stack: str) -> list[float]:
+    """Return the mean factor of W2's gradient from a layer to the one below, of each seed."""
+    return [downward_factor(one.outer[stack]) for one in found]
+
+
+def factor_statement(
+    claim: str, source: str, predicted: float, factors: Sequence[float]
+) -> Statement:
+    """Return an unpromised claim about the mean of `factors`, confirmed within 5 %."""
     measured, interval = of_draws(factors)
-    yield Statement(
-        claim="post_ln, decoder of 6-6: expected W2 gradient from a layer to the one below",
-        source="Xiong et al., after theorem 1 (no theorem)",
-        predicted=math.sqrt(2 / 3),
+    return Statement(
+        claim=claim,
+        source=source,
+        predicted=predicted,
         measured=measured,
         interval=interval,
-        accepted=within(math.sqrt(2 / 3), 0.05),
+        accepted=within(predicted, 0.05),
         promised=False,
     )
-    factors = [downward_factor(one.outer["encoder"]) for one in prints.whole[POST]]
-    measured, interval = of_draws(factors)
-    yield Statement(
-        claim="post_ln, encoder of 6-6: the same",
-        source="Xiong et al., after theorem 1 (no theorem)",
-        predicted=math.sqrt(2 / 3),
-        measured=measured,
-        interval=interval,
-        accepted=within(math.sqrt(2 / 3), 0.05),
-        promised=False,
-    )
+
+
+def depth_exponents(prints: Prints, span: str) -> Iterator[Statement]:
+    """The gradient of W2 in the final feed-forward as a power of the depth."""
     for preset, exponent in ((POST, 0.0), (PRE, -0.5)):
         fit = power_law(prints.final[preset])
         yield Statement(
-            claim=f"{preset}, 6-6 to 14-14: exponent of the final W2's expected gradient",
+            claim=f"{preset}, {span}: exponent of the final W2's expected gradient",
             source="Xiong et al., theorem 1, which is about the loss of one position",
             predicted=exponent,
             measured=fit.slope,
@@ -253,25 +302,38 @@ def by_layer(found: Sequence[Fingerprint], stack: str, matrix: str) -> list[list
     return [list(values) for values in zip(*parts, strict=True)]
 
 
-def prints_to_csv(prints: Prints) -> str:
-    """Return every fingerprint at depth 6 and the recorded numbers, one layer on each line."""
+def prints_to_csv(prints: Prints, alone: Prints) -> str:
+    """Return every fingerprint at depth 6 and the recorded numbers, one layer on each line.
+
+    Those of `alone` are of decoders alone, of which nothing is recorded.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["preset", "stack", "layer", "matrix", "ours", "low", "high", "recorded"])
     for preset, found in prints.whole.items():
         record = RECORDS[preset]
-        measured, (low, high) = of_draws([one.loss for one in found])
-        ends = [f"{number:.6g}" for number in (measured, low, high)]
-        writer.writerow([preset, "model", "", "loss", *ends, f"{record.loss:g}"])
+        writer.writerow(
+            [preset, "model", "", "loss", *_numbers_of([x.loss for x in found]), f"{record.loss:g}"]
+        )
         for stack in STACKS:
             for matrix in ("W1", "W2"):
                 for layer, values in enumerate(by_layer(found, stack, matrix)):
-                    measured, (low, high) = of_draws(values)
-                    ends = [f"{number:.6g}" for number in (measured, low, high)]
                     known: float = getattr(record, stack)[layer] if matrix == "W2" else math.nan
                     recorded = "" if math.isnan(known) else f"{known:g}"
-                    writer.writerow([preset, stack, layer + 1, matrix, *ends, recorded])
+                    writer.writerow(
+                        [preset, stack, layer + 1, matrix, *_numbers_of(values), recorded]
+                    )
+    for preset, found in alone.whole.items():
+        writer.writerow([preset, ALONE, "", "loss", *_numbers_of([x.loss for x in found]), ""])
+        for matrix in ("W1", "W2"):
+            for layer, values in enumerate(by_layer(found, "decoder", matrix), 1):
+                writer.writerow([preset, ALONE, layer, matrix, *_numbers_of(values), ""])
     return text.getvalue()
+
+
+def _numbers_of(draws: Sequence[float]) -> list[str]:
+    measured, (low, high) = of_draws(draws)
+    return _numbers((measured, low, high), ".6g")
 
 
 def prints_table(prints: Prints) -> Table:

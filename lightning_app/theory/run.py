@@ -2,7 +2,8 @@
 
 These are lemmas 1-3 and theorem 1 of Xiong et al. 2020 (2002.04745) in their setting, the collapse
 of tokens without a skip around attention, and their figure 3 with our models, beside the numbers of
-another implementation with the same initial values. It takes about 100 seconds on one core.
+another implementation with the same initial values, and with decoders alone. It takes about two
+minutes on one core.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.theory.collapse import Skipless, collapse, rank_collapse
+from lightning_app.theory.decoder_alone import decoder_alone, without_mask
 from lightning_app.theory.draws import TheorySetting, draw_all
 from lightning_app.theory.figures import write_theory_figures
 from lightning_app.theory.lemmas import (
@@ -25,6 +27,7 @@ from lightning_app.theory.lemmas import (
     theorem_1_by_width,
 )
 from lightning_app.theory.models import (
+    FINGERPRINTS,
     NOTE,
     ZipfCorpus,
     figure_3,
@@ -32,7 +35,7 @@ from lightning_app.theory.models import (
     prints_table,
     prints_to_csv,
 )
-from lightning_app.theory.statements import statements_table, statements_to_csv
+from lightning_app.theory.statements import POST, PRE, statements_table, statements_to_csv
 
 
 @contextmanager
@@ -65,12 +68,15 @@ def run_theory(out: Path) -> int:
     cosines = collapse(Skipless())
     statements += rank_collapse(cosines)
     console.print("gradients of fresh models, 6-6 to 14-14 ...")
-    prints = gather_prints(corpus, seeds=3)
+    prints = gather_prints(corpus, 3, FINGERPRINTS)
     statements += figure_3(prints)
+    console.print("gradients of fresh decoders alone, 6 to 14 ...")
+    alone = gather_prints(corpus, 3, (POST, PRE), "decoder")
+    statements += decoder_alone(prints, alone, without_mask(corpus, 3))
 
     write_whole(out / "theory.csv", statements_to_csv(statements))
-    write_whole(out / "fingerprints.csv", prints_to_csv(prints))
-    figures = write_theory_figures(out, draws, cosines, prints)
+    write_whole(out / "fingerprints.csv", prints_to_csv(prints, alone))
+    figures = write_theory_figures(out, draws, cosines, prints, alone)
     console.print(statements_table(statements))
     console.print("expected gradient of W2 by layer at initialisation, 6-6, d = 512")
     console.print(prints_table(prints))

@@ -17,10 +17,15 @@ from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.blocks.norm import EPSILON
 from lightning_app.errors import UserError
-from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
+from lightning_app.models.heads import (
+    ArchitectureConfig,
+    CausalLanguageModel,
+    EncoderDecoder,
+    build_model,
+)
 from lightning_app.models.transformer import BlockStack
 from lightning_app.probes.figures import looks
-from lightning_app.theory import collapse, figures, lemmas, models, run
+from lightning_app.theory import collapse, decoder_alone, figures, lemmas, models, run
 from lightning_app.theory import draws as draws_module
 from lightning_app.theory.collapse import Skipless
 from lightning_app.theory.draws import Draw, Draws, TheorySetting
@@ -375,6 +380,88 @@ def test_expected_gradient_is_averaged_before_the_norm(preset: str) -> None:
                 assert norms[stack][layer] == pytest.approx(weight.grad.norm().item())
 
 
+def plain_decoder(model: CausalLanguageModel, preset: str, tokens: Tensor, seen: Tensor) -> Tensor:
+    """The logits of a decoder alone, with matrices and loops over sentences, blocks and heads."""
+    named = dict(model.named_parameters())
+    table, positions = named["embedding.tokens.weight"], tokens.shape[1]
+    d, heads = SMALL.model_dim, SMALL.num_heads
+    angles = torch.arange(positions)[:, None] / 10_000 ** (torch.arange(0, d, 2) / d)
+    order = torch.zeros(positions, d)
+    order[:, 0::2], order[:, 1::2] = angles.sin(), angles.cos()
+
+    def attend(x: Tensor, block: str) -> Tensor:
+        query, key, value, output = (
+            named[f"{block}.self_attention.{part}.weight"].T
+            for part in ("query", "key", "value", "output")
+        )
+        read = []
+        for columns in torch.arange(d).split(d // heads):
+            scores = (x @ query[:, columns]) @ (x @ key[:, columns]).T / (d // heads) ** 0.5
+            weights = scores.exp() * seen
+            read.append(weights / weights.sum(dim=1, keepdim=True) @ x @ value[:, columns])
+        return torch.cat(read, dim=1) @ output
+
+    def forward(x: Tensor, block: str) -> Tensor:
+        inner, outer = (named[f"{block}.feed_forward.{n}.weight"].T for n in ("inner", "outer"))
+        return torch.relu(x @ inner) @ outer
+
+    logits = []
+    for sentence in tokens:
+        x = table[sentence] * d**0.5 + order
+        for layer in range(SMALL.decoder_depth):
+            for part in (attend, forward):
+                block = f"decoder.blocks.{layer}"
+                if preset == POST:
+                    x = layer_norm(x + part(x, block))
+                else:
+                    x = x + part(layer_norm(x), block)
+        logits.append((layer_norm(x) if preset == PRE else x) @ table.T)
+    return torch.stack(logits)
+
+
+@both
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.usefixtures("float64")
+def test_decoder_alone_has_the_gradients_of_the_plain_formulas(preset: str, causal: bool) -> None:
+    sizes = replace(SMALL, kind="decoder")
+    with seeded(4):
+        found = models.fingerprint(preset, sizes, FEW, causal=causal)
+    with seeded(4):
+        model = build_model(sizes, BlockConfig(preset=preset), FEW.vocabulary, 0)
+        target = torch.cat([FEW.batch()[1] for _ in range(2)])
+    assert isinstance(model, CausalLanguageModel)
+    every = torch.ones(FEW.length, FEW.length)
+    logits = plain_decoder(model, preset, target[:, :-1], every.tril() if causal else every)
+    logs = logits.log_softmax(dim=-1)
+    right = logs.gather(-1, target[:, 1:, None]).mean()
+    loss = -(0.9 * right + 0.1 * logs.mean())
+    assert found.loss == pytest.approx(loss.item())
+    assert list(found.outer) == list(found.inner) == ["decoder"]
+    for norms, name in ((found.inner, "inner"), (found.outer, "outer")):
+        weights = [
+            model.decoder.get_parameter(f"blocks.{layer}.feed_forward.{name}.weight")
+            for layer in range(SMALL.decoder_depth)
+        ]
+        exact = torch.autograd.grad(loss, weights, retain_graph=True)
+        assert norms["decoder"] == pytest.approx([gradient.norm().item() for gradient in exact])
+
+
+def test_control_differs_from_the_decoder_alone_by_its_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoder_alone, "architecture", lambda kind, _: replace(SMALL, kind=kind))
+    (control,) = decoder_alone.without_mask(FEW, 1)
+    for causal, same in ((False, True), (True, False)):
+        with seeded(1):
+            found = models.fingerprint(POST, replace(SMALL, kind="decoder"), FEW, causal=causal)
+        assert (found == control) == same
+
+
+def test_an_encoder_decoder_is_not_measured_without_its_mask() -> None:
+    with seeded(4), pytest.raises(AssertionError):
+        models.fingerprint(POST, SMALL, FEW, causal=False)
+
+
 @pytest.mark.parametrize("preset", [POST, "admin", "dual_stream"])
 def test_last_layer_alone_is_the_last_of_all(preset: str) -> None:
     with seeded(4):
@@ -400,7 +487,7 @@ def test_admin_is_profiled_before_its_gradients_are_taken(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("preset", "recorded"), [(POST, 1.63), (PRE, 0.67)])
 def test_final_gradient_of_the_real_size(preset: str, recorded: float) -> None:
     """6-6, d = 512, two seeds of the command's three."""
-    sizes = models.architecture(6)
+    sizes = models.architecture("encoder_decoder", 6)
     assert (sizes.model_dim, sizes.ff_dim, sizes.num_heads) == (512, 1024, 4)
     finals = []
     for number in (1, 2):
@@ -449,6 +536,46 @@ def test_claims_about_models_follow_their_numbers() -> None:
     assert [one.holds for one in exponents] == [True, False]
 
 
+def growing(factor: float) -> list[Fingerprint]:
+    """Two decoders whose gradients have this factor from a layer to the one below."""
+    norms = {"decoder": [factor**-layer for layer in range(6)]}
+    return [Fingerprint(9.2, norms, norms)] * 2
+
+
+@pytest.mark.parametrize(
+    ("factor", "control", "held"),
+    [
+        ((2 / 3) ** 0.5, (2 / 3) ** 0.5, [True, False, False, True]),
+        ((2 / 3) ** 0.5, 1.0, [True, False, False, False]),
+        (1.0, 1.0, [False, True, True, True]),
+        (0.9, 1.0, [False, False, False, False]),
+    ],
+)
+def test_claims_about_a_decoder_alone_tell_the_mask_from_cross_attention(
+    factor: float, control: float, held: list[bool]
+) -> None:
+    finals = {depth: [depth**-0.5] * 2 for depth in models.DEPTHS}
+    alone = Prints({POST: growing(factor)}, {POST: finals, PRE: finals})
+    found = list(decoder_alone.decoder_alone(prints(1.7), alone, growing(control)))
+    crossed = (2 / 3) ** 0.5
+    assert [one.measured for one in found[:4]] == pytest.approx(
+        [factor, factor, crossed / factor, factor / control]
+    )
+    assert [one.predicted for one in found[:4]] == pytest.approx([crossed, 1.0, crossed, 1.0])
+    assert [one.holds for one in found[:4]] == held
+    assert [one.holds for one in found[4:]] == [False, True]
+    assert [one.measured for one in found[4:]] == pytest.approx([-0.5, -0.5])
+    assert not any(one.promised for one in found)
+
+
+def test_gradients_of_the_real_size_grow_by_cross_attention() -> None:
+    """6 layers, d = 512, one seed of the command's three; the decoder of 6-6 has 0.81."""
+    with seeded(1):
+        alone = models.fingerprint(POST, models.architecture("decoder", 6), ZipfCorpus())
+    (factor,) = models.layer_factors([alone], "decoder")
+    assert 0.92 < factor < 1.0
+
+
 # The figures.
 
 
@@ -495,6 +622,22 @@ def test_the_axis_of_the_fingerprints_names_its_values(drawn: list[Any]) -> None
     assert {"0.2", "0.5", "1", "2"} <= set(names)
 
 
+def test_decoder_panels_show_the_decoder_alone(drawn: list[Any]) -> None:
+    norms = {"decoder": [0.7, 0.8, 0.9, 1.1, 1.3, 1.7]}
+    alone = Prints(dict.fromkeys((POST, PRE), [Fingerprint(9.2, norms, norms)] * 2), {})
+    figures.draw_figure_3(Path("x"), prints_of(POST, PRE), alone)
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names.count("decoder alone") == 1
+    for axes in drawn[0].axes:
+        # Other lines at these heights are the caps of the intervals.
+        lines = [line for line in axes.lines if line.get_marker() == "s"]
+        curves = [line for line in lines if list(line.get_ydata()) == norms["decoder"]]
+        assert len(curves) == (2 if axes.get_title().startswith("decoder") else 0)
+        assert {to_hex(line.get_color()).upper() for line in curves} <= {*figures.COLOUR.values()}
+        assert len({line.get_color() for line in curves}) == len(curves)
+        assert all(line.get_linestyle() == "--" for line in curves)
+
+
 def test_placements_have_one_colour_in_every_figure(drawn: list[Any]) -> None:
     of = {preset: look["color"] for preset, look in looks((PRE, POST)).items()}
     assert of == figures.COLOUR
@@ -518,12 +661,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "TheorySetting", lambda: TINY)
     monkeypatch.setattr(run, "Skipless", lambda: Skipless(dim=8, tokens=4, depth=4, draws=2))
     monkeypatch.setattr(run, "ZipfCorpus", lambda: FEW)
-    monkeypatch.setattr(models, "FINGERPRINTS", (POST, PRE, "admin"))
-    monkeypatch.setattr(
-        models,
-        "architecture",
-        lambda depth: replace(SMALL, encoder_depth=depth, decoder_depth=depth),
-    )
+    monkeypatch.setattr(run, "FINGERPRINTS", (POST, PRE, "admin"))
+
+    def sizes(kind: Any, depth: int) -> ArchitectureConfig:
+        return replace(SMALL, kind=kind, encoder_depth=depth, decoder_depth=depth)
+
+    for module in (models, decoder_alone):
+        monkeypatch.setattr(module, "architecture", sizes)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -539,8 +683,12 @@ def test_command_writes_tables_and_figures(
     broken = [row for row in rows if (row["holds"], row["promised"]) == ("false", "true")]
     assert out.count("does not hold: ") == len(broken)
     layers = table(tmp_path / "out" / "fingerprints.csv")
-    assert {row["preset"] for row in layers} == set(models.FINGERPRINTS)
-    assert len(layers) == len(models.FINGERPRINTS) * (1 + 2 * 2 * 6)
+    alone = [row for row in layers if row["stack"] == "decoder alone"]
+    assert {row["preset"] for row in layers} == {POST, PRE, "admin"}
+    assert {row["preset"] for row in alone} == {POST, PRE}
+    assert not any(row["recorded"] for row in alone)
+    assert len(alone) == 2 * (1 + 2 * 6)
+    assert len(layers) - len(alone) == 3 * (1 + 2 * 2 * 6)
     names = {path.name for path in (tmp_path / "out").glob("*.svg")}
     assert names == {
         f"theory_{name}.svg"
@@ -575,6 +723,7 @@ def test_exit_code_tells_broken_promises_alone(
         return [statement(), wrong]
 
     monkeypatch.setattr(run, "figure_3", found)
+    monkeypatch.setattr(run, "without_mask", lambda *_: growing(1.0))
     torch.set_num_threads(2)
     try:
         assert run.run_theory(tmp_path) == code
