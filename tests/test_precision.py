@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lightning_app.callbacks.throughput import Throughput
 from lightning_app.data.tokenizer import PAD
-from lightning_app.objectives.base import LossSums
+from lightning_app.objectives.base import Evaluated, LossSums
+from lightning_app.objectives.token_count import TokenCount
 from tests.runs import data, module, trainer
 
 
@@ -53,6 +54,47 @@ def test_sums_do_not_depend_on_the_precision(
     assert sum(trained.validation_parts["tokens"]) == counts
     assert throughput.tokens == sum(trained_tokens)
     assert len(trained_tokens) == 2
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
+def test_tokens_are_counted_beyond_those_that_float32_can_count(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch, precision: Any
+) -> None:
+    """As if each batch had that many tokens more, all of them predicted right."""
+    more, batches, found = 2**24 + 1, 5, []
+    evaluated, source = module("causal_lm"), data(cache, "causal_lm")
+    sums = evaluated.objective.sums
+
+    def many(model: Any, batch: Any) -> LossSums:
+        each = sums(model, batch)
+        assert each.correct is not None
+        found.append([int(each.correct), int(each.tokens)])
+        return each._replace(correct=each.correct + more, tokens=each.tokens + more)
+
+    counted: list[Evaluated] = []
+
+    def scores(stage: str, datamodule: Any, of: Evaluated) -> dict[str, float]:
+        counted.append(of)
+        return {}
+
+    monkeypatch.setattr(evaluated.objective, "sums", many)
+    monkeypatch.setattr(evaluated.objective, "scores", scores)
+    fitter = trainer(tmp_path, limit_val_batches=batches, precision=precision)
+    (logged,) = fitter.validate(evaluated, source, verbose=False)
+    correct, tokens = (sum(each) + batches * more for each in zip(*found, strict=True))
+    assert float(torch.tensor(tokens, dtype=torch.float32)) != tokens
+    assert [of.tokens for of in counted] == [tokens]
+    assert logged["val/accuracy"] == pytest.approx(correct / tokens, rel=1e-6)
+
+
+def test_a_count_is_exact_and_begins_again_at_zero() -> None:
+    count = TokenCount().to(torch.bfloat16)
+    for number in (2**24, 1, 1, 1, 2**40):
+        count.update(torch.tensor(number))
+    assert count.compute().item() == 2**24 + 3 + 2**40
+    count.reset()
+    count.update(torch.tensor(5))
+    assert count.compute().item() == 5
 
 
 class Norms(pl.Callback):

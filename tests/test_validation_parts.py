@@ -60,3 +60,13 @@ def test_few_rows_have_a_part_each_and_blank_rows_none() -> None:
     by_token = torch.tensor([[1.0, 2.0, 4.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
     sums.update(by_token, torch.tensor([0, 2, 2, -1]), size=3)
     assert sums.compute() == {"nll": [1.0, 6.0], "tokens": [1, 2]}
+
+
+def test_parts_grow_beyond_the_tokens_that_float32_can_count_one_by_one() -> None:
+    """Each update adds two tokens of one part: added singly, none of them would count."""
+    sums = PartSums()
+    sums.sums += 2.0**24
+    by_token = torch.ones(2, 2 * PARTS)
+    for _ in range(3):
+        sums.update(by_token, torch.arange(2 * PARTS), size=2 * PARTS)
+    assert sums.compute() == {"nll": [2.0**24 + 6] * PARTS, "tokens": [2**24 + 6] * PARTS}

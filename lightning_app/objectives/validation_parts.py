@@ -37,7 +37,8 @@ class PartSums(Metric):
             size: The number of rows of the split.
         """
         parts = rows.clamp(min=0) * PARTS // size
-        self.sums.index_add_(1, parts, by_token.to(self.sums))
+        # Token by token, a float32 sum would not grow any more at 2^24 tokens.
+        self.sums += torch.zeros_like(self.sums).index_add_(1, parts, by_token.to(self.sums))
 
     def compute(self) -> dict[str, list[Any]]:
         """Return `nll` and `tokens` of each part that has tokens, in the order of the split."""
