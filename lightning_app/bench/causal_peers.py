@@ -12,7 +12,7 @@ from lightning_app.bench.measure import Work
 from lightning_app.bench.peers import Projections, linears, needed, same_loss
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.models.heads import CausalLanguageModel
-from lightning_app.tasks.causal_lm import CausalBatch
+from lightning_app.tasks.causal_windows import CausalBatch
 
 
 def gpt2(ours: CausalLanguageModel, setting: Setting) -> Any:

@@ -18,14 +18,25 @@ from lightning_app.blocks.linear import (
 
 @contextmanager
 def onednn_everywhere() -> Iterator[None]:
-    """Let `torch.nn.functional.linear`, which the peers call, choose the library as our maps do."""
-    theirs = torch.nn.functional.linear
+    """Let the linear maps of the peers choose the library as ours do.
+
+    They call `torch.nn.functional.linear`, and in GPT-2 `torch.addmm` with a transposed matrix.
+    """
+    theirs, added = torch.nn.functional.linear, torch.addmm
 
     def chosen(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # Our map calls theirs where it does not take oneDNN.
         return (linear if takes_onednn(input, weight) else theirs)(input, weight, bias)
 
-    with mock.patch.object(torch.nn.functional, "linear", chosen):
+    def chosen_added(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        if takes_onednn(x, weight.t()):
+            return linear(x, weight.t(), bias)
+        return added(bias, x, weight)
+
+    with (
+        mock.patch.object(torch.nn.functional, "linear", chosen),
+        mock.patch.object(torch, "addmm", chosen_added),
+    ):
         yield
 
 

@@ -29,6 +29,28 @@ def test_linear_maps_of_peers_take_our_choice(monkeypatch: pytest.MonkeyPatch) -
     assert len(seen) == 1
 
 
+def test_transposed_maps_of_gpt2_take_our_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its blocks use them, so a comparison without them would be with another library."""
+    transformers = pytest.importorskip("transformers")
+    seen = []
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append(tuple(weight.shape))
+        result = x @ weight.t()
+        return result if bias is None else result + bias
+
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=6, n_layer=1, n_head=2)
+    peer, tokens = transformers.GPT2LMHeadModel(config).eval(), torch.arange(8)[None]
+    expected = peer(input_ids=tokens).logits
+    monkeypatch.setattr(module, "linear", ours)
+    monkeypatch.setattr(module, "takes_onednn", lambda x, weight: True)
+    with onednn_everywhere():
+        torch.testing.assert_close(peer(input_ids=tokens).logits, expected)
+    assert seen == [(18, 6), (6, 6), (24, 6), (6, 24), (11, 6)]
+    peer(input_ids=tokens)
+    assert len(seen) == 5
+
+
 def test_each_library_is_in_force_in_its_context() -> None:
     contexts = same_library()
     assert bool(contexts) == prefers_onednn()
