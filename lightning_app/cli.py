@@ -49,6 +49,8 @@ def check_port(port: int) -> None:
 def blocks(args: argparse.Namespace) -> int:
     from lightning_app.commands.blocks import blocks_command
 
+    if args.rest and args.config is None:
+        raise UserError(f"blocks: {args.rest[0]}: an override needs --config FILE")
     return blocks_command(
         args.name,
         args.encoder_depth,
@@ -56,6 +58,8 @@ def blocks(args: argparse.Namespace) -> int:
         svg=args.svg,
         svg_dir=args.svg_dir,
         as_json=args.json,
+        config=args.config,
+        overrides=args.rest,
     )
 
 
@@ -223,6 +227,12 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("name", metavar="NAME", nargs="?", help="a preset")
     command.add_argument("--encoder-depth", type=int, default=6, help="0: decoder alone")
     command.add_argument("--decoder-depth", type=int, default=6, help="0: encoder alone")
+    command.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="instead of NAME the stacks of a run's config; overrides may follow, as for fit",
+    )
     command.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing of NAME")
     command.add_argument(
         "--svg-dir",
@@ -326,10 +336,12 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(command=first, call=lightning, rest=list(arguments[1:]))
     if first and not first.startswith("-") and first not in known:
         raise UserError(f"unknown command '{first}'{nearest(first, known)}")
-    args, unread = parser.parse_known_args(arguments)
-    if first == "probe":
+    overrides: list[str] = []
+    if first in ("probe", "blocks"):
         # A word that begins like a section of the config is an override, as for fit.
-        args.rest, unread = overrides_of(unread)
+        overrides, arguments = overrides_of(arguments)
+    args, unread = parser.parse_known_args(arguments)
+    args.rest = overrides
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
         raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")
@@ -340,12 +352,11 @@ def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into overrides of a config with their values, and the rest."""
     overrides: list[str] = []
     rest: list[str] = []
+    taken = rest
     for word in words:
-        name = word.removeprefix("--").partition("=")[0].partition(".")[0]
         if word.startswith("--"):
+            name = word.removeprefix("--").partition("=")[0].partition(".")[0]
             taken = overrides if name.rstrip("+") in SECTIONS else rest
-        else:
-            taken = rest if rest or not overrides else overrides
         taken.append(word)
     return overrides, rest
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -12,8 +13,11 @@ from rich.table import Table
 
 from lightning_app.atomic_write import write_whole
 from lightning_app.blocks.presets import PRESETS, Preset
+from lightning_app.blocks.stack import StackSpec
+from lightning_app.catalogue.folding import Side
 from lightning_app.catalogue.presets import (
     BASELINE,
+    Stacks,
     caption,
     drawings,
     parameter_ratios,
@@ -36,11 +40,19 @@ def blocks_command(
     svg: Path | None = None,
     svg_dir: Path | None = None,
     as_json: bool = False,
+    config: Path | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
-    """Print the table of presets or the details of one preset, or write pictures."""
+    """Print the table of presets, or the details of a preset or a config, or write pictures."""
+    if config is not None:
+        if name is not None or svg_dir is not None:
+            other = "NAME" if svg_dir is None else "--svg-dir"
+            raise UserError(f"blocks: --config draws the stacks of that file; leave out {other}")
+        return config_command(config, overrides, svg=svg, as_json=as_json)
     if name is None and (svg is not None or as_json):
         raise UserError(
-            f"blocks: {'--json' if as_json else '--svg'} needs NAME, the name of a preset"
+            f"blocks: {'--json' if as_json else '--svg'} needs NAME, the name of a preset, or "
+            "--config FILE"
         )
     if name is not None and svg_dir is not None:
         raise UserError("blocks: --svg-dir writes all presets; use --svg FILE for one preset")
@@ -50,17 +62,45 @@ def blocks_command(
         console = Console(highlight=False)
         console.print(preset_table(encoder_depth, decoder_depth, wide=console.width >= 150))
     else:
-        width = min(WIDTH, Console().width)
         stacks = resolve_preset(name, encoder_depth, decoder_depth)
-        if svg is not None:
-            write_whole(svg, picture(name, drawings(stacks)))
-        if as_json:
-            # By the names of the stacks in a model, as in `block.json` of a run.
-            named = {side.partition(" ")[0]: asdict(spec) for side, spec in stacks.items()}
-            print(json.dumps(named, indent=1))
-        elif svg is None:
-            print("\n".join(preset_lines(PRESETS[name], encoder_depth, decoder_depth, width)))
+        lines = preset_lines(PRESETS[name], encoder_depth, decoder_depth, _width())
+        _show(name, stacks, lines, svg=svg, as_json=as_json)
     return 0
+
+
+def config_command(
+    config: Path, overrides: Sequence[str], *, svg: Path | None, as_json: bool
+) -> int:
+    """Print the stacks of a config with overrides, or write their picture."""
+    from lightning_app.commands.read_config import read_config
+    from lightning_app.sections import model_config
+
+    model = model_config(read_config(config, overrides)["model"])
+    decoder: Side = "decoder alone" if model.architecture.kind == "decoder" else "decoder"
+    sides: dict[str, Side] = {"encoder": "encoder", "decoder": decoder}
+    found = model.architecture.stacks(model.block)
+    stacks: dict[Side, StackSpec] = {sides[name]: spec for name, spec in found.items()}
+    lines = [f"{model.block.preset}, as {config} has it", "", *stack_lines(stacks, _width())]
+    _show(model.block.preset, stacks, lines, svg=svg, as_json=as_json)
+    return 0
+
+
+def _width() -> int:
+    return min(WIDTH, Console().width)
+
+
+def _show(
+    title: str, stacks: Stacks, lines: Sequence[str], *, svg: Path | None, as_json: bool
+) -> None:
+    """Write the picture of stacks if `svg` names a file, and print them as JSON or in lines."""
+    if svg is not None:
+        write_whole(svg, picture(title, drawings(stacks)))
+    if as_json:
+        # By the names of the stacks in a model, as in `block.json` of a run.
+        named = {side.partition(" ")[0]: asdict(spec) for side, spec in stacks.items()}
+        print(json.dumps(named, indent=1))
+    elif svg is None:
+        print("\n".join(lines))
 
 
 def preset_table(encoder_depth: int, decoder_depth: int, *, wide: bool) -> Table:
@@ -97,7 +137,12 @@ def preset_lines(
         lines += ["", *wrapped_lines(" ".join(paragraph.split()), width=width)]
     count = f"{stack_parameters(stacks):,} parameters, {share:.3f} of {BASELINE}'s."
     lines += ["", *wrapped_lines(f"{count} {caption(encoder_depth, decoder_depth)}", width=width)]
-    lines += ["", *text_lines(drawings(stacks), width), ""]
+    return [*lines, "", *stack_lines(stacks, width)]
+
+
+def stack_lines(stacks: Stacks, width: int = WIDTH) -> list[str]:
+    """Return the drawings of stacks, and their specification."""
+    lines = [*text_lines(drawings(stacks), width), ""]
     lines += [
         *wrapped_lines("The resolved specification, without defaults:", width=width),
         "",

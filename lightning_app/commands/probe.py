@@ -26,13 +26,13 @@ from lightning_app.ablation.checkpoint import (
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.run import run_name
 from lightning_app.atomic_write import output_folder, write_whole
-from lightning_app.config import check
-from lightning_app.errors import UserError, named
+from lightning_app.commands.read_config import read_config
+from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
-from lightning_app.parser import config_parser, data_module, dump, transformer_module
+from lightning_app.parser import data_module, transformer_module
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
 from lightning_app.probes.probe import probe
 from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness
@@ -115,19 +115,6 @@ def probe_command(
     for line in undrawn_curves(probed):
         console.print(line, markup=False, soft_wrap=True)
     return 0
-
-
-def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the complete config of a file with overrides, read like `ablate fit`."""
-    try:
-        path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: cannot be read as UTF-8 text: {error}") from error
-    parser = config_parser()
-    with named(path):
-        tree = dump(parser, parser.parse_args(["--config", str(path), *overrides]))
-        check(tree)
-        return tree
 
 
 def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.svg import picture
 from lightning_app.cli import main
 from lightning_app.commands.blocks import table_rows
+from lightning_app.commands.read_config import read_config
 from lightning_app.models.heads import ArchitectureConfig
 from tests.catalogue.variants import drawn, stacks
 
@@ -192,3 +193,55 @@ def test_the_readme_shows_the_table_and_the_pictures() -> None:
         assert row in readme, "\n".join(table_rows(6, 6, "docs/blocks/"))
     for name in PRESETS:
         assert f'<img src="docs/blocks/{name}.svg" alt="{name}">' in readme
+
+
+def test_a_config_is_drawn(capsys, tmp_path: Path) -> None:
+    """With what a preset alone does not have: memory, spans, shared layers."""
+    given = ["blocks", "--config", "ablations/base/lm_streams.yaml"]
+    more = ["--model.block.memory.length", "32", "--model.block.share", "all"]
+    more += ["--model.block.adaptive_span.longest", "32"]
+    assert main([*given, *more]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for said in (
+        "keys and values also of the last 32 inputs before a segment",
+        "one block for all layers",
+        "a span that each head learns",
+        "decoder alone",
+        "layers 1-6",
+    ):
+        assert said in shown
+    assert main(given) == 0
+    assert "before a segment" not in " ".join(capsys.readouterr().out.split())
+    assert main([*given, "--svg", str(tmp_path / "block.svg"), *more]) == 0
+    assert "one block for all layers" in (tmp_path / "block.svg").read_text()
+    assert main([*given, "--json", *more]) == 0
+    assert json.loads(capsys.readouterr().out)["decoder"]["memory"]["length"] == 32
+
+
+def test_a_count_of_batches_stays_a_count() -> None:
+    """For Lightning 1 batch and the share 1.0 differ; the parser alone may swap them."""
+    path = Path("ablations/base/lm_streams.yaml")
+    for words, expected in (
+        ([], 100),
+        (["--trainer.limit_val_batches", "1"], 1),
+        (["--trainer.limit_val_batches=1.0"], 1.0),
+    ):
+        found = read_config(path, words)["trainer"]["limit_val_batches"]
+        assert (type(found), found) == (type(expected), expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sas", "--config", "ablations/base/lm.yaml"], "leave out NAME"),
+        (["--svg-dir", "x", "--config", "ablations/base/lm.yaml"], "leave out --svg-dir"),
+        (["sas", "--model.block.share", "all"], "--model.block.share: an override needs --config"),
+        (["--config", "nothing.yaml"], "--config nothing.yaml: cannot be read"),
+        (["--config", "ablations/base/lm.yaml", "--model.block.shape", "all"], "shape"),
+    ],
+)
+def test_a_config_that_cannot_be_drawn_is_refused(capsys, words: list[str], said: str) -> None:
+    assert main(["blocks", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,8 +1,10 @@
 """The command `ablate generate`, on a tiny model of characters."""
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_app.cli import main
 from lightning_app.commands.generate import ids_of, text_of
@@ -71,6 +73,34 @@ def test_a_run_of_another_task_is_refused(tmp_path: Path, cache: str, capsys) ->
     assert main(["generate", "--run", str(tmp_path)]) == 2
     said = "holds a model for masked language modelling, not for causal language modelling"
     assert said in capsys.readouterr().err
+
+
+def test_a_run_of_bytes_and_documents_ends_with_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """From the config to the result, and from there to a text."""
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_text("the dog ß\nsees\n\nthe cat\n\n" * 30)
+    config = {
+        "trainer": {"max_steps": 2, "val_check_interval": 2},
+        "model": {
+            "architecture": {"kind": "decoder", "decoder_depth": 1, "model_dim": 8, "ff_dim": 8},
+            "objective": {"kind": "causal_lm", "evaluate_test": False},
+        },
+        "data": {
+            **{"name": "text", "root": ".", "cache": "cache", "window": 16},
+            **{"tokenizer": "byte", "vocab_size": None, "intra_document_masking": True},
+        },
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "run.yaml"]) == 0
+    (found,) = tmp_path.rglob("result.json")
+    result = json.loads(found.read_text())
+    assert result["data"]["protocol"].count("each of 60 documents alone") == 2
+    assert result["metrics"]["val/bits_per_byte"] > 0
+    capsys.readouterr()
+    assert generated(capsys, found.parent, "--prompt", "ß", "--tokens", "3").startswith("ß")
 
 
 def test_lines_end_where_they_ended_in_training() -> None:
