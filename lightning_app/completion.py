@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -51,24 +51,29 @@ def _section(kind: type, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _Unclear
     hints, defaults = hints_of(kind), _defaults(kind)
-    if not set(value) <= set(hints):
+    if not set(value) <= set(hints) <= set(value) | set(defaults):
         raise _Unclear
     return {
-        name: _value(hint, value[name], defaults[name]) if name in value else defaults[name]
+        name: _value(hint, value[name], defaults.get(name)) if name in value else defaults[name]
         for name, hint in hints.items()
     }
 
 
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
-    """Return the plain defaults of a dataclass whose fields all have one."""
-    try:
-        return _plain(asdict(kind()))
-    except TypeError as error:
-        raise _Unclear from error
+    """Return the plain defaults of the fields of a dataclass that have one."""
+    found: dict[str, Any] = {}
+    for field in fields(kind):
+        if field.default_factory is not MISSING:
+            found[field.name] = _plain(field.default_factory())
+        elif field.default is not MISSING:
+            found[field.name] = _plain(field.default)
+    return found
 
 
 def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     return list(value) if isinstance(value, tuple) else value
