@@ -56,11 +56,14 @@ def at(*names: str) -> str:
 
 WIRING = at("models/test_reference.py", "blocks/test_block.py")
 FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kernels.py")
+DOCUMENTS = at("models/test_documents.py")
 STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
 )
 SPANS = at("models/test_localised_span.py")
+MEMORY = at("models/test_memory.py", "tasks/test_causal_streams.py")
 ADAPTIVE = at("models/test_adaptive_span.py")
+DYNAMIC = at("models/test_dynamic_span.py")
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
 LOSS = at("objectives", "tasks")
 TASKS = at("objectives", "tasks", "test_module.py")
@@ -104,6 +107,24 @@ MUTANTS = (
         ADAPTIVE,
         "Term(self.tokens.mean(), weight=self.spec.penalty)",
         "Term(self.tokens.mean(), weight=self.spec.penalty, over_tokens=True)",
+    ),
+    mutant(
+        "dynamic spans of the first queries serve all blocks",
+        DYNAMIC,
+        "spans if spans.shape[2] == 1 else mask.queries(spans)",
+        "spans if spans.shape[2] == 1 else mask.queries(spans).roll(1, 2)",
+    ),
+    mutant(
+        "the mean span counts padding",
+        DYNAMIC,
+        "(spans * self._counted.here[:, None]).sum(dim=(0, 2))",
+        "spans.sum(dim=(0, 2))",
+    ),
+    mutant(
+        "the mean span is that of each rank alone",
+        at("models/test_dynamic_span.py", "test_ddp.py"),
+        "number = over_ranks(counted[name].sum().to(torch.float64))",
+        "number = counted[name].sum().to(torch.float64)",
     ),
     mutant(
         "windows reach beyond the text",
@@ -300,6 +321,67 @@ MUTANTS = (
         "F.gelu(inner) * self.gate(x)",
         "F.gelu(inner)",
     ),
+    # Memory and streams.
+    mutant(
+        "the memory keeps its gradient",
+        MEMORY,
+        "- most) :].detach() for x in joined",
+        "- most) :] for x in joined",
+    ),
+    mutant(
+        "the memory forgets its oldest token",
+        MEMORY,
+        "x.shape[1] - most)",
+        "x.shape[1] - most + 1)",
+    ),
+    mutant(
+        "the same length is one key too long",
+        MEMORY,
+        "seen & (distance < limit)",
+        "seen & (distance <= limit)",
+    ),
+    mutant(
+        "an evaluation goes on from the memory of training",
+        MEMORY,
+        "self._training if model.training else self._evaluation",
+        "self._training",
+    ),
+    mutant(
+        "a memory of another segment is used",
+        MEMORY,
+        "if (self._read, self._numbers) != (read, numbers) or",
+        "if self._numbers != numbers or",
+    ),
+    mutant(
+        "a checkpoint of other streams is used",
+        MEMORY,
+        "sorted(self._loaded) != list(range(streams)) or places",
+        "places",
+    ),
+    mutant(
+        "a stream begins a token late",
+        MEMORY,
+        "self._starts = np.arange(streams) * length",
+        "self._starts = np.arange(streams) * length + 1",
+    ),
+    mutant(
+        "one distance too many is clamped",
+        MEMORY,
+        "distance.clamp(-most, most)",
+        "distance.clamp(-most, most - 1)",
+    ),
+    mutant(
+        "distances to later tokens are clamped at 0",
+        at("models/test_relative_positions.py"),
+        "distance.clamp(-most, most)",
+        "distance.clamp(0, most)",
+    ),
+    mutant(
+        "all beams have the clamped scores of the first",
+        at("models/test_relative_positions.py"),
+        "self.distance[:, None].expand(*x.shape[:3], -1)",
+        "self.distance[:, None].expand(*x.shape[:2], -1, -1)",
+    ),
     # Shared steps and halting.
     mutant(
         "a token that halts keeps its probability, not the rest",
@@ -385,8 +467,8 @@ MUTANTS = (
     mutant(
         "wavelengths of sinusoids",
         at("models/test_embedding.py", "models/test_reference.py"),
-        "-math.log(10000.0)",
-        "-math.log(1000.0)",
+        "device=device, dtype=torch.float64) * (-math.log(10000.0)",
+        "device=device, dtype=torch.float64) * (-math.log(1000.0)",
     ),
     mutant(
         "padding has an embedding",
@@ -523,14 +605,44 @@ MUTANTS = (
     mutant(
         "a token is predicted from itself",
         at("tasks/test_causal_lm.py"),
-        "self._take(places - 1)",
-        "self._take(places)",
+        "np.where(after, PAD, np.where(places == 0, EOS, self._take(places - 1)))",
+        "np.where(after, PAD, np.where(places == 0, EOS, self._take(places)))",
     ),
     mutant(
         "overlapping windows predict a token twice",
         at("tasks/test_causal_lm.py"),
         "np.where(after | seen_before, PAD",
         "np.where(after, PAD",
+    ),
+    mutant(
+        "documents see those before them",
+        DOCUMENTS,
+        "documents[:, None, :, None] == documents",
+        "documents[:, None, :, None] >= documents",
+    ),
+    mutant(
+        "positions run on from document to document",
+        DOCUMENTS,
+        "places - torch.nn.functional.pad(first, (1, 0))",
+        "places - 0 * torch.nn.functional.pad(first, (1, 0))",
+    ),
+    mutant(
+        "the centre has keys of other documents",
+        DOCUMENTS,
+        "total = mask.allowed.to(kept) @ values",
+        "total = values.cumsum(dim=2)",
+    ),
+    mutant(
+        "a second target is of the next document",
+        DOCUMENTS,
+        "known & (documents == documents.roll(-1, dims=-1))",
+        "known",
+    ),
+    mutant(
+        "documents begin a token late",
+        at("tasks/test_causal_lm.py"),
+        'np.searchsorted(self.documents, places, side="right")',
+        'np.searchsorted(self.documents, places, side="left")',
     ),
     mutant(
         "bits per byte are nats",

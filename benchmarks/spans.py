@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lightning_app.bench.measure import Clock, Work, peak_memory, ratios, rounds
 from lightning_app.bench.resident import resident
-from lightning_app.blocks.adaptive_span import AdaptiveSpan
+from lightning_app.blocks.adaptive_span import AdaptiveSpan, SpanMask
 from lightning_app.blocks.attention import Attention, AttentionSpec, CarryKind, ShapingSpec
 from lightning_app.blocks.masks import causal_mask
 from lightning_app.blocks.window import LocalisedSpan, WindowMasks
@@ -74,7 +74,7 @@ def work(spec: AttentionSpec, depth: int, length: int) -> Work:
     width = HEADS * HEAD_DIM
     layers = [Attention(spec, width, HEADS, 0.0) for _ in range(depth)]
     for layer in layers:
-        if layer.span is not None:  # spans of 0 to 2 times their mean
+        if isinstance(layer.span, SpanMask):  # spans of 0 to 2 times their mean
             layer.span.fraction.data.mul_(spread)
     inputs = [
         [split(torch.randn(1, length, width)).requires_grad_() for _ in range(3)] for _ in layers
@@ -86,7 +86,8 @@ def work(spec: AttentionSpec, depth: int, length: int) -> Work:
         carry, outputs = None, []
         for layer, (query, keys, values) in zip(layers, inputs, strict=True):
             mask = masks.within(layer.window)
-            output, carry = layer(query, keys, values, mask, carry)
+            spans = None if layer.span is None else layer.span(upstream)
+            output, carry = layer(query, keys, values, mask, carry, spans=spans)
             outputs.append(output)
         torch.autograd.backward(outputs, [upstream] * depth)
         for leaf in (leaf for layer in inputs for leaf in layer):

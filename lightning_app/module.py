@@ -18,8 +18,9 @@ from lightning_app.logging_steps import is_logged
 from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.transformer import BlockStack, count_steps_of, step_counts
+from lightning_app.models.transformer import BlockStack, count_tokens_of, step_counts
 from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
+from lightning_app.objectives.token_count import TokenCount
 from lightning_app.objectives.validation_parts import PartSums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
 from lightning_app.saved import is_finite
@@ -132,8 +133,8 @@ class TransformerModule(pl.LightningModule):
         self._has_terms = True  # until the fit has looked for them
         self._seed = 0
         # Keep a NaN: by default it would be left out of the sum, and the loss would be 0.
-        sums = (SumMetric(nan_strategy="disable") for _ in range(3))
-        self.total_nll, self.total_correct, self.total_tokens = sums
+        self.total_nll = SumMetric(nan_strategy="disable")
+        self.total_correct, self.total_tokens = TokenCount(), TokenCount()
         self.part_sums = PartSums()
         self.validation_parts: dict[str, list[Any]] = {}
         self.predicted: dict[int, str] = {}
@@ -193,7 +194,12 @@ class TransformerModule(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         assert self.model is not None
         if self._has_terms:
-            count_steps_of(self.model, self.objective.real_tokens(batch))
+            reduce = self.trainer.strategy.reduce
+            count_tokens_of(
+                self.model,
+                self.objective.real_tokens(batch),
+                lambda number: reduce(number, reduce_op="mean"),  # pyright: ignore[reportArgumentType, reportReturnType]
+            )
         sums = self.objective.sums(self.model, batch)
         # The mean of the ranks' gradients is then that of the mean over the global batch.
         normalizer = batch.predicted_tokens.to(sums.loss.dtype) / self.trainer.world_size
@@ -290,8 +296,8 @@ class TransformerModule(pl.LightningModule):
         return torch.compiler.set_stance("force_eager")
 
     def _start_evaluation(self) -> None:
-        """With `bf16-true` the sums are turned to bfloat16 too, which cannot count beyond 256."""
-        for sums in (self.total_nll, self.total_correct, self.total_tokens, self.part_sums):
+        """With `bf16-true` sums of losses are turned to bfloat16 too, which keeps 8 bits."""
+        for sums in (self.total_nll, self.part_sums):
             sums.set_dtype(torch.promote_types(sums.dtype, torch.float32))
         self.objective.start_decoding()
 
@@ -302,9 +308,9 @@ class TransformerModule(pl.LightningModule):
         self.total_tokens.update(sums.tokens)
 
     def _log_evaluation(self, stage: str) -> None:
-        totals = (self.total_nll, self.total_correct, self.total_tokens)
-        nll, correct, tokens = (float(total.compute()) for total in totals)
-        for total in totals:
+        nll = float(self.total_nll.compute())
+        correct, tokens = int(self.total_correct.compute()), int(self.total_tokens.compute())
+        for total in (self.total_nll, self.total_correct, self.total_tokens):
             total.reset()
         mean = nll / tokens
         metrics = {
@@ -313,7 +319,7 @@ class TransformerModule(pl.LightningModule):
             f"{stage}/accuracy": correct / tokens,
         }
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, round(tokens)))
+        metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, tokens))
         # The same number on every rank: its parts were summed or gathered before.
         self.log_dict({**metrics, "step": float(self.global_step)}, rank_zero_only=False)
 

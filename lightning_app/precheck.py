@@ -27,7 +27,7 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
             checkpoint that is missing.
     """
     trees = {str(file): read_tree(file) for file in files}
-    options = dict(_options(words))
+    options = dict(options_of(words))
     known = trainer_arguments(command) if command else {}
     if known is None:
         return
@@ -64,7 +64,7 @@ def read_tree(file: str | Path) -> dict[str, Any]:
     return tree or {}
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Yield each option and its value, None if it seems to have none."""
     for word, after in pairwise([*words, ""]):
         if word == "--":

@@ -149,12 +149,12 @@ def soft_mask(distance: float, span: float, ramp: float) -> float:
 def masked_map(scores: Array, allowed: Flags, spans: Array, longest: int, ramp: float) -> Array:
     """``m_z(|i - j|) exp(s_ij) / sum_q m_z(|i - q|) exp(s_iq)`` of each head (equation 4).
 
-    No key is seen at a distance over `longest`; `spans` are in tokens, one a head.
+    No key is seen at a distance over `longest`; `spans` are in tokens, (batch, head, query).
     """
     attention = np.zeros_like(scores)
     for b, h, i in np.ndindex(scores.shape[:3]):
         keys = [j for j in np.flatnonzero(allowed[b, i]) if abs(i - j) <= longest]
-        weights = [soft_mask(abs(i - int(j)), float(spans[h]), ramp) for j in keys]
+        weights = [soft_mask(abs(i - int(j)), float(spans[b, h, i]), ramp) for j in keys]
         top = max((scores[b, h, i, j] for j in keys), default=0.0)
         parts = [m * math.exp(scores[b, h, i, j] - top) for j, m in zip(keys, weights, strict=True)]
         for j, part in zip(keys, parts, strict=True):
@@ -214,6 +214,8 @@ class Reference:
     """l_q and l_m, if self-attention is limited to blocks and their memory."""
     adaptive_span: tuple[int, float] | None = None
     """S and R, if the heads of self-attention have learned spans."""
+    dynamic_span: bool = False
+    """Whether these are spans of each token."""
     norm_inner: bool = False
     """A norm between activation and outer matrix of the feed-forward."""
     steps: "Callable[[Stack, Array], Array] | None" = None
@@ -235,6 +237,8 @@ class Stack:
     memory_allowed: Flags = field(default_factory=lambda: np.empty((0, 0, 0), dtype=np.bool_))
     sums: dict[str, Array] = field(default_factory=dict)
     """Running sums of scores, or of queries and keys, one a chain."""
+    spans: list[Array] = field(default_factory=list)
+    """The learned spans of each layer in tokens, (batch, head, token)."""
     total: Array | float = 0.0
     """r, the embedding and the sum of all branches (ResiDual)."""
 
@@ -393,7 +397,8 @@ class Layer:
         attention = softmax_map(scores, self.stack.allowed)
         if reference.adaptive_span is not None:
             longest, ramp = reference.adaptive_span
-            spans = longest * self.weight("self_attention.span.fraction").reshape(-1)
+            spans = self.spans(x, longest)
+            self.stack.spans.append(spans)
             attention = masked_map(scores, self.stack.allowed, spans, longest, ramp)
         if reference.shaped != "no":
             attention = self.shape(scores, attention)
@@ -401,6 +406,21 @@ class Layer:
         values = self.norm_heads("self_attention", "value", values)
         mixed = self.scaled("self_attention", mix(attention, values))
         return self.project(output, "self_attention.output", mixed, reference.output_gains)
+
+    def spans(self, x: Array, longest: int) -> Array:
+        """``z = S z'``, or the dynamic ``z_t = S sigmoid(v . x_t + b)`` (Sukhbaatar et al. 2019).
+
+        (batch, head, token) in tokens; x is what the queries are projected from.
+        """
+        spans = np.empty((x.shape[0], self.stack.sizes.num_heads, x.shape[1]))
+        for b, h, i in np.ndindex(spans.shape):
+            if self.stack.reference.dynamic_span:
+                direction = self.weight("self_attention.span.direction")[h]
+                logit = x[b, i] @ direction + self.weight("self_attention.span.bias")[h]
+                spans[b, h, i] = longest / (1.0 + math.exp(-logit))
+            else:
+                spans[b, h, i] = longest * self.weight("self_attention.span.fraction")[h, 0, 0]
+        return spans
 
     def cross_attend(self, x: Array) -> Array:
         """CA(x): queries from the decoder, keys and values from the encoder's output."""

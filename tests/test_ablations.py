@@ -15,14 +15,25 @@ from lightning_app.ablation.run_cell import run_cell
 from lightning_app.config import resolve
 from lightning_app.experiment import identity_of
 
-GRIDS = sorted(Path("ablations").glob("*.yaml"))
-BASES = sorted(Path("ablations/base").glob("*.yaml"))
+ROOT = Path(__file__).parents[1]
+GRIDS = sorted((ROOT / "ablations").glob("*.yaml"))
+BASES = sorted((ROOT / "ablations/base").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _folder_with_books(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
+    """The working directory of a user with texts for the grids that need some."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "books").mkdir()
+    for split in ("train", "valid"):
+        (folder / "books" / f"{split}.txt").write_text("A book.\n")
+    monkeypatch.chdir(folder)
 
 
 @pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
 def test_a_base_is_a_config_of_its_own(path: Path) -> None:
     resolve(yaml.safe_load(path.read_text()), str(path))
-    assert f"ablate fit --config {path}" in path.read_text()
+    assert f"ablate fit --config {path.relative_to(ROOT)}" in path.read_text()
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)

@@ -110,6 +110,7 @@ ALLOWED: dict[str, set[str]] = {
         "ablation",
     },
     "commands": {
+        "precheck",
         *RUN,
         *IDENTITY,
         *FOLDERS,

@@ -20,7 +20,7 @@ from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.save_on_signal import SaveOnInterrupt
 from lightning_app.callbacks.throughput import Progress, Throughput
 from lightning_app.errors import UserError
-from lightning_app.models.transformer import count_steps_of, stacks, step_counts
+from lightning_app.models.transformer import count_tokens_of, stacks, step_counts
 from lightning_app.module import TransformerModule
 from lightning_app.task_facts import Monitored
 from lightning_app.tasks.base import Task
@@ -334,7 +334,7 @@ def test_shares_of_ranks_have_the_ponder_cost_of_the_whole() -> None:
                     [1 + 3 * i for i in range(len(index))] if index[0] >= 0 else []
                 ).long()
                 batch = MaskedBatch(source, places, places, torch.tensor(index), torch.tensor(2))
-            count_steps_of(model, system.objective.real_tokens(batch))
+            count_tokens_of(model, system.objective.real_tokens(batch))
             system.objective.sums(model, batch)
             found = auxiliary_terms(model, torch.tensor(1.0))["ponder"].item()
             counts = [float(n) for each in step_counts(model).values() for n in each]

@@ -1,6 +1,7 @@
 """Self-attention whose heads learn how far back they look."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.auxiliary import AuxiliaryTerms, Term
 from lightning_app.blocks.learned import LearnedScalars
-from lightning_app.blocks.window import LocalisedSpan, Window
+from lightning_app.blocks.masks import Mask
+from lightning_app.blocks.window import LocalisedSpan, LocalMask, Window
 
 TRIM = 64
 """A trimmed window is rounded up to a multiple of this, so that its size changes seldom."""
@@ -23,8 +25,14 @@ class AdaptiveSpan:
 
     The weight of a key at distance x is ``m_z(x) exp(s) / sum m_z exp(s)`` with ``m_z(x) =
     clamp((R + z - x) / R, 0, 1)``. ``z = S z'`` is the span of a head in tokens, z' within [0, 1].
-    The loss has the penalty ``lambda / H sum_h z_h`` of every layer. A query sees its own key, at
-    distance 0 with weight 1; in the paper it does not. In an encoder x is ``|i - j|``.
+    The loss has the penalty ``lambda / H sum_h z_h`` of every layer; with `share` all, where one
+    block and so one set of spans serves every layer of a stack, it has it once for the stack. A
+    query sees its own key, at distance 0 with weight 1; in the paper it does not. In an encoder x
+    is ``|i - j|``.
+
+    A dynamic span depends on the query's token: ``z_t = S sigmoid(v . x_t + b)``, x_t what the
+    layer's queries are projected from, v and b of each head. Its penalty is that of the mean over
+    tokens.
     """
 
     longest: int
@@ -37,10 +45,13 @@ class AdaptiveSpan:
     penalty: float = 2.0e-6
     """lambda, the weight of the mean span of a layer, in nats for each token of span."""
     lr: float | None = None
-    """The peak learning rate of z', null for that of the optimizer. With Adam a span moves by at
-    most about S times the rate in a step."""
+    """The peak learning rate of z', or of v and b; null for that of the optimizer. With Adam a span
+    z' moves by at most about S times the rate in a step."""
     trim: bool = False
     """Compute no scores of keys that no head of a layer sees: exact, and faster for short spans."""
+    dynamic_bias: float | None = None
+    """b at the start of dynamic spans, where v is 0; -4 in the paper, a span of 0.018 S. null: one
+    span for all tokens."""
 
     def __post_init__(self) -> None:
         if self.longest < 1:
@@ -55,6 +66,22 @@ class AdaptiveSpan:
             raise ValueError(f"adaptive_span penalty {self.penalty}: a number of at least 0")
         if self.lr is not None and not 0.0 < self.lr < math.inf:
             raise ValueError(f"adaptive_span lr {self.lr}: a rate above 0")
+        if self.dynamic_bias is not None:
+            self._check_dynamic(self.dynamic_bias)
+
+    def _check_dynamic(self, bias: float) -> None:
+        if not math.isfinite(bias):
+            raise ValueError(f"adaptive_span dynamic_bias {bias}: a finite number")
+        if self.start:
+            raise ValueError(
+                f"adaptive_span start {self.start} with dynamic_bias {bias}: dynamic spans start "
+                "at longest * sigmoid(dynamic_bias); leave start at 0"
+            )
+        if self.trim:
+            raise ValueError(
+                f"adaptive_span trim true with dynamic_bias {bias}: the longest span of a layer is "
+                "not known before its input; use trim false"
+            )
 
     def check(self, localised: LocalisedSpan | None, carries: bool, gamma: float | None) -> None:
         """Refuse other parts of an attention with which the spans have no meaning.
@@ -78,14 +105,59 @@ class AdaptiveSpan:
             )
 
 
-@final
-class SpanMask(LearnedScalars, AuxiliaryTerms):
-    """The soft mask of each head, with its penalty; z' has the shape ``(head, 1, 1)``."""
+class SoftMask(LearnedScalars, AuxiliaryTerms):
+    """The soft mask of each head, with the penalty on its span."""
 
-    def __init__(self, spec: AdaptiveSpan, num_heads: int) -> None:
+    def __init__(self, spec: AdaptiveSpan) -> None:
         super().__init__()
         self.spec = spec
         self.lr = spec.lr
+
+    @property
+    def window(self) -> Window:
+        """The keys that some head may see: all up to S."""
+        return Window(before=self.spec.longest, after=self.spec.longest)
+
+    @abstractmethod
+    def forward(
+        self, u: Float[Tensor, "batch query model"]
+    ) -> Float[Tensor, "#batch head #query 1"]:
+        """Return z in tokens, for the queries of `u`; in float32 at least."""
+
+    def over(self, mask: LocalMask, spans: Tensor | None) -> Mask:
+        """Return the mask of the maps that are computed, with the weight of each key."""
+        assert spans is not None
+        # One span for all queries serves every block of a fold.
+        folded = spans if spans.shape[2] == 1 else mask.queries(spans)
+        return mask.mask.with_log_weights(self.log_weights(folded, mask.distance))
+
+    def over_whole(self, mask: LocalMask, spans: Tensor | None) -> Mask:
+        """Return the same of the maps of whole texts."""
+        assert spans is not None
+        return mask.whole.with_log_weights(self.log_weights(spans, mask.whole_distance))
+
+    def log_weights(
+        self,
+        spans: Float[Tensor, "#batch head #query 1"],
+        distance: Int[Tensor, "#batch 1 query key"],
+    ) -> Float[Tensor, "#batch head query key"]:
+        """Return ``log m_z(x)``, and -finfo.max / 4 instead of the logarithm of 0.
+
+        Finite, so that the row of a padded query, which may see nothing near it, has no NaN.
+        """
+        below_one = (spans - distance) / self.spec.ramp
+        zero = torch.zeros_like(below_one)
+        on_ramp = (below_one > -1.0) & (below_one < 0.0)
+        logarithm = torch.where(on_ramp, below_one, zero).log1p()
+        return logarithm.masked_fill(below_one <= -1.0, -torch.finfo(zero.dtype).max / 4)
+
+
+@final
+class SpanMask(SoftMask):
+    """One span for all tokens; z' has the shape ``(head, 1, 1)``."""
+
+    def __init__(self, spec: AdaptiveSpan, num_heads: int) -> None:
+        super().__init__(spec)
         self.fraction = nn.Parameter(torch.full((num_heads, 1, 1), float(spec.start)))
 
     def reset(self) -> None:
@@ -97,7 +169,8 @@ class SpanMask(LearnedScalars, AuxiliaryTerms):
     @property
     def tokens(self) -> Float[Tensor, "head 1 1"]:
         """z, the span of each head in tokens."""
-        return self.spec.longest * self.fraction
+        kept = torch.promote_types(self.fraction.dtype, torch.float32)
+        return self.spec.longest * self.fraction.to(kept)
 
     def measured(self) -> Iterator[tuple[str, Tensor]]:
         yield "span", self.tokens
@@ -116,15 +189,5 @@ class SpanMask(LearnedScalars, AuxiliaryTerms):
                 reach = min(reach, TRIM * math.ceil((math.ceil(most) - 1) / TRIM))
         return Window(before=reach, after=reach)
 
-    def forward(
-        self, distance: Int[Tensor, "#batch 1 query key"]
-    ) -> Float[Tensor, "#batch head query key"]:
-        """Return ``log m_z(x)``, and -finfo.max / 4 instead of the logarithm of 0.
-
-        Finite, so that the row of a padded query, which may see nothing near it, has no NaN.
-        """
-        below_one = (self.tokens - distance) / self.spec.ramp
-        zero = torch.zeros_like(below_one)
-        on_ramp = (below_one > -1.0) & (below_one < 0.0)
-        logarithm = torch.where(on_ramp, below_one, zero).log1p()
-        return logarithm.masked_fill(below_one <= -1.0, -torch.finfo(zero.dtype).max / 4)
+    def forward(self, u: Float[Tensor, "batch query model"]) -> Float[Tensor, "1 head 1 1"]:
+        return self.tokens[None]

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.adaptive_span import AdaptiveSpan, SpanMask
+from lightning_app.blocks.adaptive_span import AdaptiveSpan, SoftMask
+from lightning_app.blocks.dynamic_span import build_soft_mask
 from lightning_app.blocks.kernels import (
     QueryKeySums,
     ScoreCarry,
@@ -287,7 +288,9 @@ class Attention(nn.Module):
         self.value_norm = build_norm(spec.value_norm, model_dim // num_heads)
         self.shaping = None if spec.shaping is None else Shaping(spec.shaping, num_heads)
         self.head_gain = HeadGain(num_heads) if spec.head_gain else None
-        self.span = None if spec.adaptive_span is None else SpanMask(spec.adaptive_span, num_heads)
+        self.span: SoftMask | None = None
+        if spec.adaptive_span is not None:
+            self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)
 
     @property
     def window(self) -> Window | None:
@@ -295,13 +298,11 @@ class Attention(nn.Module):
         span = self.span or self.spec.localised_span
         return None if span is None else span.window
 
-    def whole_mask(self, mask: Mask | LocalMask) -> Mask:
+    def whole_mask(self, mask: Mask | LocalMask, spans: Tensor | None) -> Mask:
         """Return the mask of this layer's maps of whole texts, for probes."""
         if isinstance(mask, Mask):
             return mask
-        if self.span is None:
-            return mask.whole
-        return mask.whole.with_log_weights(self.span(mask.whole_distance))
+        return mask.whole if self.span is None else self.span.over_whole(mask, spans)
 
     def _disturbed(
         self, x: Float[Tensor, "batch head token dim"]
@@ -353,18 +354,18 @@ class Attention(nn.Module):
         carry: Carry | None,
         divisor: float | None = None,
         kept: Int[Tensor, " kept"] | None = None,
+        spans: Float[Tensor, "#batch head #query 1"] | None = None,
     ) -> tuple[Float[Tensor, "batch query model"] | Float[Tensor, "1 kept model"], Carry | None]:
         """Return the sub-layer's output and the state that the chain passes to the layer above.
 
         Logits are divided by `divisor`, None for that of the specification. The output is that of
         the queries `kept` alone, if given: see `select_tokens`. The state of a chain has the maps
-        that a `LocalMask` computes.
+        that a `LocalMask` computes. `spans` are those of the queries, from `span`.
         """
         local = mask if isinstance(mask, LocalMask) else None
         if isinstance(mask, LocalMask):
             query, keys, values = mask.queries(query), mask.keys(keys), mask.keys(values)
-            weights = None if self.span is None else self.span(mask.distance)
-            mask = mask.mask if weights is None else mask.mask.with_log_weights(weights)
+            mask = mask.mask if self.span is None else self.span.over(mask, spans)
         assert local is not None or not (self.span or self.spec.localised_span)
         dropout = self.dropout if self.training else 0.0
         divisor = self.spec.score_divisor if divisor is None else divisor

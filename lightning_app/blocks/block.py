@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -175,14 +176,22 @@ class CrossAttentionInput(NamedTuple):
     mask: Mask
 
 
+class Earlier(NamedTuple):
+    """The inputs of a block in the segments before, and how they enter the scores."""
+
+    inputs: Float[Tensor, "batch memory model"]
+    placed: Placed | None
+
+
 class Call(NamedTuple):
     """The inputs of a block besides its stream: the layer, and what its queries may attend to.
 
     `layer` counts from 1. A block that serves several layers is called once for each, so hooks
     identify a layer by its call, and `spec` is the specification of the layer: it differs from the
     block's in the divisor of scores alone. `running` are the tokens that have not halted before
-    this layer, None for all. `kept` are flat indices into batch * token: after the map of the
-    self-attention, the block goes on with these tokens alone, as one row.
+    this layer, None for all. `before` is what the layer remembers of earlier segments. `kept` are
+    flat indices into batch * token: after the map of the self-attention, the block goes on with
+    these tokens alone, as one row.
     """
 
     layer: int
@@ -192,6 +201,7 @@ class Call(NamedTuple):
     cache: LayerCache | None = None
     spec: BlockSpec | None = None
     running: Bool[Tensor, "batch token"] | None = None
+    before: Earlier | None = None
     kept: Int[Tensor, " kept"] | None = None
 
 
@@ -235,16 +245,25 @@ class Block(nn.Module):
         start, spec = stream, call.spec or self.spec
         u = self.around_self.enter(stream.x)
         query, keys, values = self.self_attention.queries_keys_values(u, call.placed)
+        if call.before is not None:
+            earlier = self.around_self.enter(call.before.inputs)
+            parts = self.self_attention.keys_values(earlier, call.before.placed), (keys, values)
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(*parts, strict=True))
         if call.cache is not None:
             keys, values = call.cache.append(keys, values)
+        mask = call.mask
+        if call.placed is not None and (added := call.placed.added(query)) is not None:
+            mask = mask.with_score_bias(added)
+        span = self.self_attention.span
         attended, self_carry = self.self_attention(
             query,
             keys,
             values,
-            call.mask,
+            mask,
             carries.self_attention,
             divisor=spec.self_attention.score_divisor,
             kept=call.kept,
+            spans=None if span is None else span(u),
         )
         if call.kept is not None:
             assert self.cross_attention is None

@@ -12,6 +12,7 @@ from lightning_app.blocks.attention import (
 )
 from lightning_app.blocks.block import BlockSpec, Layout
 from lightning_app.blocks.halting import HaltingSpec
+from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.presets import ABSENT, PRESETS
 from lightning_app.blocks.residual import Gain, ResidualSpec
@@ -97,6 +98,9 @@ class BlockConfig:
     halting: HaltingSpec | None = None
     """Adaptive computation time: each token stops after steps of its own, at most the depth; needs
     share all."""
+    memory: MemorySpec | None = None
+    """Each layer also reads its inputs in the segments before, as in Transformer-XL; of a decoder
+    alone, needs data.order streams."""
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -125,10 +129,21 @@ class BlockConfig:
         )
         return replace(
             self._carried(spec),
+            memory=self._memory(stack),
             share=self.share or spec.share,
             step_signal=self.step_signal or spec.step_signal,
             halting=self.halting or spec.halting,
         )
+
+    def _memory(self, stack: Stack) -> MemorySpec | None:
+        if self.memory is None or self.memory.is_empty:
+            return None
+        if stack.cross or not stack.causal:
+            raise ValueError(
+                "memory: of a decoder alone, which reads a text from its start (causal_lm); leave "
+                "it out"
+            )
+        return self.memory
 
     def _check_gains(self, blocks: tuple[BlockSpec, ...]) -> None:
         for part, gains in (("value", self.value_gains), ("output", self.output_gains)):

@@ -3,7 +3,7 @@
 from typing import Any, final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -15,8 +15,7 @@ class Mask:
         keys: The number of keys.
         device: Their device.
         seen: True where attention is allowed; None if it is allowed everywhere.
-        causal: Whether query i sees the keys 0..i alone, of those of `seen`, which is then one
-            row a sentence.
+        causal: Whether query i sees the keys 0..i alone, of those of `seen`.
         score_bias: A term added to the scores of each head, such as a slope over the distance of
             query and key; or None.
         log_weights: The logarithm of the weight of each key in the softmax, such as a soft mask;
@@ -28,7 +27,7 @@ class Mask:
         keys: int,
         device: torch.device,
         *,
-        seen: Bool[Tensor, "batch 1 #query key"] | None = None,
+        seen: Bool[Tensor, "#batch 1 #query key"] | None = None,
         causal: bool = False,
         score_bias: Float[Tensor, "#batch #head #query key"] | None = None,
         log_weights: Float[Tensor, "#batch #head #query key"] | None = None,
@@ -154,6 +153,16 @@ def padding_mask(present: Bool[Tensor, "batch key"]) -> Mask:
 def causal_mask(length: int, device: torch.device) -> Mask:
     """Query i sees the keys 0..i. Padding on the right needs no more: no real token sees it."""
     return Mask(length, device, causal=True)
+
+
+def document_mask(documents: Int[Tensor, "batch token"]) -> Mask:
+    """Query i sees the keys 0..i of its own document: intra-document masking.
+
+    `documents` has a number for each token, the same for neighbours of one document (Zhao et al.
+    2024, 2402.13991, section 2).
+    """
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return Mask(documents.shape[1], documents.device, seen=same, causal=True)
 
 
 def full_mask(length: int, device: torch.device) -> Mask:

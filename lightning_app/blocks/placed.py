@@ -16,12 +16,31 @@ class Places(NamedTuple):
     """Positions of all tokens that these may see: those in the caches, then the newest."""
     start: int
     """The first of the newest, which follow one another."""
+    in_document: Int[Tensor, "batch token"] | None = None
+    """Positions of the newest from the start of their document; None where a row is one."""
 
     @classmethod
     def whole(cls, length: int, device: torch.device) -> "Places":
         """Return the places of a whole text."""
         places = torch.arange(length, device=device)
         return cls(places, places[None], start=0)
+
+    @property
+    def absolute(self) -> Int[Tensor, "*batch #token"]:
+        """The positions of the newest in a table. Distances are the same by `newest`."""
+        return self.newest if self.in_document is None else self.in_document
+
+
+def within_documents(documents: Int[Tensor, "batch token"]) -> Int[Tensor, "batch token"]:
+    """Return the positions of tokens within their documents, from 0.
+
+    Neighbours with the same number are of one document; one that begins before its row is counted
+    from the start of the row.
+    """
+    places = torch.arange(documents.shape[1], device=documents.device)
+    begins = documents[:, 1:] != documents[:, :-1]
+    first = (begins * places[1:]).cummax(dim=1).values
+    return places - torch.nn.functional.pad(first, (1, 0))
 
 
 class Placed:
@@ -37,6 +56,12 @@ class Placed:
     def at(self, layer: int) -> "Placed":
         """Return the effect in a layer, counted from 1."""
         return self
+
+    def added(
+        self, query: Float[Tensor, "batch head token feature"]
+    ) -> Float[Tensor, "batch head token key"] | None:
+        """Return a further term of the scores, given the features f(q); None without one."""
+        return None
 
     def queries(
         self, x: Float[Tensor, "batch head token dim"]

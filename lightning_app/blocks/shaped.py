@@ -19,20 +19,20 @@ def centred(
 ) -> Float[Tensor, "batch head #query dim"]:
     """Return ``C V``, the mean of V over the keys that a query may see; zero where it sees none.
 
-    A running mean for causal masks, else one row if every query sees the same keys; summed in
-    float32 at least.
+    A running mean if all earlier keys of a row are seen, one row if every query sees the same
+    keys, else a product with the mask; summed in float32 at least.
     """
     kept = torch.promote_types(value.dtype, torch.float32)
     with torch.autocast(value.device.type, enabled=False):
         values = value.to(kept)
-        if mask.causal:
+        if _running(mask):
             if mask.seen is not None:
                 values = values * mask.seen.transpose(-2, -1)
             total = values.cumsum(dim=2)
         elif mask.seen is None:
             total = values.sum(dim=2, keepdim=True)
         else:
-            total = mask.seen.to(kept) @ values
+            total = mask.allowed.to(kept) @ values
         return (total / mask.count).to(value.dtype)
 
 
@@ -43,16 +43,21 @@ def spread(
     kept = torch.promote_types(grad.dtype, torch.float32)
     with torch.autocast(grad.device.type, enabled=False):
         share = grad.to(kept)
-        if mask.causal:
+        if _running(mask):
             share = share / mask.count
             # Key j was seen by the queries i >= j.
             later = share.sum(dim=2, keepdim=True) - share.cumsum(dim=2) + share
             return later if mask.seen is None else later * mask.seen.transpose(-2, -1)
         if mask.seen is None:
             return share.sum(dim=2, keepdim=True) / mask.count
-        if mask.seen.shape[2] == 1:
+        if mask.allowed.shape[2] == 1:
             share = share.sum(dim=2, keepdim=True)
-        return mask.seen.to(kept).transpose(-2, -1) @ (share / mask.count)
+        return mask.allowed.to(kept).transpose(-2, -1) @ (share / mask.count)
+
+
+def _running(mask: Mask) -> bool:
+    """Whether query i sees all keys 0..i, of those that any query of its row sees."""
+    return mask.causal and (mask.seen is None or mask.seen.shape[2] == 1)
 
 
 @final

@@ -7,6 +7,7 @@ from lightning_app.blocks.attention import AttentionSpec, CarryKind
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.growth import check_growth
 from lightning_app.blocks.halting import HaltingSpec
+from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import ResidualSpec
 from lightning_app.blocks.sharing import check_shared
@@ -63,6 +64,8 @@ class StackSpec:
     of the Universal Transformer (Dehghani et al. 2019, 1807.03819). Before each step `step_signal`
     adds positions and a signal of the step to the stream; with `halting`, each token stops after
     steps of its own, and the stack gives ``final_norm`` of the average of its states.
+
+    With `memory` each layer also reads its inputs in the segments before (Transformer-XL).
     """
 
     blocks: tuple[BlockSpec, ...]
@@ -73,11 +76,13 @@ class StackSpec:
     share: Share = "none"
     step_signal: StepSignal = "none"
     halting: HaltingSpec | None = None
+    memory: MemorySpec | None = None
 
     def __post_init__(self) -> None:
         check_growth(self.blocks)
         self._check_steps()
         self._check_chain()
+        self._check_memory()
         if self.dual_stream and self.blocks[0].around_self.norm_sum == "none":
             raise ValueError(
                 "preset dual_stream is defined for norm_placement post: with another its second "
@@ -107,6 +112,23 @@ class StackSpec:
                 raise ValueError(
                     f"{name} with preset dual_stream: it is defined for one stream, not for two"
                 )
+
+    def _check_memory(self) -> None:
+        if self.memory is None:
+            return
+        if self.halting is not None:
+            raise ValueError(
+                "memory with halting: the steps of earlier tokens would be mixed with those of "
+                "later ones; use one of the two"
+            )
+        for block in self.blocks:
+            if block.self_attention.localised_span is not None:
+                raise ValueError(
+                    "memory with localised_span: both say how far before its block a token sees; "
+                    "use one of the two"
+                )
+            if block.self_attention.adaptive_span is not None:
+                self.memory.check(block.self_attention.adaptive_span.longest)
 
     def _check_chain(self) -> None:
         """A mask enters the carried scores once, so all layers of a chain see the same keys."""

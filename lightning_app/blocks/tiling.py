@@ -114,9 +114,9 @@ class Softmax:
 
 
 def _rows(blank: Tensor, tile: Tile) -> Tensor:
-    """Return the tile's part of ``(batch, 1, query or 1, 1)``."""
+    """Return the tile's part of ``(batch or 1, 1, query or 1, 1)``."""
     rows = tile.rows if blank.shape[2] > 1 else slice(None)
-    return blank[tile.batch, :, rows]
+    return blank[tile.batch if len(blank) > 1 else 0, :, rows]
 
 
 def accumulate(total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:

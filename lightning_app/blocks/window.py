@@ -89,6 +89,11 @@ class LocalMask:
             self._fold = _fold(window, mask)
         self.mask = self.whole if self._fold is None else self._folded(self._fold, batch)
 
+    def with_score_bias(self, bias: Float[Tensor, "#batch #head query key"]) -> "LocalMask":
+        """Return the mask of the same keys with a bias of the scores of whole maps."""
+        assert self._fold is None
+        return LocalMask(self._window, self._limits.with_score_bias(bias), 1, self._places)
+
     @property
     def whole(self) -> Mask:
         if self._whole is None:

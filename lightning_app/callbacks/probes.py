@@ -12,7 +12,13 @@ from lightning_app.atomic_write import write_whole
 from lightning_app.callbacks.image_logger import example, show_attention
 from lightning_app.callbacks.tensorboard_logger import event_files, tell
 from lightning_app.logging_steps import is_logged
-from lightning_app.probes.gains import change_ratios, layers_by_rank, learned_gains, stacks
+from lightning_app.probes.gains import (
+    change_ratios,
+    dynamic_spans,
+    layers_by_rank,
+    learned_gains,
+    stacks,
+)
 from lightning_app.probes.probe import Snapshot, probe, snapshot, update_ratios
 from lightning_app.probes.table import MODEL, Place, Row, from_csv, to_csv
 
@@ -25,9 +31,9 @@ BINS = 16
 
 
 def tag(place: Place) -> str:
-    """Return ``probe/<quantity>/<stack>/<layer>``, without the layer if it is None."""
-    layer = "" if place.layer is None else f"/{place.layer}"
-    return f"probe/{place.quantity}/{place.stack}{layer}"
+    """Return ``probe/<quantity>/<stack>/<layer>/<head>``, without what is None."""
+    inner = (str(number) for number in (place.layer, place.head) if number is not None)
+    return "/".join(["probe", place.quantity, place.stack, *inner])
 
 
 def fires(step: int) -> bool:
@@ -58,9 +64,12 @@ def shown(model: nn.Module, places: Sequence[Place]) -> list[Place]:
 class GainLogger(pl.Callback):
     """Log each learned gain, averaged over its heads, as ``probe/<quantity>/<stack>/<layer>``.
 
-    Event files record some layers. At those of the logged steps that are 1, 2, 5, 10, 20, 50, ...
-    they also record a histogram, over all layers, of each gain that has a value for each head or
-    unit.
+    Learned spans are in tokens, dynamic ones the mean over the tokens of the step's batch; that of
+    each head is ``probe/span/<stack>/<layer>/<head>``.
+
+    Event files record some layers, and no heads. At those of the logged steps that are 1, 2, 5, 10,
+    20, 50, ... they also record a histogram, over all layers, of each gain that has a value for
+    each head or unit.
     """
 
     def on_train_batch_end(
@@ -70,12 +79,17 @@ class GainLogger(pl.Callback):
         if not is_logged(trainer, step):
             return
         model = model_of(pl_module)
-        found = gains(model)
+        reduce = trainer.strategy.reduce
+        spans = dynamic_spans(model, lambda sums: reduce(sums, reduce_op="sum"))  # pyright: ignore[reportArgumentType, reportReturnType]
+        found = {**gains(model), **dict(spans)}
         if not found:
             return
         means = torch.stack([gain.detach().mean() for gain in found.values()]).tolist()
         values = {tag(place): mean for place, mean in zip(found, means, strict=True)}
         few = {tag(place): values[tag(place)] for place in shown(model, list(found))}
+        for place in [place for place in found if place.quantity == "span"]:
+            for head, span in enumerate(found[place].detach().flatten().tolist()):
+                values[tag(place._replace(head=head))] = span
         tell(trainer, values, few, step)
         if fires(step):
             for logger in event_files(trainer):

@@ -1,6 +1,7 @@
 """The TensorBoard logger: at most about forty tags for a run, since more make it slow."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
@@ -12,12 +13,25 @@ CSV_ONLY = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
 
 
 FLUSHED = 10
-"""Seconds between two writes. Ctrl-C may come while TensorBoard wakes its thread, which then sleeps
-this long, while the end of the run waits for it."""
+"""Seconds between two writes. A `KeyboardInterrupt` may come while TensorBoard wakes its thread,
+which then sleeps this long, while the end of the run waits for it. The first Ctrl-C raises none."""
 
 
 class Events(TensorBoardLogger):
-    """Write the event files of a run, without the tags `CSV_ONLY`."""
+    """Write the event files of a run into `folder`, without the tags `CSV_ONLY`.
+
+    A run that goes on from a checkpoint logs its steps from `purge_step` on again.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        super().__init__(
+            folder,
+            name="",
+            version="",
+            default_hp_metric=False,
+            purge_step=purge_step,
+            flush_secs=FLUSHED,
+        )
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics({k: v for k, v in metrics.items() if k not in CSV_ONLY}, step)

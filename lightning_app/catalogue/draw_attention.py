@@ -50,7 +50,9 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
     if first.adaptive_span is not None:
         names = (field.name for field in fields(first.adaptive_span))
         shown = (f"{name} {getattr(first.adaptive_span, name)}" for name in names)
-        add("a span that each head learns", ", ".join(shown))
+        dynamic = first.adaptive_span.dynamic_bias is not None
+        each = " for each token" if dynamic else ""
+        add(f"a span that each head learns{each}", ", ".join(shown))
     divisor = value(lambda spec: spec.score_divisor)
     if divisor != "1":
         scores = "Z_n" if first.carry == "scores" else "S"

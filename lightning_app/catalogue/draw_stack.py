@@ -31,7 +31,7 @@ from lightning_app.catalogue.folding import Side, changed_fields, number, runs_o
 
 _STACK = (
     *("blocks", "final_norm", "input_norm", "dual_stream", "embedding_gain"),
-    *("share", "step_signal", "halting"),
+    *("share", "step_signal", "halting", "memory"),
 )
 _BLOCK = (
     *("around_self", "around_cross", "around_ff", "self_attention", "cross_attention", "ff_norm"),
@@ -56,6 +56,7 @@ def stack_drawing(spec: StackSpec, side: Side) -> Drawing:
         notes=(
             *(f"start: token embeddings * {gain}",) * (gain != "1"),
             *_step_notes(spec),
+            *_memory_notes(spec),
             *changed_fields([spec], range(1), known=_STACK),
         ),
     )
@@ -71,6 +72,17 @@ def _step_notes(spec: StackSpec) -> list[str]:
         shown = [f"{name} {getattr(spec.halting, name):.4g}" for name in names]
         notes.append(f"each token halts; the average of its states goes on; {', '.join(shown)}")
     return notes
+
+
+def _memory_notes(spec: StackSpec) -> list[str]:
+    """Return what the layers read of the segments before."""
+    if spec.memory is None:
+        return []
+    length, evaluation = spec.memory.lengths
+    note = f"keys and values also of the last {length} inputs before a segment"
+    if evaluation != length:
+        note += f", {evaluation} in evaluation"
+    return [note + ", the same number for each token" * spec.memory.same_length]
 
 
 def norm(kind: Norm) -> tuple[Part, ...]:

@@ -22,7 +22,7 @@ AHEAD = 2
 
 
 class Batch(Protocol):
-    """One rank's share of a global batch, a named tuple of tensors.
+    """One rank's share of a global batch, a named tuple of tensors; a part may be None.
 
     Attributes:
         index: (batch,) int64, row of the split; -1 for a blank row, which predicts nothing.
@@ -35,7 +35,7 @@ class Batch(Protocol):
     @property
     def predicted_tokens(self) -> torch.Tensor: ...
 
-    def __iter__(self) -> Iterator[torch.Tensor]: ...
+    def __iter__(self) -> Iterator[torch.Tensor | None]: ...
 
 
 class Rows(Protocol):
@@ -82,10 +82,14 @@ class EpochSampler:
 
     Args:
         batches: the global batches of an epoch; always the same number of them.
+        in_order: whether a batch needs those before it.
     """
 
-    def __init__(self, batches: Callable[[int], list[np.ndarray]]) -> None:
+    def __init__(
+        self, batches: Callable[[int], list[np.ndarray]], *, in_order: bool = False
+    ) -> None:
         self.epoch = 0
+        self.in_order = in_order
         self._batches = batches
         self._cut = (0, batches(0))
         self._length = len(self._cut[1])
@@ -109,7 +113,10 @@ def in_random_order(sampler: EpochSampler) -> EpochSampler:
     """Return the batches of an evaluation in a random order, the same in every run.
 
     Sorted by length, the first ones are the shortest sentences alone: no sample of the split.
+    Batches that need those before them stay in their order.
     """
+    if sampler.in_order:
+        return sampler
     batches = [rows for _, rows in sampler]
     order = np.random.default_rng(0).permutation(len(batches))
     return EpochSampler(lambda _: [batches[place] for place in order])
@@ -123,7 +130,7 @@ def pinned_ahead(rows: Rows, items: Iterable[Item], device: torch.device) -> Ite
 
     def make(item: Item) -> Batch:
         batch: Any = rows[item]
-        return batch._make(part.pin_memory() for part in batch)
+        return batch._make(None if part is None else part.pin_memory() for part in batch)
 
     # By default a new thread would use the first GPU, not that of this process.
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as maker:

@@ -22,7 +22,7 @@ class RowKind:
 
     unit: ClassVar[str] = "lines"
     predicted: ClassVar[str] = "text"
-    unused: ClassVar[Sequence[str]] = ("source_language", "max_length")
+    unused: ClassVar[Sequence[str]] = ("source_language", "max_length", "document_separator")
     budgets: ClassVar[Sequence[int]] = ()
     strips: ClassVar[bool] = True
 
@@ -61,6 +61,7 @@ class RunningText(RowKind):
     """The lines of a running text, blank ones too, in their order and with their white space."""
 
     strips = False
+    unused = ("source_language", "max_length")
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
         """Leave out nothing."""
@@ -91,7 +92,7 @@ class SentencePairs(RowKind):
 
     unit = "pairs"
     predicted = "target"
-    unused = ()
+    unused = ("document_separator",)
     budgets = (1024, 4096, 32768)
 
     def languages(self, source: str, target: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -83,6 +84,18 @@ class DataConfig:
     evaluation_stride: int | None = None
     """Tokens from the start of a window to that of the next one in an evaluation, where each window
     predicts what the one before it did not; null for window, which is no overlap (causal_lm)."""
+    intra_document_masking: bool = False
+    """Whether a token sees only tokens of its own document, whose positions begin at 0. false:
+    documents that follow each other in a window are one text (causal_lm)."""
+    document_separator: str = ""
+    """The line between two documents, by default a blank one (text, in causal_lm)."""
+    order: Literal["shuffled", "streams"] = "shuffled"
+    """shuffled: windows in random order, each a text of its own; streams: the text is cut into as
+    many contiguous streams as a batch has windows, and a batch goes on where the last one ended
+    (causal_lm), which model.block.memory needs."""
+    evaluation_streams: int = 1
+    """The number of streams that an evaluation reads side by side, each from an empty memory; the
+    loss depends on it. Only used with order streams."""
     mask_probability: float = 0.15
     """Share of a window that is predicted (masked_lm)."""
     max_length: int = 175
@@ -127,9 +140,11 @@ class DataConfig:
                 f"every {self.tokenizer}, so null is needed"
             )
         self._check_stride()
+        self._check_order()
         if self.vocab_size is not None and self.vocab_size < 6:
             raise UserError(f"data.vocab_size is {self.vocab_size}: at least 6 needed")
         reader = CORPORA[self.name]()
+        self._check_documents(reader)
         if self.pairs and not reader.pairs:
             fitting = " or ".join(f"'{name}'" for name, task in TASKS.items() if not task.pairs)
             raise UserError(
@@ -152,6 +167,34 @@ class DataConfig:
                     f"data.{field} is '{getattr(self, field)}': data.name '{self.name}' has {known}"
                 )
 
+    def _check_documents(self, reader: "CorpusReader") -> None:
+        if self.document_separator and not (reader.separated and TASKS[self.task].running_text):
+            raise UserError(
+                f"data.document_separator is '{self.document_separator}': data.name '{self.name}' "
+                f"and data.task '{self.task}' have no such line, so '' is needed"
+            )
+        if "\n" in self.document_separator:
+            raise UserError(
+                f"data.document_separator is {self.document_separator!r}: one line needed"
+            )
+        if not self.intra_document_masking:
+            return
+        if not TASKS[self.task].running_text:
+            raise UserError(
+                f"data.intra_document_masking is true: data.task '{self.task}' does not read "
+                "documents, so false is needed"
+            )
+        if self.order == "streams":
+            raise UserError(
+                "data.intra_document_masking is true: data.order 'streams' reads a text across "
+                "its documents, as the published memories do, so false is needed"
+            )
+        if reader.documents(self, ()) is None:
+            raise UserError(
+                f"data.intra_document_masking is true: data.name '{self.name}' has no documents, "
+                "so false is needed"
+            )
+
     def _check_stride(self) -> None:
         if self.evaluation_stride is None:
             return
@@ -166,6 +209,20 @@ class DataConfig:
                 f"{self.window} needed"
             )
 
+    def _check_order(self) -> None:
+        if self.order == "shuffled":
+            return
+        if not TASKS[self.task].running_text:
+            raise UserError(
+                f"data.order is 'streams': data.task '{self.task}' reads no running text, so "
+                f"'shuffled' is needed"
+            )
+        if self.evaluation_stride is not None:
+            raise UserError(
+                f"data.evaluation_stride is {self.evaluation_stride}: windows of data.order "
+                f"'streams' follow one another, so null is needed"
+            )
+
 
 class CorpusReader:
     """Find and read one corpus: files of lines, unless it is a `GeneratedCorpus`.
@@ -178,6 +235,7 @@ class CorpusReader:
         needs_root: Whether `data.root` must name its folder, since it has no public download.
         folder: The name of its folder below $LIGHTNING_APP_DATA; empty where it has none there.
         tokenized: Whether words and punctuation are separated by spaces.
+        separated: Whether `data.document_separator` says where its documents end.
         base: The shipped config whose `data` section `ablate prepare --data NAME` uses.
     """
 
@@ -186,6 +244,7 @@ class CorpusReader:
     needs_root: ClassVar[bool] = True
     folder: ClassVar[str] = ""
     tokenized: ClassVar[bool] = True
+    separated: ClassVar[bool] = False
     base: ClassVar[str] = ""
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
@@ -212,6 +271,13 @@ class CorpusReader:
             UserError: no network, no such file, or not what was expected.
         """
         raise NotImplementedError
+
+    def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int] | None:
+        """Return the lines at which the documents of a running text begin, the first one at 0.
+
+        None for a corpus without documents, also where there are no lines.
+        """
+        return None
 
     def max_ratio(self, config: DataConfig) -> float | None:
         """Return `Corpus.max_ratio`."""
@@ -244,4 +310,11 @@ class GeneratedCorpus(CorpusReader):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-_LEAST = {"tokens_per_batch": 1, "window": 2, "max_length": 1, "num_workers": 0, "seed": 0}
+_LEAST = {
+    "tokens_per_batch": 1,
+    "window": 2,
+    "evaluation_streams": 1,
+    "max_length": 1,
+    "num_workers": 0,
+    "seed": 0,
+}

@@ -3,6 +3,7 @@
 <cache>/<name>-<checksum of what made it>/
     meta.json  tokenizer.model  digests.sha256
     <split>.<column>.{ids,offsets}.npy      row i is ids[offsets[i]:offsets[i + 1]], ends in EOS
+    <split>.documents.npy                   places of ids at which documents begin, where known
     <split>.{source,target,reference}.txt   valid and test of a translation corpus
 """
 
@@ -25,11 +26,14 @@ from lightning_app.data.config import CORPORA, DataConfig, row_kind
 from lightning_app.data.corpus import known_digest
 from lightning_app.data.digests import digest_of, find_damage, write_list
 from lightning_app.data.folders import complete
-from lightning_app.data.source import Corpus, Source
+from lightning_app.data.source import Corpus, Source, split_sizes
 from lightning_app.errors import UserError
 
 # The fields of the config that decide what is in the folder, and the code that makes it.
-_KEY = ("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits")
+_KEY = (
+    *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
+    "document_separator",
+)
 _CODE = (
     "columns",
     "config",
@@ -65,10 +69,15 @@ class PreparedCorpus:
         """The SHA-256 over all that training and evaluation read."""
         return digest_of(self.folder, without="meta.json")
 
+    @property
+    def tokenizer_file(self) -> Path:
+        """The file of the tokenizer."""
+        return self.folder / "tokenizer.model"
+
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
         """The tokenizer of both sides."""
-        return tokenizer.load_tokenizer(self.folder / "tokenizer.model")
+        return tokenizer.load_tokenizer(self.tokenizer_file)
 
     def ids(self, split: str, column: str) -> np.ndarray:
         """Return all token ids of a column, int32, memory-mapped; every row ends in EOS."""
@@ -81,6 +90,10 @@ class PreparedCorpus:
     def lengths(self, split: str, column: str) -> np.ndarray:
         """Return the tokens of each row, EOS included."""
         return np.diff(self.offsets(split, column))
+
+    def documents(self, split: str) -> np.ndarray:
+        """Return the place of the first token of each document of a running text, int64."""
+        return np.load(self.folder / f"{split}.documents.npy", mmap_mode="r")
 
     def lines(self, split: str, kind: str) -> list[str]:
         """Return the `source`, `target` (as in the corpus) or `reference` (plain) lines."""
@@ -187,6 +200,8 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             _save(folder / f"{split}.{column}.offsets.npy", offsets)
             content.update(ids.tobytes())
             content.update(offsets.tobytes())
+    for split, begins in corpus.documents.items():
+        _save(folder / f"{split}.documents.npy", flat[split]["text"][1][begins])
     _write_text(folder, splits, corpus, config)
     meta = {
         "schema": 1,
@@ -207,6 +222,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             split: dict(kind.counts(columns, every_space=config.tokenizer in ("char", "byte")))
             for split, columns in splits.items()
         },
+        "documents": {split: len(begins) for split, begins in corpus.documents.items()},
         "unknown_rate": {
             s: {c: float(np.mean(ids == tokenizer.UNK)) for c, (ids, _) in of.items()}
             for s, of in flat.items()
@@ -282,6 +298,8 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         read = f"{size:,} of {meta['read'][split]:,} {kind.unit}"
         rows.append((split, f"{read}; dropped: {why or 'none by rule'}"))
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
+    if meta["documents"]:
+        rows.append(("documents", split_sizes(meta["documents"])))
     entropy = meta["unigram_entropy"]["valid"]
     rows.append(("entropy", f"{entropy:.3f} nats a validation token, unigram"))
     if kind.budgets:

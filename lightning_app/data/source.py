@@ -49,6 +49,8 @@ class Corpus:
         protocol: a description of the splits in one sentence.
         tokenized: whether words and punctuation are separated by spaces, so that `detokenize`
             restores plain text.
+        documents: split -> the line at which each document of a running text begins; empty where
+            the corpus has no documents.
         max_ratio: the largest ratio of the longer to the shorter side, in words, that the protocol
             allows in a training pair; None without a limit.
     """
@@ -57,6 +59,7 @@ class Corpus:
     references: dict[str, list[str]]
     protocol: str
     tokenized: bool
+    documents: dict[str, list[int]] = field(default_factory=dict)
     max_ratio: float | None = None
 
 

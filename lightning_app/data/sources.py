@@ -17,6 +17,7 @@ from lightning_app.data import download
 from lightning_app.data.config import CORPORA, DataConfig, GeneratedCorpus
 from lightning_app.data.source import Corpus, Source
 from lightning_app.errors import UserError
+from lightning_app.task_facts import TASKS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -214,11 +215,17 @@ def read(source: Source, config: DataConfig) -> Corpus:
                 f"{source.columns[split]['target']} has {len(lines[split]['target'])}"
             )
     counts = {split: len(next(iter(columns.values()))) for split, columns in lines.items()}
+    documents = {}
+    if TASKS[config.task].running_text:
+        for split, of in lines.items():
+            if (begins := reader.documents(config, of["text"])) is not None:
+                documents[split] = begins
     return Corpus(
         splits=_datasets(lines),
         references=references,
         protocol=reader.protocol(source, lines, counts),
         tokenized=reader.tokenized,
+        documents=documents,
         max_ratio=reader.max_ratio(config),
     )
 

@@ -57,7 +57,6 @@ class Pieces(Tokenizer):
     def __init__(self, path: Path) -> None:
         import sentencepiece
 
-        self.path = path
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
 
     @property

@@ -159,6 +159,7 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         labels: Int[Tensor, "*text"],
         counted: Bool[Tensor, "*text"],
         finish: Callable[[Tensor], Tensor] | None = None,
+        documents: Int[Tensor, "*text"] | None = None,
     ) -> None:
         """Compute the losses of one forward pass in training.
 
@@ -171,11 +172,12 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
             counted: Which of the labels count.
             finish: Turns what a stack gives into states that the output layer reads; None where
                 those are the same.
+            documents: A number for the document of each label; None where a text is one document.
         """
         assert len(seen) == self.depth
         first = second = labels, counted
         if self.spec.second_target:
-            second = after_next(labels, counted)
+            second = after_next(labels, counted, documents)
 
         def summed(states: Tensor, own: Tensor, of: tuple[Tensor, Tensor]) -> Tensor:
             return loss(states.flatten(0, -2), own, *(each.flatten() for each in of))
@@ -237,13 +239,17 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
 
 
 def after_next(
-    labels: Int[Tensor, "*text"], counted: Bool[Tensor, "*text"]
+    labels: Int[Tensor, "*text"],
+    counted: Bool[Tensor, "*text"],
+    documents: Int[Tensor, "*text"] | None = None,
 ) -> tuple[Int[Tensor, "*text"], Bool[Tensor, "*text"]]:
     """Return the second targets, each label's successor in its text, and which of them count.
 
-    The last label of a text has none.
+    The last label of a text has none, nor has that of a document.
     """
     known = counted & counted.roll(-1, dims=-1)
+    if documents is not None:
+        known = known & (documents == documents.roll(-1, dims=-1))
     known[..., -1] = False
     return labels.roll(-1, dims=-1), known
 

@@ -49,9 +49,12 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, tokens: Int[Tensor, "batch token"], start: int = 0
+        self,
+        tokens: Int[Tensor, "batch token"],
+        start: int = 0,
+        in_document: Int[Tensor, "batch token"] | None = None,
     ) -> Float[Tensor, "batch token model"]:
-        """Embed `tokens`, the first of which has position `start`.
+        """Embed `tokens`, the first of which has position `start`, or with those `in_document`.
 
         Raises:
             UserError: for a text longer than learned tables have positions.
@@ -61,6 +64,8 @@ class Embedding(nn.Module):
         embedded = self.tokens(tokens) * math.sqrt(self.model_dim)
         if self.position_table is not None:
             table = self.position_table(start, end, tokens.device)
+            if in_document is not None:
+                table = nn.functional.embedding(in_document, table)
             embedded = embedded + table.to(embedded.dtype)
         return self.dropout(self.norm(embedded))
 

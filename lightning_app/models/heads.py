@@ -13,8 +13,10 @@ from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.feed_forward import Activation
 from lightning_app.blocks.linear import Linear
-from lightning_app.blocks.masks import causal_mask, full_mask, padding_mask
+from lightning_app.blocks.masks import causal_mask, document_mask, full_mask, padding_mask
+from lightning_app.blocks.memory import Recurrence, SegmentMemory, empty_memory, segment_mask
 from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.blocks.placed import within_documents
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
@@ -57,6 +59,9 @@ class ArchitectureConfig:
     or in relative_untied are those of a layer."""
     max_positions: int = 1024
     """Length of a learned table; only used by learned positions."""
+    clamp_length: int | None = None
+    """c: in evaluation all larger distances count as c, and to later tokens as -c (Transformer-XL,
+    XLNet); only used by relative positions."""
     embedding_norm: Norm = "none"
     """The norm of the sum of token and position, of an encoder alone. The official code of BERT and
     of RealFormer has layer_norm there; none is our default."""
@@ -65,6 +70,8 @@ class ArchitectureConfig:
         for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 1")
+        if self.clamp_length is not None and self.clamp_length < 1:
+            raise ValueError(f"clamp_length {self.clamp_length}: at least 1")
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")
@@ -97,7 +104,10 @@ class ArchitectureConfig:
     def order(self) -> Positions:
         """Return the positions."""
         return POSITIONS[self.positions](
-            model_dim=self.model_dim, num_heads=self.num_heads, max_positions=self.max_positions
+            model_dim=self.model_dim,
+            num_heads=self.num_heads,
+            max_positions=self.max_positions,
+            clamp_length=self.clamp_length,
         )
 
     def stacks(self, block: BlockConfig) -> dict[str, StackSpec]:
@@ -117,6 +127,11 @@ class ArchitectureConfig:
             stacks["decoder"] = block.resolve(stack)
         for spec in stacks.values():
             self.order().check_stack(spec)
+            if spec.memory is not None and self.order().absolute:
+                raise ValueError(
+                    f"positions {self.positions} with block.memory: a token of the memory would "
+                    "have the position of a newer one; take relative, relative_untied or rope"
+                )
         if self.embedding_norm != "none":
             self._check_embedding_norm(stacks["encoder"], block.preset)
         return stacks
@@ -207,7 +222,8 @@ class CausalLanguageModel(nn.Module):
     """Tokens to a distribution over the next one: a causal stack alone, as in GPT.
 
     One embedding serves input and output. Padding may only be on the right, where no real
-    token sees it.
+    token sees it. A row is one text; or it has several, of which `documents` holds a number for
+    each token: then a token sees its own document alone, and positions count from its start.
     """
 
     def __init__(self, decoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
@@ -223,25 +239,62 @@ class CausalLanguageModel(nn.Module):
         """The largest length of a text in tokens; finite for a learned table."""
         return self.embedding.longest
 
-    def present(self, tokens: Int[Tensor, "batch token"]) -> dict[str, Bool[Tensor, "batch token"]]:
+    def present(
+        self,
+        tokens: Int[Tensor, "batch token"],
+        documents: Int[Tensor, "batch token"] | None = None,
+    ) -> dict[str, Bool[Tensor, "batch token"]]:
         """Return which tokens of each stack are no padding, given the inputs of `forward`."""
         return {"decoder": tokens != self.pad}
 
     def forward(
-        self, tokens: Int[Tensor, "batch token"]
+        self,
+        tokens: Int[Tensor, "batch token"],
+        documents: Int[Tensor, "batch token"] | None = None,
     ) -> Float[Tensor, "batch token vocabulary"]:
         """Return the logits of the token after each of `tokens`."""
-        return self.embedding.logits(self.states(tokens))
+        return self.embedding.logits(self.states(tokens, documents=documents))
 
     def states(
-        self, tokens: Int[Tensor, "batch token"], seen: list[Stream] | None = None
+        self,
+        tokens: Int[Tensor, "batch token"],
+        seen: list[Stream] | None = None,
+        documents: Int[Tensor, "batch token"] | None = None,
     ) -> Float[Tensor, "batch token model"]:
         """Return the states from which the output predicts the token after each of `tokens`.
 
         The stream after each layer is appended to `seen`.
         """
-        mask = causal_mask(tokens.shape[1], tokens.device)
-        return self.decoder(self.embedding(tokens), mask, seen=seen)
+        if documents is None:
+            mask, places = causal_mask(tokens.shape[1], tokens.device), None
+        else:
+            mask, places = document_mask(documents), within_documents(documents)
+        x = self.embedding(tokens, in_document=places)
+        return self.decoder(x, mask, seen=seen, in_document=places)
+
+    def states_after(
+        self,
+        before: SegmentMemory | None,
+        tokens: Int[Tensor, "batch token"],
+        seen: list[Stream] | None = None,
+    ) -> tuple[Float[Tensor, "batch token model"], SegmentMemory]:
+        """Return the states of a segment after those of `before`, and the memory for the next one.
+
+        Args:
+            before: The memory; None at the start of the texts.
+            tokens: The segment.
+            seen: A list to which the stream after each layer is appended.
+        """
+        spec = self.decoder.spec.memory
+        assert spec is not None
+        x = self.embedding(tokens)
+        before = before or empty_memory(self.decoder.spec.depth, x)
+        most = spec.tokens(training=self.training)
+        limit = most if spec.same_length else None
+        mask, places = segment_mask(x.shape[1], before.tokens, limit, x.device)
+        recurrence = Recurrence(before, [])
+        states = self.decoder(x, mask, places=places, seen=seen, recurrence=recurrence)
+        return states, before.after(recurrence.inputs, most)
 
     def start(self, texts: int, beams: int = 1) -> DecodingState:
         """Return the state before the first token of `beams` continuations of each text."""

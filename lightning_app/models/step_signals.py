@@ -32,5 +32,8 @@ class StepSignals(nn.Module):
         signal = self.step_table(row, row + 1, x.device)
         if self.position_table is not None:
             end = places.start + len(places.newest)
-            signal = signal + self.position_table(places.start, end, x.device)
+            table = self.position_table(places.start, end, x.device)
+            if places.in_document is not None:
+                table = nn.functional.embedding(places.in_document, table)
+            signal = signal + table
         return x + signal.to(x.dtype)

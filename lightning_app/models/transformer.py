@@ -1,6 +1,6 @@
 """A stack of blocks as a module: it carries scores from layer to layer and applies its norms."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import NamedTuple, final
 
@@ -8,16 +8,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.block import Block, Call, Carries, CrossAttentionInput, Sizes
+from lightning_app.blocks.block import Block, Call, Carries, CrossAttentionInput, Earlier, Sizes
 from lightning_app.blocks.cache import LayerCache
+from lightning_app.blocks.dynamic_span import Counted, DynamicSpanMask
 from lightning_app.blocks.halting import Halting, Pondering, StepCounts
 from lightning_app.blocks.masks import Mask, mask_of
+from lightning_app.blocks.memory import Recurrence
 from lightning_app.blocks.norm import build_norm
 from lightning_app.blocks.placed import Placed, Places
 from lightning_app.blocks.recomputed_norms import recomputed_norms, saves_memory
 from lightning_app.blocks.residual import Stream, select_tokens
 from lightning_app.blocks.stack import StackSpec
-from lightning_app.blocks.window import WindowMasks
+from lightning_app.blocks.window import Window, WindowMasks
 from lightning_app.models.positions.base import Positions
 from lightning_app.models.step_signals import StepSignals
 
@@ -72,10 +74,26 @@ class BlockStack(nn.Module):
             assert isinstance(block, Block)
             yield layer, block
 
+    @property
+    def dynamic_spans(self) -> list[DynamicSpanMask]:
+        """The dynamic spans of the blocks; empty without them."""
+        spans = (block.self_attention.span for _, block in self.layers)
+        return list(dict.fromkeys(span for span in spans if isinstance(span, DynamicSpanMask)))
+
     def first_seen(self, position: int) -> int:
         """Return the first position that a query at `position` may see in any layer."""
-        windows = [block.self_attention.window for _, block in self.layers]
+        windows = [self._window(block, cached=True) for _, block in self.layers]
         return min(0 if window is None else window.first(position) for window in windows)
+
+    def _window(self, block: Block, *, cached: bool) -> Window | None:
+        """Return the keys around each query that it may see; None if there is no limit.
+
+        In cached decoding a segment is one token, with the memory before it.
+        """
+        window = block.self_attention.window
+        if window is not None or self.spec.memory is None or not cached:
+            return window
+        return self.spec.memory.window(training=False)
 
     def remember(self, states: Float[Tensor, "batch source model"], mask: Mask) -> Memory:
         """Return the keys and values that each cross-attention computes from `states`."""
@@ -94,6 +112,8 @@ class BlockStack(nn.Module):
         places: Places | None = None,
         kept: Int[Tensor, " kept"] | None = None,
         seen: list[Stream] | None = None,
+        in_document: Int[Tensor, "batch token"] | None = None,
+        recurrence: Recurrence | None = None,
     ) -> Float[Tensor, "batch token model"] | Float[Tensor, "1 kept model"]:
         """Return the states of `x`.
 
@@ -106,8 +126,13 @@ class BlockStack(nn.Module):
             kept: The tokens of which the states are returned, flat indices into batch * token;
                 None for all. The last block computes what follows its map for these alone.
             seen: A list to which the stream after each layer is appended.
+            in_document: `Places.in_document` of a whole text, whose mask separates documents.
+            recurrence: The memory of each layer, with the positions before those of `x`. The input
+                of each layer is appended to its inputs.
         """
         given, places = places, places or Places.whole(x.shape[1], x.device)
+        if in_document is not None:
+            places = places._replace(in_document=in_document)
         placed = None
         if self.place is not None:
             placed = self.place(places)
@@ -118,7 +143,9 @@ class BlockStack(nn.Module):
         stream = Stream(x, x if self.spec.dual_stream else None)
         recomputing = self.recomputes_norms and saves_memory(x)
         with recomputed_norms(self) if recomputing else nullcontext():
-            stream = self._run(stream, masks, memory, caches, places, placed, kept, seen)
+            stream = self._run(
+                stream, masks, memory, caches, places, placed, kept, seen, recurrence
+            )
         return end_of_stack(stream, self.final_norm)
 
     def _run(
@@ -131,8 +158,12 @@ class BlockStack(nn.Module):
         placed: Placed | None,
         kept: Int[Tensor, " kept"] | None,
         seen: list[Stream] | None,
+        recurrence: Recurrence | None,
     ) -> Stream:
         carries = Carries()
+        earlier = None
+        if recurrence is not None and self.place is not None:
+            earlier = self.place(Places.whole(recurrence.memory.tokens, stream.x.device))
         pondering = None if self.halting is None else Pondering.start(stream.x)
         for layer, block in self.layers:
             source = (
@@ -144,12 +175,20 @@ class BlockStack(nn.Module):
             last = layer == self.spec.depth
             call = Call(
                 layer=layer,
-                mask=masks.within(block.self_attention.window),
+                mask=masks.within(self._window(block, cached=caches is not None)),
                 placed=None if placed is None else placed.at(layer),
                 source=source,
                 cache=cache,
                 spec=self.spec.blocks[layer - 1],
                 running=None if pondering is None else pondering.running,
+                before=(
+                    None
+                    if recurrence is None
+                    else Earlier(
+                        recurrence.memory.layers[layer - 1],
+                        None if earlier is None else earlier.at(layer),
+                    )
+                ),
                 kept=kept if last and pondering is None else None,
             )
             before = stream.x
@@ -157,6 +196,8 @@ class BlockStack(nn.Module):
                 stream = stream._replace(x=self.signals(before, places, layer))
             if self.layer_tables is not None:
                 stream = stream.plus(self.layer_tables[layer - 1](places))
+            if recurrence is not None:
+                recurrence.inputs.append(stream.x)
             stream, carries = block(stream, carries, call)
             if self.halting is not None:
                 assert pondering is not None
@@ -186,11 +227,26 @@ def stacks(model: nn.Module) -> dict[str, BlockStack]:
     return {name: s for name, s in model.named_children() if isinstance(s, BlockStack)}
 
 
-def count_steps_of(model: nn.Module, counted: Mapping[str, Bool[Tensor, "batch token"]]) -> None:
-    """Say which tokens of each stack the ponder cost of the next forward pass is a sum over."""
+def count_tokens_of(
+    model: nn.Module,
+    counted: Mapping[str, Bool[Tensor, "batch token"]],
+    over_ranks: Callable[[Tensor], Tensor] = lambda number: number,
+) -> None:
+    """Say which tokens of each stack count in its terms of the loss in the next forward pass.
+
+    Args:
+        model: Whose stacks halt or have dynamic spans; others have no such terms.
+        counted: The tokens of this rank, by stack.
+        over_ranks: Returns the mean over all ranks of a number, which each of them gives.
+    """
     for name, stack in stacks(model).items():
         if stack.halting is not None:
             stack.halting.counted = counted[name]
+        if stack.dynamic_spans:
+            # In float64, so that a mean over ranks is no integer division.
+            number = over_ranks(counted[name].sum().to(torch.float64))
+            for spans in stack.dynamic_spans:
+                spans.count(Counted(counted[name], number))
 
 
 def step_counts(model: nn.Module) -> dict[str, StepCounts]:

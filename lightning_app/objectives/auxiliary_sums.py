@@ -21,6 +21,7 @@ def sums_of_all_heads(
     counted: Bool[Tensor, "*text"],
     seen: list[Stream] | None,
     finish: Callable[[Tensor], Tensor] | None = None,
+    documents: Int[Tensor, "*text"] | None = None,
 ) -> LossSums:
     """Return the sums of the output layer alone; leave the losses of other heads with the heads.
 
@@ -33,10 +34,11 @@ def sums_of_all_heads(
         seen: The streams after the layers, from `watched`; None where no other head predicts.
         finish: Turns what a stack gives into states that the output layer reads; None where those
             are the same.
+        documents: A number for the document of each label; None where a text is one document.
     """
     table = model.embedding.tokens.weight
     if seen is not None:
         model.auxiliary.score(
-            lambda *of: sums(*of).loss, table, seen, states, labels, counted, finish
+            lambda *of: sums(*of).loss, table, seen, states, labels, counted, finish, documents
         )
     return sums(states.flatten(0, -2), table, labels.flatten(), counted.flatten())

@@ -5,12 +5,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import Attention, Carry
 from lightning_app.blocks.block import Block, Call, Carries
+from lightning_app.blocks.dynamic_span import DynamicSpanMask
 from lightning_app.blocks.kernels import QueryKeySums
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.residual import Stream
@@ -47,6 +48,7 @@ class ActivationHooks:
     largest_logit           the largest input of the softmax
     peaked_rows             share of rows whose largest probability is above 0.99
     running_tokens          with halting: share of tokens that the layer changes
+    span                    of dynamic spans: tokens, mean over the queries; for each head too
     ======================  ====================================================================
 
     A layer is one call of a block: a shared block has as many layers as steps. With halting,
@@ -178,7 +180,9 @@ class ActivationHooks:
         @torch.no_grad()
         def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
             layer, divisor = self._layer, kwargs["divisor"]
-            mask, new, total = scores(module, args, output[1])
+            if isinstance(module.span, DynamicSpanMask):
+                self._spans(stack, kwargs["spans"])
+            mask, new, total = scores(module, args, kwargs, output[1])
             allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
             rows = self._counted(stack) & (allowed.sum(dim=-1) > 1)
             # (batch, head, query, key) -> (row, head, key)
@@ -197,6 +201,15 @@ class ActivationHooks:
             self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
 
         return hook
+
+    def _spans(self, stack: str, spans: Float[Tensor, "batch head query 1"]) -> None:
+        """Measure the spans of the tokens that count."""
+        # (batch, head, query, 1) -> (token, head)
+        counted = spans.squeeze(-1).transpose(1, 2)[self._counted(stack)]
+        place = Place("span", stack, self._layer)
+        self.tally.mean(place, counted)
+        for head, own in enumerate(counted.unbind(dim=1)):
+            self.tally.mean(place._replace(head=head), own)
 
     def _maps(
         self, stack: str, layer: int, prefix: str, maps: Tensor, seen: Bool[Tensor, "row key"]
@@ -235,17 +248,17 @@ def last_norm(block: Block) -> nn.Module | None:
 
 
 def scores(
-    module: Attention, args: tuple[Any, ...], carry: Carry | None
+    module: Attention, args: tuple[Any, ...], kwargs: Mapping[str, Any], carry: Carry | None
 ) -> tuple[Mask, Tensor, Tensor]:
     """Return an attention's mask, its own scores S_n and the input Z_n of its softmax.
 
-    `args` are those of the call, `carry` is the state that the attention passed on, or
+    `args` and `kwargs` are those of the call, `carry` is the state that the attention passed on, or
     None. Z_n is read at once, since it may change in place with the next layer. Scores are not
     masked: only cells that a query may see are meaningful.
     """
     query, keys, _, mask, _ = args
     local: LocalMask | None = mask if isinstance(mask, LocalMask) else None
-    whole = module.whole_mask(mask)
+    whole = module.whole_mask(mask, kwargs.get("spans"))
     new = own_scores(query, keys, whole)
     if carry is None:
         return whole, new, new

@@ -1,10 +1,12 @@
 """The gains of a model's blocks, with their names in the config."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention
+from lightning_app.blocks.dynamic_span import DynamicSpanMask
 from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.residual import FixedGain, LearnedGain
 from lightning_app.models.transformer import stacks
@@ -43,6 +45,26 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
                 if not isinstance(owner, AnchoredProjection):
                     for name, value in part.measured():
                         yield Place(_quantity(path, name), stack_name, layer), value
+
+
+def dynamic_spans(
+    model: nn.Module, over_ranks: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[Place, Tensor]]:
+    """Yield the dynamic spans of every layer: in tokens, the mean of each head over the last batch.
+
+    ``(head, 1, 1)``, after a step of training.
+
+    Args:
+        model: The model of this rank.
+        over_ranks: Returns the sum over all ranks of a tensor, which each of them gives.
+    """
+    for name, stack in stacks(model).items():
+        for layer, block in stack.layers:
+            part = block.self_attention.span
+            if isinstance(part, DynamicSpanMask):
+                spans, tokens = part.sums(layer)
+                *sums, number = over_ranks(torch.cat([spans, tokens[None]])).unbind()
+                yield Place("span", name, layer), (torch.stack(sums) / number)[:, None, None]
 
 
 def _quantity(path: str, parameter: str) -> str:

@@ -53,7 +53,7 @@ def _note(calls: list[Call]) -> Callable[..., None]:
 
 def _keep(maps: list[Tensor], calls: list[Call]) -> Callable[..., None]:
     def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
-        mask, _, total = scores(module, args, output[1])
+        mask, _, total = scores(module, args, kwargs, output[1])
         weights = softmax_map(total, mask, kwargs["divisor"]).masked_fill(~mask.allowed, torch.nan)
         (call,) = calls
         if call.running is not None:

@@ -210,5 +210,7 @@ def join_ranks(parts: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    """Return a batch, a named tuple of tensors, on `device`."""
-    return batch._make(part.to(device, non_blocking=non_blocking) for part in batch)
+    """Return a batch, a named tuple of tensors or None, on `device`."""
+    return batch._make(
+        None if part is None else part.to(device, non_blocking=non_blocking) for part in batch
+    )

@@ -44,8 +44,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(browser: Browser, report: Path, width: int = 1440, scheme: Any = "light") -> Page:
     """The page, with a list of everything that a reader should not meet as `page.trouble`."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.set_default_timeout(30_000)
-    expect.set_options(timeout=30_000)  # many tests may run beside the browser
+    page.set_default_timeout(10_000)
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: trouble.append(str(error)))

@@ -13,6 +13,7 @@ from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, Shapi
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.masks import padding_mask
+from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.stack import Stack, StackSpec
@@ -68,11 +69,15 @@ AXES: dict[str, dict[str, Any]] = {
     "attention_branch": GAINS,
     "ff_branch": GAINS,
     "localised_span": {"2 + 3": LocalisedSpan(query_block=2, memory=3)},
-    "adaptive_span": {"to 5": AdaptiveSpan(longest=5, ramp=2.0, start=0.3)},
+    "adaptive_span": {
+        "to 5": AdaptiveSpan(longest=5, ramp=2.0, start=0.3),
+        "dynamic": AdaptiveSpan(longest=5, ramp=2.0, dynamic_bias=-1.0),
+    },
     "share_branch_gain": FLAG,
     "share": {name: name for name in ("none", "all")},
     "step_signal": {name: name for name in ("none", "sinusoidal", "learned")},
     "halting": {"default": HaltingSpec()},
+    "memory": {"of 3": MemorySpec(length=3), "none": MemorySpec()},
 }
 SIMPLIFIED = {"sas", "sas_p", "sas_p_no_norm"}
 SKIPLESS = {*SIMPLIFIED, "v_skipinit"}
@@ -104,6 +109,7 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("shaped_attention", "no identity"): {*SKIPLESS, "qk_norm", "hybrid_norm"},
     # Their centre would have to move with the spans.
     ("adaptive_span", "to 5"): SIMPLIFIED,
+    ("adaptive_span", "dynamic"): SIMPLIFIED,
     ("tied_projections", "yes"): set(PRESETS) - {"v_skipinit"},
     **{("value_gains", kind): set(PRESETS) - SIMPLIFIED for kind in PROJECTION_GAINS},
     **{("output_gains", kind): set(PRESETS) for kind in PROJECTION_GAINS},
@@ -133,6 +139,8 @@ REFUSED: dict[tuple[str, str], set[str]] = {
     ("step_signal", "sinusoidal"): set(PRESETS),
     ("step_signal", "learned"): set(PRESETS),
     ("halting", "default"): set(PRESETS),
+    # These stacks read no text segment by segment.
+    ("memory", "of 3"): set(PRESETS),
 }
 CASES = [
     pytest.param(preset, axis, value, id=f"{preset}-{axis}-{value}")

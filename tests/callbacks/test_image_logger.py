@@ -29,7 +29,7 @@ def fit(
 ) -> tuple[Watch, TransformerModule]:
     pl.seed_everything(5, verbose=False)
     trained = module(kind, preset="sas", dropout=0.3)
-    watch, logger = Watch(), Events(folder, name="", version="", default_hp_metric=False)
+    watch, logger = Watch(), Events(folder)
     fitter = trainer(
         folder, callbacks=[*callbacks, watch], logger=logger, max_steps=6, limit_val_batches=1
     )
@@ -106,7 +106,7 @@ def test_a_run_has_forty_tags_at_most(tmp_path: Path, cache: str, preset: str) -
     fitter = trainer(
         run,
         callbacks=[Throughput(), GainLogger(), SignalProbe(steps=[1]), Pictures()],
-        logger=Events(run, name="", version="", default_hp_metric=False),
+        logger=Events(run),
         max_steps=4,
         limit_val_batches=1,
         val_check_interval=2,

@@ -1,5 +1,6 @@
 """What is watched while a run trains: gains by name, and probes that training never notices."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,22 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
+from lightning_app.blocks.adaptive_span import AdaptiveSpan, SpanMask
 from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.residual import Gain
-from lightning_app.callbacks.probes import SignalProbe, gains, histograms, shown, tag
+from lightning_app.callbacks.probes import (
+    GainLogger,
+    SignalProbe,
+    gains,
+    histograms,
+    shown,
+    tag,
+)
+from lightning_app.callbacks.tensorboard_logger import Events
 from lightning_app.config import resolve
 from lightning_app.experiment import cell_id
 from lightning_app.logging_steps import loss_of
@@ -124,6 +135,40 @@ def test_gains_of_projections_are_shown_as_their_ratio() -> None:
     assert ratios
     assert list(ratios.values()) == [pytest.approx(0.2)] * len(ratios)
     assert ratios.keys() <= named("value_change")
+
+
+@pytest.mark.parametrize("dynamic_bias", [None, -1.0])
+def test_spans_of_heads_are_logged(tmp_path: Path, cache: str, dynamic_bias: float | None) -> None:
+    """In tokens; event files have the means of layers alone."""
+    span = AdaptiveSpan(longest=9, ramp=3.0, dynamic_bias=dynamic_bias, penalty=0.5)
+    trained = module("causal_lm", decoder_depth=2, preset="pre_ln", adaptive_span=span)
+    loggers = [CSVLogger(tmp_path, name="", version=""), Events(tmp_path)]
+    fitter = trainer(tmp_path, callbacks=[GainLogger()], logger=loggers, max_steps=4)
+    fitter.log_every_n_steps = 2  # pyright: ignore[reportAttributeAccessIssue]
+    fitter.fit(trained, datamodule=data(cache, "causal_lm"))
+    by_step: dict[str, dict[str, str]] = {}
+    for row in csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()):
+        by_step.setdefault(row["step"], {}).update({k: v for k, v in row.items() if v})
+    rows = [row for row in by_step.values() if "probe/span/decoder/1" in row]
+    assert [row["step"] for row in rows] == ["1", "2", "4"]
+    heads, depth = trained.architecture.num_heads, trained.architecture.decoder_depth
+    for row in rows:
+        for layer in range(1, depth + 1):
+            tag = f"probe/span/decoder/{layer}"
+            spans = [float(row[f"{tag}/{head}"]) for head in range(heads)]
+            assert float(row[tag]) == pytest.approx(sum(spans) / heads)
+            assert 0.0 <= min(spans) <= max(spans) <= 9.0
+        total = sum(float(row[f"probe/span/decoder/{n}"]) for n in range(1, depth + 1))
+        if dynamic_bias is not None:  # the penalty of the same batch
+            assert float(row["train/aux/span"]) == pytest.approx(0.5 * total, rel=1e-5)
+    if dynamic_bias is None:
+        first = next(part for part in trained.modules() if isinstance(part, SpanMask))
+        last = first.tokens.flatten().tolist()
+        found = [float(rows[-1][f"probe/span/decoder/1/{head}"]) for head in range(heads)]
+        assert found == pytest.approx(last)
+    events = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    told = [tag for tag in events if tag.startswith("probe/span/")]
+    assert sorted(told) == [f"probe/span/decoder/{layer}" for layer in range(1, depth + 1)]
 
 
 class Watch(pl.Callback):

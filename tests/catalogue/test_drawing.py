@@ -14,6 +14,7 @@ import pytest
 from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block import BlockSpec, InitSpec
+from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.blocks.window import LocalisedSpan
@@ -295,6 +296,7 @@ def test_norms_inside_an_attention(parts: dict[str, Any], labels: list[str]) -> 
 SPANS: dict[type, Any] = {
     LocalisedSpan: LocalisedSpan(query_block=4, memory=6),
     AdaptiveSpan: AdaptiveSpan(longest=9),
+    MemorySpec: MemorySpec(length=9, evaluation_length=11),
 }
 """Values of parts that have no default."""
 

@@ -114,7 +114,10 @@ def test_batches_for_a_gpu_are_pinned_and_few_ahead(pinned: list[torch.Tensor]):
     assert all(any(part is copy for copy in pinned) for batch in ours for part in batch)
     assert len(ours) == len(theirs) == 9
     for batch, other in zip(ours, theirs, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+        for a, b in zip(batch, other, strict=True):
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("consumed", [0, 1, 5, 9])

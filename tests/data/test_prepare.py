@@ -191,6 +191,12 @@ def test_masked_lm_leaves_blank_lines_out(tmp_path: Path, text_config):
     assert corpus.meta["dropped"]["test"] == {"empty": 2}
     assert corpus.tokenizer.decode(corpus.ids("test", "text")) == "a b c"
     assert np.count_nonzero(corpus.ids("test", "text") == EOS) == 2
+    assert corpus.meta["protocol"].endswith("; blank lines left out")
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b\nc\n")
+    without = prepare(text_config(tmp_path, task="masked_lm"))
+    assert "blank" not in without.meta["protocol"]
+    assert without.digest == corpus.digest  # the same data, whatever is said of them
 
 
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])

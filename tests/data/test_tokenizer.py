@@ -41,9 +41,9 @@ def bpe(tmp_path: Path) -> Pieces:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
-def test_special_ids(request: pytest.FixtureRequest, kind: str):
-    made = request.getfixturevalue(kind)
-    model = sentencepiece.SentencePieceProcessor(model_file=str(made.path))
+def test_special_ids(request: pytest.FixtureRequest, tmp_path: Path, kind: str):
+    request.getfixturevalue(kind)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f"{kind}.model"))
     assert [model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id()] == [PAD, UNK, BOS, EOS]
     assert model.piece_to_id(MASK_PIECE) == MASK
 

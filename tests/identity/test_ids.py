@@ -61,6 +61,7 @@ def plain() -> str:
         {"model__block__share": "all"},
         {"model__block__share": "all", "model__block__step_signal": "learned"},
         {"model__block__share": "all", "model__block__halting": {}},
+        {"model__block__adaptive_span": {"longest": 32, "dynamic_bias": -4.0}},
         {"model__architecture__activation": "gelu"},
         {"data__window": 64},
         {"data__splits": {"train": "other"}},
@@ -200,6 +201,8 @@ def test_ids_of_schema_2_stay_as_they_are() -> None:
     assert cell_id(config(model__block__preset="sas", seed_everything=2)) == "4aa4506fdfb2ff21"
     demo = the_demo_of_then()
     assert cell_id(resolve(demo, "x")) == "6a95e08dd3579078"
+    spans = config(model__block__adaptive_span={"longest": 32})  # before spans could be dynamic
+    assert cell_id(spans) == "81c99c0a6af8f554"
 
 
 def test_former_ids_are_those_of_b91519c() -> None:

@@ -153,10 +153,12 @@ def test_the_soft_mask_by_hand() -> None:
     mask = SpanMask(AdaptiveSpan(longest=10, ramp=4.0), 2)
     with torch.no_grad():
         mask.fraction.copy_(torch.tensor([0.0, 0.3])[:, None, None])
-    found = mask(torch.arange(9)[None, None, None]).exp()[0, :, 0]
+    spans = mask(torch.zeros(1, 1, 3))
+    found = mask.log_weights(spans, torch.arange(9)[None, None, None]).exp()[0, :, 0]
     same(found[0], [1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
     same(found[1], [1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
-    (gradient,) = torch.autograd.grad(mask(torch.tensor([[[[0, 5]]]])).sum(), mask.fraction)
+    some = mask.log_weights(spans, torch.tensor([[[[0, 5]]]]))
+    (gradient,) = torch.autograd.grad(some.sum(), mask.fraction)
     # The own key has weight 1 for every span; at distance 5 the slope is S / (R m), or none.
     same(gradient.flatten(), [0.0, 10.0 / (4.0 * 0.5)])
 
@@ -178,6 +180,12 @@ def test_the_penalty_alone(start: float) -> None:
         optimizer.step()
         assert 0.0 <= float(mask.fraction.detach().min()) <= start
     assert float(mask.fraction.detach().max()) == 0.0
+
+
+def test_spans_that_all_layers_share_are_penalised_once() -> None:
+    spans = block("pre_ln", span={"start": 0.5, "penalty": 0.5}, share="all")
+    model = tiny.causal_model(spans, decoder_depth=3)
+    assert float(auxiliary_terms(model, torch.tensor(9.0))["span"].detach()) == 0.25 * LONGEST
 
 
 def test_layers_add_their_penalties_and_spans_stay_below_the_longest() -> None:
@@ -279,15 +287,15 @@ def test_probes_see_the_soft_mask_and_spans_in_tokens(carry: Any) -> None:
     model = drawn(tiny.causal_model(block("pre_ln", residual_attention=carry)))
     checked = []
 
-    def hook(module: Attention, args: Any, output: Any) -> None:
-        mask, _, total = scores(module, args, output[1])
+    def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
+        mask, _, total = scores(module, args, kwargs, output[1])
         maps = softmax_map(total, mask, module.spec.score_divisor)
         heads = (maps @ args[2]).transpose(1, 2).flatten(2)
         same(module.output(heads), output[0])
         checked.append(maps)
 
     for _, layer in model.decoder.layers:
-        layer.self_attention.register_forward_hook(hook)
+        layer.self_attention.register_forward_hook(hook, with_kwargs=True)
     model(tiny.words(2, 19))
     assert len(checked) == 2
     spans = {place: value for place, value in learned_gains(model) if place.quantity == "span"}

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 LOCAL = {"localised_span": LocalisedSpan(query_block=3, memory=2)}
 ADAPTIVE = {"adaptive_span": AdaptiveSpan(longest=6, ramp=2.0, start=0.4)}
+DYNAMIC = {"adaptive_span": AdaptiveSpan(longest=6, ramp=2.0, dynamic_bias=-0.5)}
 HALTING = {"share": "all", "halting": HaltingSpec(), "step_signal": "sinusoidal"}
 SHARED = {"share": "all", "step_signal": "learned"}
 
@@ -36,6 +37,8 @@ PAIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a localised span and shared steps": ("realformer", "sinusoidal", {**LOCAL, **SHARED}),
     "a localised span and halting": ("pre_ln", "rope", {**LOCAL, **HALTING}),
     "adaptive spans and shared steps": ("post_ln", "learned", {**ADAPTIVE, **SHARED}),
+    "dynamic spans and shared steps": ("post_ln", "learned", {**DYNAMIC, **SHARED}),
+    "relative and dynamic spans": ("realformer", "relative", DYNAMIC),
     "shaped, relative, localised": ("sas", "relative", LOCAL),
 }
 

@@ -285,11 +285,16 @@ def test_probes_see_whole_maps(carry: Any, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(fold, "FEWEST", fewest)
         seen: list[Tensor] = []
 
-        def hook(module: Attention, args: Any, output: Any, seen: list[Tensor] = seen) -> None:
-            mask, _, total = scores(module, args, output[1])
+        def hook(
+            module: Attention, args: Any, kwargs: Any, output: Any, seen: list[Tensor] = seen
+        ) -> None:
+            mask, _, total = scores(module, args, kwargs, output[1])
             seen.append(softmax_map(total, mask, module.spec.score_divisor))
 
-        handles = [b.self_attention.register_forward_hook(hook) for _, b in model.decoder.layers]
+        handles = [
+            b.self_attention.register_forward_hook(hook, with_kwargs=True)
+            for _, b in model.decoder.layers
+        ]
         with torch.no_grad(), ActivationHooks(model) as hooks:
             hooks.expect(model.present(tokens))
             model(tokens)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.halting import HaltingSpec
-from lightning_app.models.transformer import count_steps_of, stacks
+from lightning_app.models.transformer import count_tokens_of, stacks
 from tests import tiny
 from tests.models.test_reference import Parameters, check_slopes
 from tests.reference import REFERENCE, Reference, predict_masked, predict_next, translate
@@ -105,7 +105,7 @@ def test_translation_equals_reference(case: Case) -> None:
         case.reference, tiny.numpy_parameters(model), case.sizes(), source.numpy(), target.numpy()
     )
     real = {"encoder": source != tiny.PAD, "decoder": target != tiny.PAD}
-    count_steps_of(model, real)
+    count_tokens_of(model, real)
     same(model(source, target)[real["decoder"]], found.logits[real["decoder"].numpy()])
     if case.block.halting is None:
         return
@@ -165,7 +165,7 @@ def test_gradient_equals_differences_of_reference(case: Case) -> None:
         ponder = 0.0 if case.steps.epsilon is None else case.steps.ponder["decoder"].sum()
         return float((logits * weight.numpy()).sum() + TAU * ponder)
 
-    count_steps_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
+    count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
     loss = (model(tokens) * weight).sum()
     if model.decoder.halting is not None:
         term = model.decoder.halting.auxiliary_terms()["ponder"]

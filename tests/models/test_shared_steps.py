@@ -22,7 +22,7 @@ from lightning_app.blocks.stack import Stack
 from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
 from lightning_app.models.positions import Places
 from lightning_app.models.search import Marks, SearchConfig, search
-from lightning_app.models.transformer import BlockStack, count_steps_of, stacks
+from lightning_app.models.transformer import BlockStack, count_tokens_of, stacks
 from tests import tiny
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
@@ -200,7 +200,7 @@ def test_padding_and_other_rows_change_nothing(preset: str) -> None:
     source, target = pad(source, (0, 5)), pad(target, (0, 3))
 
     def run(source: Tensor, target: Tensor) -> tuple[Tensor, list[float]]:
-        count_steps_of(model, model.present(source, target))
+        count_tokens_of(model, model.present(source, target))
         logits = model(source, target)
         cost = auxiliary_terms(model, torch.tensor(1.0))["ponder"]
         counts = [
@@ -261,7 +261,7 @@ def test_all_halt_at_once_where_the_bias_is_large() -> None:
     """b_h = 20: one application of the block, R = 1, a cost of 2 for each token."""
     model = causal(shared("pre_ln", halting=HaltingSpec(bias=20.0, ponder_weight=1.0))).train()
     tokens = tiny.words(3, 7)
-    count_steps_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
+    count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
     logits = model(tokens)
     cost = auxiliary_terms(model, torch.tensor(21.0))["ponder"]
     assert cost.item() == pytest.approx(2.0)
@@ -294,7 +294,7 @@ def test_every_form_of_carried_scores_serves_shared_steps(form: Form, carry: Any
     block = halting("post_ln", residual_attention=carry)
     model = causal(block).train()
     tokens, weight = tiny.words(3, 7), torch.randn(3, 7, tiny.VOCABULARY)
-    count_steps_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
+    count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
     found = []
     for chosen in ("plain", form):
         with attention_form(chosen):

@@ -16,7 +16,7 @@ from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.objectives.chunked_cross_entropy import output_sums
 from lightning_app.task_facts import TASKS
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.causal_lm import CausalBatch
+from lightning_app.tasks.causal_windows import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import tiny

@@ -21,7 +21,7 @@ from lightning_app.probes.probe import evenly_spaced, probe, snapshot, untouched
 from lightning_app.probes.table import MODEL, Place, Row
 from lightning_app.task_facts import STACKS, TASKS
 from lightning_app.tasks.base import Task, build_task
-from lightning_app.tasks.causal_lm import CausalBatch
+from lightning_app.tasks.causal_windows import CausalBatch
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
 from tests import warm

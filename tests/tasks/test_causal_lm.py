@@ -1,6 +1,7 @@
 """Windows of a running text, each token predicted once, and the scores of its bytes and words."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_app.data.config import DataConfig
+from lightning_app.config import resolve
+from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
 from lightning_app.data.tokenizer import EOS, PAD, UNK
 from lightning_app.errors import UserError
+from lightning_app.experiment import cell_id
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.objectives.base import Evaluated, ObjectiveConfig
-from lightning_app.tasks.base import build_task
-from lightning_app.tasks.causal_lm import CausalBatch, CausalLanguageModelling, CausalRows
+from lightning_app.tasks.base import build_task, to_device
+from lightning_app.tasks.causal_lm import CausalLanguageModelling
+from lightning_app.tasks.causal_windows import CausalBatch, CausalRows
 from tests import tiny
 
 TEXT = {
@@ -233,14 +237,168 @@ def test_what_is_counted_is_said(corpus: PreparedCorpus) -> None:
     rows = {split: CausalRows(corpus, split, 6, 3) for split in ("valid", "test")}
     said = task().describe({"train": CausalRows(corpus, "train", 6, seed=1), **rows})
     assert (
-        "; valid: each of 34 tokens is predicted once, in windows that begin every 3 tokens; "
-        "34 bytes and 13 words, the end of a line counted as one of each" in said
+        "; valid: each of 34 tokens is predicted once, in windows of 6 tokens that begin every 3 "
+        "tokens; 34 bytes and 13 words, the end of a line counted as one of each" in said
     )
+
+
+DOCUMENTS = "\n\none\ntwo\n\n  \nthree\n\nfour\nfive\n"
+"""Three documents: the blank lines before the first are a part of it, all others end one."""
+
+
+@pytest.fixture
+def documents(root: Path, text_config) -> PreparedCorpus:
+    for split in TEXT:
+        (root / f"{split}.txt").write_text(DOCUMENTS)
+    return prepare(text_config(root, task="causal_lm", tokenizer="char"))
+
+
+def spelled(corpus: PreparedCorpus, ids: Any) -> str:
+    return "".join("\n" if i == EOS else corpus.tokenizer.decode([i]) for i in ids)
+
+
+def test_documents_end_with_their_separators(documents: PreparedCorpus) -> None:
+    ids = np.asarray(documents.ids("valid", "text")).tolist()
+    begins = [*documents.documents("valid").tolist(), len(ids)]
+    parts = [ids[begin:end] for begin, end in pairwise(begins)]
+    assert ["".join(spelled(documents, part).split()) for part in parts] == [
+        "onetwo",
+        "three",
+        "fourfive",
+    ]
+    assert [part.count(EOS) for part in parts] == [6, 2, 2]
+    assert documents.meta["documents"] == {"train": 3, "valid": 3, "test": 3}
+
+
+@pytest.mark.parametrize(
+    ("lines", "begins"),
+    [
+        ("a|b|---|c|---|---|d|---", [0, 3, 6]),
+        ("---|a|--- |b", [0, 3]),
+        ("a||b", [0]),
+        ("---", [0]),
+    ],
+)
+def test_a_stated_separator(lines: str, begins: list[int]) -> None:
+    config = DataConfig(
+        name="text", task="causal_lm", root=".", vocab_size=9, document_separator="---"
+    )
+    assert CORPORA["text"]().documents(config, lines.split("|")) == begins
+
+
+def test_the_separator_is_a_part_of_the_prepared_corpus(root: Path, text_config) -> None:
+    for split in TEXT:
+        (root / f"{split}.txt").write_text("a\n\nb\n---\nc\n\nd\n" * 3)
+    found = []
+    for separator in ("", "---"):
+        config = text_config(root, task="causal_lm", document_separator=separator)
+        found.append(prepare(config).documents("train").tolist())
+    assert found == [[0, 3, 10, 15, 22, 27, 34], [0, 7, 19, 31]]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("window", "stride"), [(9, None), (9, 3), (50, None)])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_masked_documents_give_the_loss_of_an_explicit_loop(
+    documents: PreparedCorpus, window: int, stride: int | None, positions: str
+) -> None:
+    """Each token once, from those of its document in its window alone; the first from EOS."""
+    rows = CausalRows(documents, "valid", window, stride, masked=True)
+    model: Any = task().build_model(
+        tiny.architecture(kind="decoder", positions=positions),
+        tiny.BlockConfig(),
+        documents.meta["vocab_size"],
+    )
+    tiny.randomise(model).eval()
+    ids = np.asarray(documents.ids("valid", "text")).tolist()
+    begins, text, expected = documents.documents("valid").tolist(), [EOS, *ids], 0.0
+    step = stride or window
+    with torch.no_grad():
+        for place, token in enumerate(ids):
+            later = max(0, place + 1 - window)
+            begin = max(-(-later // step) * step, *(b for b in begins if b <= place), 0)
+            if stride is None:
+                begin = max(place // window * window, begin)
+            logits = model(torch.tensor([text[begin : place + 1]]))[0, -1]
+            expected -= float(logits.log_softmax(dim=-1)[token])
+        found = [task().sums(model, rows[0, wanted]) for _, wanted in rows.sampler(40)]
+    assert sum(float(of.nll) for of in found) == pytest.approx(expected, rel=1e-12)
+    assert sum(int(of.tokens) for of in found) == len(ids)
+
+
+def test_batches_say_the_document_of_each_token(documents: PreparedCorpus) -> None:
+    """Also to a rank without windows, in windows alone, and in a cut one."""
+    rows = CausalRows(documents, "train", 7, seed=1, masked=True)
+    batch = everything(rows)
+    assert batch.documents is not None
+    begins = documents.documents("train")
+    labels = [int(sum(begins <= place)) - 1 for place in range(batch.labels.numel())]
+    assert batch.documents.flatten().tolist() == labels
+    blank = CausalRows(documents, "train", 7, None, 1, 2, 3, masked=True)[0, np.array([1, 0])]
+    assert blank.documents is not None
+    assert blank.documents.tolist() == [[0]]
+    alone = task().alone(batch, 9)
+    assert alone.documents is not None
+    assert alone.documents.tolist() == batch.documents[1:2, :3].tolist()
+    model: Any = tiny.randomise(tiny.causal_model("pre_ln", max_positions=7))
+    words = batch._replace(tokens=tiny.words(*batch.tokens.shape))
+    whole = task().predictions(model, words).logits[9]
+    torch.testing.assert_close(task().predictions(model, task().alone(words, 9)).logits[-1], whole)
+    moved = to_device(batch, torch.device("cpu"))
+    assert torch.equal(moved.documents, batch.documents)
+    joined = everything(CausalRows(documents, "train", 7, seed=1))
+    assert joined.documents is None
+    assert to_device(joined, torch.device("cpu")).documents is None
+    assert torch.equal(joined.tokens, batch.tokens)
+    assert torch.equal(joined.labels, batch.labels)
+
+
+def test_the_number_of_documents_is_said(documents: PreparedCorpus) -> None:
+    rows = {split: CausalRows(documents, split, 6, masked=True) for split in TEXT}
+    said = "windows of 6 tokens that begin every 6 tokens, each of 3 documents alone"
+    assert task().describe(rows).count(said) == 3
+    joined = {split: CausalRows(documents, split, 6) for split in TEXT}
+    assert "documents" not in task().describe(joined)
+
+
+def test_a_training_split_of_one_document_is_refused(root: Path, text_config) -> None:
+    (root / "train.txt").write_text("the dog\nthe cat\n" * 9)
+    made = prepare(text_config(root, task="causal_lm"))
+    with pytest.raises(UserError, match=r"true, but the train split is one document; false"):
+        CausalRows(made, "train", 6, seed=1, masked=True)
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        (
+            {"intra_document_masking": True, "task": "masked_lm"},
+            r"data\.intra_document_masking is true: data\.task 'masked_lm' does not read documents",
+        ),
+        (
+            {"intra_document_masking": True, "name": "tinyshakespeare"},
+            r"data\.intra_document_masking is true: data\.name 'tinyshakespeare' has no documents",
+        ),
+        (
+            {"intra_document_masking": True, "name": "synthetic"},
+            r"data\.intra_document_masking is true: data\.name 'synthetic' has no documents",
+        ),
+        (
+            {"intra_document_masking": True, "name": "wikitext2", "order": "streams"},
+            r"data\.intra_document_masking is true: data\.order 'streams' reads a text across",
+        ),
+        (
+            {"document_separator": "---", "name": "wikitext2"},
+            r"data\.document_separator is '---': data\.name 'wikitext2' and .* have no such line",
+        ),
+        (
+            {"document_separator": "---", "name": "text", "root": ".", "task": "masked_lm"},
+            r"data\.document_separator is '---': .* data\.task 'masked_lm' have no such line",
+        ),
+        (
+            {"document_separator": "-\n-", "name": "text", "root": "."},
+            r"data\.document_separator is '-\\n-': one line needed",
+        ),
         ({"evaluation_stride": 0}, r"data\.evaluation_stride is 0: 1 to data\.window 128 needed"),
         ({"evaluation_stride": 129}, r"data\.evaluation_stride is 129: 1 to data\.window 128"),
         (
@@ -258,6 +416,42 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], said
         DataConfig(**given | fields)
 
 
+def masked_config(root: Path, **block: Any) -> dict[str, Any]:
+    """Return a config whose windows mask documents, as a user writes it."""
+    return {
+        "trainer": {"max_steps": 3},
+        "model": {
+            "block": {"preset": "pre_ln", **block},
+            "architecture": {"kind": "decoder", "decoder_depth": 1, "model_dim": 8, "ff_dim": 8},
+            "objective": {"kind": "causal_lm"},
+        },
+        "data": {
+            **{"name": "text", "root": str(root), "cache": str(root / "cache"), "window": 6},
+            **{"tokenizer": "char", "vocab_size": None, "intra_document_masking": True},
+        },
+    }
+
+
+def test_blocks_of_queries_are_refused_with_documents(root: Path) -> None:
+    """They would lie elsewhere in a document than if it were alone; a sliding window does not."""
+    span = {"query_block": 2, "memory": 4}
+    with pytest.raises(
+        UserError, match=r"masking with localised_span query_block 2: .* query_block 1$"
+    ):
+        resolve(masked_config(root, localised_span=span), "mine.yaml")
+    joined = masked_config(root, localised_span=span)
+    joined["data"]["intra_document_masking"] = False
+    resolve(joined, "mine.yaml")
+    resolve(masked_config(root, localised_span={**span, "query_block": 1}), "mine.yaml")
+
+
+def test_another_masking_is_another_experiment(root: Path) -> None:
+    masked, joined = masked_config(root), masked_config(root)
+    del joined["data"]["intra_document_masking"]
+    one, two = (cell_id(resolve(tree, "x.yaml")) for tree in (masked, joined))
+    assert one != two
+
+
 def test_too_short_a_split_is_refused(corpus: PreparedCorpus) -> None:
     with pytest.raises(UserError, match=r"data\.window is 5000, but the train split has"):
         CausalRows(corpus, "train", 5000, seed=1)
@@ -270,7 +464,7 @@ def test_label_smoothing_is_off_by_default() -> None:
 
 
 def test_wikitext2_has_the_published_counts(shared_data: Path, tmp_path: Path) -> None:
-    """Merity et al. 2017 count 2,088,628 / 217,646 / 245,569 tokens, the end of a line one."""
+    """Merity et al. 2017: 2,088,628 / 217,646 / 245,569 tokens, the end of a line one; articles."""
     made = prepare(
         DataConfig(
             name="wikitext2",
@@ -285,6 +479,12 @@ def test_wikitext2_has_the_published_counts(shared_data: Path, tmp_path: Path) -
     assert words == [2_088_628, 217_646, 245_569]
     assert len(made.ids("valid", "text")) == made.meta["text"]["valid"]["bytes"]
     assert "blank lines left out" not in made.meta["protocol"]
+    assert made.meta["documents"] == {"train": 600, "valid": 60, "test": 60}
+    ids = made.ids("test", "text")
+    titles = [spelled(made, ids[i : i + 40]) for i in made.documents("test").tolist()]
+    assert titles[0].startswith("\n= Robert <unk> =\n\n")
+    assert titles[1].startswith("= Du Fu =\n\n")
+    assert all(title.startswith("= ") and title[2] != "=" for title in titles[1:])
 
 
 def test_tinyshakespeare_is_the_split_of_nanogpt(shared_data: Path, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lightning_app.analysis.grid_results import CellResult
-from lightning_app.tables import Curve
+from lightning_app.run_folder import METRICS
+from lightning_app.tables import Curve, column_names
 from lightning_app.task_facts import LOSS
 
 TRAIN, VALID = "train/nll", LOSS
@@ -26,6 +27,11 @@ class Log:
 def read_log(cell: CellResult, wanted: Callable[[str], bool]) -> Log:
     """Read the columns of `metrics.csv` whose tag is `wanted`."""
     return Log(finite_curves(cell, wanted))
+
+
+def logs(cell: CellResult, start: str) -> bool:
+    """Whether the run has logged a value under a tag with this start."""
+    return any(tag.startswith(start) for tag in column_names(cell.folder / METRICS))
 
 
 def finite_curves(cell: CellResult, wanted: Callable[[str], bool]) -> dict[str, Curve]:

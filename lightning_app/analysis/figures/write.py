@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -14,13 +14,16 @@ from lightning_app.analysis.figures import (
     need,
     rates,
     resources,
+    spans,
     stable,
+    steps,
     training,
     twins,
 )
 from lightning_app.analysis.figures.drawing import FigureFiles, Part, Question, Sketch
 from lightning_app.analysis.figures.files import pdf, svg
 from lightning_app.analysis.figures.logs import SECONDS, TRAIN, VALID, read_log
+from lightning_app.analysis.figures.probes import has_probes
 from lightning_app.analysis.figures.slices import drawn_slices
 from lightning_app.analysis.figures.style import colours, styled
 from lightning_app.analysis.grid_results import CellResult, GridResults
@@ -60,6 +63,8 @@ OF_A_GROUP = (
     FigureKind("rate_by_warmup", "need", stable.rate_by_warmup),
     FigureKind("resources", "cost", resources.resources),
     FigureKind("frontier", "stable", stable.frontier),
+    FigureKind("spans", "inside", spans.span_figures),
+    FigureKind("halting", "inside", steps.halting_figures),
     FigureKind("probes", "inside", twins.twins),
     FigureKind("gains", "inside", gains.gain_figures),
     FigureKind(
@@ -72,6 +77,12 @@ OF_A_GROUP = (
     ),
 )
 FIRST = ("loss_by_rate", "rate_by_warmup")  # what a grid of several rates opens with
+OF_SOME = ("spans", "halting")  # of grids with such runs alone
+GIVING_WAY = {
+    "attention_distance": "distances of attention maps to the layer below",
+    "attention_entropy": "entropies of attention maps",
+}
+"""The kinds that are not drawn beside those of `OF_SOME`, one for each of them, in this order."""
 QUESTIONS: tuple[Question, ...] = get_args(Question)
 KINDS = sorted(
     (OF_RATES, *OF_A_GROUP, *OF_A_RATE),
@@ -100,11 +111,29 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
             drawings[OF_RATES.name] += _draw(OF_RATES, part, folder, suffix)
         for group, suffix in zip(groups, _numbers(len(groups)), strict=True):
             part = _over_rates(grid, [group], _most(grid, len(groups)))
-            for kind in OF_A_GROUP:
-                drawings[kind.name] += _draw(kind, part, folder, suffix)
+            for name, drawn in _of_a_group(part, folder, suffix).items():
+                drawings[name] += drawn
     drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
     _remove_others(folder, {drawing.path.stem for drawing in drawn})
     return drawn
+
+
+def _of_a_group(part: Part, folder: Path, suffix: str) -> dict[str, list[FigureFiles]]:
+    """The figures of the inside of some runs give way to others; these say so."""
+    found: dict[str, list[FigureFiles]] = {}
+    given_way: list[str] = []
+    for kind in OF_A_GROUP:
+        if kind.name in given_way:
+            continue
+        found[kind.name] = _draw(kind, part, folder, suffix)
+        if found[kind.name] and kind.name in OF_SOME:
+            name = list(GIVING_WAY)[len(given_way)]
+            given_way.append(name)
+            if any(has_probes(cell) for cell in part.cells):
+                *others, last = found[kind.name]
+                text = f"{last.text} Not drawn, to keep the report short: {GIVING_WAY[name]}."
+                found[kind.name] = [*others, replace(last, text=text)]
+    return found
 
 
 def _most(grid: GridResults, groups: int) -> int:

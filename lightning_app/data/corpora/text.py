@@ -1,5 +1,7 @@
 """Text files of the user."""
 
+from collections.abc import Sequence
+
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 
 
@@ -8,8 +10,19 @@ class Text(CorpusReader):
     """Files of lines in `data.root`, of one language or of two."""
 
     tokenized = False
+    separated = True
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
         """Return column -> names; a file of one language may also end in .txt."""
         names = super().file_names(config, stem)
         return names if config.pairs else {"text": (*names["text"], f"{stem}.txt")}
+
+    def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int]:
+        """Return the first line, and each after a separator, which is the last of its document."""
+        separates = [line.strip() == config.document_separator.strip() for line in lines]
+        begins = [
+            place
+            for place, apart in enumerate(separates)
+            if not apart and (place == 0 or separates[place - 1])
+        ]
+        return [0, *begins[1:]]  # separators before the first document are a part of it

@@ -1,5 +1,7 @@
 """WikiText-2: English articles, word level (Merity et al. 2017, 1609.07843)."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from lightning_app.data.download import hub_name, load_from_hub, write_lines
 from lightning_app.data.source import Source, split_sizes
 
 _HUB = "Salesforce/wikitext"
+_TITLE = re.compile("= (?!= ).*(?<! =) =")
 _LINES = {"train": 36_718, "valid": 3_760, "test": 4_358}
 
 
@@ -33,6 +36,19 @@ class WikiText2(CorpusReader):
         splits: dict[str, Any] = load_from_hub(config, _HUB, "wikitext-2-v1", None)
         for split, rows in splits.items():
             write_lines(folder / f"wiki.{split}.tokens", (row["text"] for row in rows))
+
+    def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int]:
+        """Return the titles of the articles: ``= Title =`` between two blank lines."""
+
+        def blank(place: int) -> bool:
+            return not 0 <= place < len(lines) or not lines[place].strip()
+
+        titles = [
+            place
+            for place, line in enumerate(lines)
+            if _TITLE.fullmatch(line.strip()) and blank(place - 1) and blank(place + 1)
+        ]
+        return [0, *titles[1:]]  # the blank line before the first article is a part of it
 
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]

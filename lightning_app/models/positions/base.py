@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -32,7 +33,7 @@ class LayerTable(nn.Module, ABC):
     """Positions that are added to the stream before one layer."""
 
     @abstractmethod
-    def forward(self, places: Places) -> Float[Tensor, "#token model"]:
+    def forward(self, places: Places) -> Float[Tensor, "*batch #token model"]:
         """Return the rows of the newest tokens."""
 
 
@@ -43,9 +44,13 @@ Place = Callable[[Places], Placed]
 class Positions:
     """One kind of positions; this base ignores order. A subclass overrides what it uses."""
 
+    absolute: ClassVar[bool] = False
+    """Whether a token enters a model with its position in the text."""
+
     model_dim: int
     num_heads: int
     max_positions: int
+    clamp_length: int | None = None
 
     def check(self) -> None:
         """Refuse sizes that these positions cannot have.

@@ -39,14 +39,16 @@ class LearnedLayerTable(LayerTable):
         self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
         nn.init.normal_(self.weight)
 
-    def forward(self, places: Places) -> Float[Tensor, "#token model"]:
-        return self.weight.index_select(0, places.newest)
+    def forward(self, places: Places) -> Float[Tensor, "*batch #token model"]:
+        return nn.functional.embedding(places.absolute, self.weight)
 
 
 @final
 @POSITIONS.register("learned")
 class Learned(Positions):
     """Devlin et al. 2019, BERT (1810.04805)."""
+
+    absolute = True
 
     @property
     def longest(self) -> float:
@@ -64,6 +66,8 @@ class LearnedPerLayer(Positions):
     In a dual stream P_l is added to both parts, as positions of the embedding are. No dropout acts
     on it.
     """
+
+    absolute = True
 
     @property
     def longest(self) -> float:

@@ -46,6 +46,8 @@ class Sinusoids(Table):
 class Sinusoidal(Positions):
     """Vaswani et al. 2017 (1706.03762), section 3.5."""
 
+    absolute = True
+
     def check(self) -> None:
         if self.model_dim % 2:
             raise ValueError(f"model_dim {self.model_dim}: sinusoidal positions need an even width")

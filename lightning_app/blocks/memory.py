@@ -1,0 +1,133 @@
+"""Segment recurrence: a layer also reads the inputs that it had in the segments before."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lightning_app.blocks.masks import Mask, causal_mask
+from lightning_app.blocks.placed import Places
+from lightning_app.blocks.window import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySpec:
+    """The memory of each layer (Dai et al. 2019, Transformer-XL, 1901.02860, section 3.2).
+
+    With h the input of a layer and m its last M inputs before the segment, without gradient:
+
+    ``Q = N(h) W_q``, ``K = N([m ; h]) W_k``, ``V = N([m ; h]) W_v``, ``m' = last M of [m ; h]``
+
+    N is the norm before the sub-layer, if there is one. A token sees the whole memory and the
+    tokens of its segment up to itself. The memory is empty at the start of a text. Read so, a text
+    has the states that it has in one pass with ``localised_span: {query_block: T, memory: M}``,
+    T the length of a segment; the gradients differ.
+    """
+
+    length: int = 0
+    """M in training, in tokens; 0 for no memory."""
+    evaluation_length: int | None = None
+    """M in evaluation, and the number of tokens that a generated token sees before itself, with 0
+    all of them; null for length."""
+    same_length: bool = False
+    """Each token sees the same number of keys, the last M including itself."""
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise ValueError(f"memory length {self.length}: at least 0")
+        if self.evaluation_length is not None and self.evaluation_length < 0:
+            raise ValueError(f"memory evaluation_length {self.evaluation_length}: at least 0")
+        if self.same_length and min(self.lengths) == 0:
+            raise ValueError(
+                "memory same_length true with a length of 0: no token would see a key; take false"
+            )
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """M in training and in evaluation."""
+        evaluation = self.length if self.evaluation_length is None else self.evaluation_length
+        return self.length, evaluation
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no memory at all."""
+        return max(self.lengths) == 0
+
+    def tokens(self, *, training: bool) -> int:
+        """Return M."""
+        return self.lengths[0 if training else 1]
+
+    def window(self, *, training: bool) -> Window | None:
+        """Return the keys that a segment of one token sees; None for all before it, if M is 0."""
+        tokens = self.tokens(training=training)
+        return Window(before=tokens - int(self.same_length)) if tokens else None
+
+    def check(self, longest: int) -> None:
+        """Refuse a memory that is shorter than the spans of the heads, `longest` at most.
+
+        Raises:
+            ValueError: naming the fields and what would be right.
+        """
+        least = longest + int(self.same_length)
+        short = [tokens for tokens in self.lengths if 0 < tokens < least]
+        if short:
+            raise ValueError(
+                f"memory of {short[0]} tokens with adaptive_span longest {longest}, same_length "
+                f"{str(self.same_length).lower()}: tokens of a segment would see less far back "
+                f"than their spans reach; use a memory of at least {least}"
+            )
+
+
+@final
+class SegmentMemory(NamedTuple):
+    """The last inputs of each layer, oldest first: as many tokens in every layer."""
+
+    layers: tuple[Float[Tensor, "batch memory model"], ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.layers[0].shape[1]
+
+    def after(self, inputs: list[Float[Tensor, "batch token model"]], most: int) -> "SegmentMemory":
+        """Return the memory after a segment with the `inputs` of its layers, without gradient."""
+        joined = [torch.cat(pair, dim=1) for pair in zip(self.layers, inputs, strict=True)]
+        return SegmentMemory(tuple(x[:, max(0, x.shape[1] - most) :].detach() for x in joined))
+
+
+@final
+class Recurrence(NamedTuple):
+    """One pass over a segment: the memory before it, and the inputs of its layers as they come."""
+
+    memory: SegmentMemory
+    inputs: list[Tensor]
+
+
+def empty_memory(layers: int, x: Float[Tensor, "batch token model"]) -> SegmentMemory:
+    """Return the memory at the start of texts whose embedding is `x`."""
+    return SegmentMemory((x.detach()[:, :0],) * layers)
+
+
+def segment_mask(
+    tokens: int, memory: int, limit: int | None, device: torch.device
+) -> tuple[Mask, Places | None]:
+    """Return the keys that each token of a segment sees, and the places of tokens and keys.
+
+    Positions count from the first token of the memory.
+
+    Args:
+        tokens: The tokens of the segment.
+        memory: The tokens of the memory, which are the first keys.
+        limit: The number of keys that a token sees, itself included; None for all.
+        device: That of the segment.
+    """
+    if not memory and (limit is None or tokens <= limit):
+        return causal_mask(tokens, device), None
+    keys = torch.arange(memory + tokens, device=device)
+    newest = keys[memory:]
+    distance = newest[:, None] - keys
+    seen = distance >= 0
+    if limit is not None:
+        seen = seen & (distance < limit)
+    return Mask(len(keys), device, seen=seen[None, None]), Places(newest, keys[None], memory)

@@ -1,0 +1,402 @@
+"""Segment recurrence against its equation, and against one pass over the whole text."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_app.blocks.adaptive_span import AdaptiveSpan
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.halting import HaltingSpec
+from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.memory import MemorySpec, SegmentMemory, segment_mask
+from lightning_app.blocks.placed import Places
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.window import LocalisedSpan
+from lightning_app.models.heads import CausalLanguageModel
+from tests import tiny
+from tests.reference import REFERENCE, predict_next
+from tests.reference_memory import predict_segment
+from tests.slopes import check_slopes
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+T = 4
+LENGTHS = (2, 4, 6, 9, 30)
+MAIN = ("post_ln", "pre_ln", "realformer", "sas", "dual_stream")
+
+
+def architecture(positions: str, **changes: Any) -> dict[str, Any]:
+    """Sizes of a decoder alone; rope turns pairs, so its heads have an even width."""
+    even = {"model_dim": 12} if positions == "rope" else {}
+    return {"positions": positions, "decoder_depth": 3, **even, **changes}
+
+
+def model(
+    preset: str, memory: MemorySpec | None, positions: str = "relative", **axes: Any
+) -> CausalLanguageModel:
+    config = BlockConfig(preset=preset, memory=memory, **axes)
+    return tiny.randomise(tiny.causal_model(config, **architecture(positions, activation="gelu")))
+
+
+def alike(
+    one: CausalLanguageModel,
+    preset: str,
+    positions: str,
+    memory: MemorySpec | None = None,
+    **axes: Any,
+) -> CausalLanguageModel:
+    """Return a model with the parameters of `one` and another block."""
+    other = model(preset, memory, positions, **axes)
+    other.load_state_dict(one.state_dict())
+    return other
+
+
+def read(made: CausalLanguageModel, tokens: Tensor, length: int = T) -> Tensor:
+    """Return the states of texts that are read in segments."""
+    memory, found = None, []
+    for segment in tokens.split(length, dim=1):
+        states, memory = made.states_after(memory, segment)
+        found.append(states)
+    return torch.cat(found, dim=1)
+
+
+def close(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(
+        torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("positions", ["relative", "relative_untied", "rope"])
+@pytest.mark.parametrize("preset", MAIN)
+def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length: int) -> None:
+    """The naive reference, with the mask of l_q = T and l_m = M over the whole text."""
+    made, tokens = model(preset, MemorySpec(length=length), positions), tiny.words(2, 14)
+    sizes = tiny.reference_sizes(
+        tiny.architecture(kind="decoder", **architecture(positions, activation="gelu"))
+    )
+    limited = replace(REFERENCE[preset], localised_span=(T, length))
+    expected = predict_next(limited, tiny.numpy_parameters(made), sizes, tokens.numpy())
+    close(made.embedding.logits(read(made, tokens)), expected)
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("length", [3, 6])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_reads_in_segments(preset: str, length: int) -> None:
+    made, tokens = model(preset, MemorySpec(length=length)).eval(), tiny.words(2, 14)
+    span = LocalisedSpan(query_block=T, memory=length)
+    whole = alike(made, preset, "relative", localised_span=span).eval()
+    close(read(made, tokens), whole.states(tokens))
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("carry", ["sum", "mean", "qk_sum"])
+@pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
+def test_chains_in_every_form(form: Any, carry: Any) -> None:
+    """Forward, and the gradient of the last segment."""
+    made = model("sas", MemorySpec(length=6), "rope", residual_attention=carry)
+    tokens = tiny.words(2, 12)
+    with torch.no_grad():
+        first, second = (tokens[:, a : a + T] for a in (0, T))
+        memory = made.states_after(made.states_after(None, first)[1], second)[1]
+    found = []
+    for used in ("plain", form):
+        with attention_form(used):
+            states = made.states_after(memory, tokens[:, 2 * T :])[0]
+        gradients = torch.autograd.grad(states.square().sum(), list(made.decoder.parameters()))
+        found.append((states, *gradients))
+    for plain, other in zip(*found, strict=True):
+        close(other, plain)
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("positions", ["relative", "rope"])
+@pytest.mark.parametrize("preset", MAIN)
+def test_gradients_are_those_of_the_equation(
+    preset: str, positions: str, same_length: bool
+) -> None:
+    """Parameters change the keys and values of the memory, but not the memory itself."""
+    spec = MemorySpec(length=6, same_length=same_length)
+    made, tokens = model(preset, spec, positions), tiny.words(1, 11)
+    sizes = tiny.reference_sizes(
+        tiny.architecture(kind="decoder", **architecture(positions, activation="gelu"))
+    )
+    memory, before = None, [np.zeros((1, 0, sizes_of(made)))] * 3
+    at, reference = tiny.numpy_parameters(made), REFERENCE[preset]
+    for segment in tokens[:, : 2 * T].split(T, dim=1):
+        states, memory = made.states_after(memory, segment)
+        expected, before = predict_segment(
+            reference, at, sizes, segment.numpy(), before, 6, same_length
+        )
+        close(states, expected)
+        for ours, theirs in zip(memory.layers, before, strict=True):
+            close(ours, theirs)
+    last, weight = tokens[:, 2 * T :], torch.randn(1, 3, sizes_of(made))
+
+    def reference_loss(parameters: Any) -> float:
+        states, _ = predict_segment(
+            reference, parameters, sizes, last.numpy(), before, 6, same_length
+        )
+        return float((states * weight.numpy()).sum())
+
+    check_slopes(made, (made.states_after(memory, last)[0] * weight).sum(), reference_loss)
+
+
+def sizes_of(made: CausalLanguageModel) -> int:
+    return made.embedding.model_dim
+
+
+@pytest.mark.parametrize(("tokens", "memory"), [(1, 0), (1, 4), (3, 0), (3, 4), (5, 2)])
+def test_the_term_of_distances_is_its_double_loop(tokens: int, memory: int) -> None:
+    """``(q_i + v) . W r_(i-j)`` of every query and key, one cell at a time."""
+    made = model("pre_ln", MemorySpec(length=6))
+    place: Any = made.decoder.place
+    before, here = (
+        place(Places(positions, positions[None], int(positions[0]) if len(positions) else 0))
+        for positions in (torch.arange(memory), torch.arange(memory, memory + tokens))
+    )
+    query, key = torch.randn(1, 2, tokens, 5), torch.randn(1, 2, memory + tokens, 5)
+    features = torch.cat([before.keys(key[:, :, :memory]), here.keys(key[:, :, memory:])], dim=2)
+    scores = here.queries(query) @ features.transpose(-1, -2) / features.shape[-1] ** 0.5
+    weight = place.projections[0].weight.unflatten(0, (2, 5))
+    rates = 10000.0 ** (-torch.arange(0, 10, 2) / 10)
+    for h in range(2):
+        for i in range(tokens):
+            for j in range(memory + tokens):
+                angles = (memory + i - j) * rates
+                distance = weight[h] @ torch.cat([angles.sin(), angles.cos()])
+                u, v = (getattr(place.biases[0], part)[h, 0] for part in ("content", "position"))
+                cell = (query[0, h, i] + u) @ key[0, h, j] + (query[0, h, i] + v) @ distance
+                close(scores[0, h, i, j], cell / 5**0.5)
+
+
+def test_no_gradient_reaches_the_segments_before() -> None:
+    """That of the first segment's words is 0; the memory changes that of the keys."""
+    made = model("pre_ln", MemorySpec(length=T))
+    first, second = torch.arange(5, 9)[None], torch.arange(9, 13)[None]
+    _, memory = made.states_after(None, first)
+    states, _ = made.states_after(memory, second)
+    block: Any = made.decoder.blocks[0]
+    table, key = made.embedding.tokens.weight, block.self_attention.key.weight
+    words, keys = torch.autograd.grad(states.square().sum(), [table, key])
+    assert not words[5:9].any()
+    assert bool(words[9:13].any(dim=1).all())
+    drawn = SegmentMemory(tuple(torch.randn_like(layer) for layer in memory.layers))
+    other = made.states_after(drawn, second)[0]
+    (changed,) = torch.autograd.grad(other.square().sum(), [key])
+    assert (keys - changed).abs().max() > 1e-3
+
+
+def test_a_stream_depends_on_itself_alone() -> None:
+    made, tokens = model("realformer", MemorySpec(length=6)), tiny.words(3, 12)
+    together = read(made, tokens)
+    close(torch.cat([read(made, row[None]) for row in tokens]), together)
+    order = torch.tensor([2, 0, 1])
+    close(read(made, tokens[order]), together[order])
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_the_same_number_of_keys(tokens: int, length: int) -> None:
+    """Each query sees ``min(i + 1, M)`` keys, with its own, i from the start of the text."""
+    memory = 0
+    for start in range(0, 3 * tokens, tokens):
+        mask, _ = segment_mask(tokens, memory, length, torch.device("cpu"))
+        seen = mask.allowed.expand(1, 1, tokens, -1).sum(dim=-1).flatten().tolist()
+        assert seen == [min(start + i + 1, length) for i in range(tokens)]
+        memory = min(memory + tokens, length)
+
+
+@pytest.mark.parametrize("preset", ["pre_ln", "sas"])
+def test_the_same_length_is_a_sliding_window(preset: str) -> None:
+    made, tokens = model(preset, MemorySpec(length=5, same_length=True)), tiny.words(2, 14)
+    whole = alike(made, preset, "relative", localised_span=LocalisedSpan(query_block=1, memory=4))
+    close(read(made, tokens), whole.states(tokens))
+
+
+def test_an_output_moves_with_what_it_reaches() -> None:
+    """A layer reaches back from p to ``floor(p / T) T - M``; three layers three times so far."""
+    made, tokens = model("pre_ln", MemorySpec(length=3)), tiny.words(1, 24)
+    reach = 22
+    for _ in range(3):
+        reach = max(0, reach // T * T - 3)
+    assert reach > 0
+    # The last row has the text itself, row p another token at place p.
+    texts = tokens.repeat(24, 1)
+    places = torch.arange(23)
+    texts[places, places] = 5 + (texts[places, places] - 4) % (tiny.VOCABULARY - 5)
+    found = read(made, texts)[:, 22]
+    moved = (found[:23] - found[23]).abs().amax(dim=1) > 1e-12
+    assert moved.tolist() == [place >= reach for place in range(23)]
+
+
+def double_loop(made: CausalLanguageModel, tokens: Tensor, clamp: int) -> Tensor:
+    """The states of one layer over a whole text, each cell of the scores on its own."""
+    block: Any = made.decoder.blocks[0]
+    place: Any = made.decoder.place
+    final_norm: Any = made.decoder.final_norm
+    attention = block.self_attention
+    x = made.embedding(tokens)
+    u = block.around_self.enter(x)
+    query, key, value = (
+        part(u).unflatten(-1, (2, 5)).transpose(1, 2)
+        for part in (attention.query, attention.key, attention.value)
+    )
+    weight, biases = place.projections[0].weight.unflatten(0, (2, 5)), place.biases[0]
+    rates = 10000.0 ** (-torch.arange(0, 10, 2) / 10)
+    scores = torch.full((*query.shape[:3], tokens.shape[1]), -torch.inf)
+    for h in range(2):
+        for i in range(tokens.shape[1]):
+            for j in range(i + 1):
+                angles = min(i - j, clamp) * rates
+                distance = weight[h] @ torch.cat([angles.sin(), angles.cos()])
+                cell = (query[:, h, i] + biases.content[h, 0]) * key[:, h, j]
+                cell = cell + (query[:, h, i] + biases.position[h, 0]) * distance
+                scores[:, h, i, j] = cell.sum(dim=-1) / 5**0.5
+    mixed = (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)
+    after = x + attention.output(mixed)
+    fed = after + block.feed_forward(block.around_ff.enter(after))
+    return final_norm(fed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("clamp", [1, 3, 9])
+def test_large_distances_count_as_one_in_evaluation(clamp: int) -> None:
+    """One pass, in segments and from caches; training does not clamp."""
+    config = BlockConfig(preset="pre_ln", memory=MemorySpec(length=20))
+    sizes = {**architecture("relative", activation="gelu"), "decoder_depth": 1}
+    made = tiny.randomise(tiny.causal_model(config, **sizes, clamp_length=clamp)).eval()
+    tokens = tiny.words(2, 11)
+    expected = double_loop(made, tokens, clamp)
+    close(made.states(tokens), expected)
+    close(read(made, tokens), expected)
+    state, logits = made.start(2), made.embedding.logits(expected)
+    for place in range(11):
+        found, state = made.step(tokens[:, place : place + 1], state)
+        close(found, logits[:, place])
+    close(made.train().states(tokens), double_loop(made, tokens, 11))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", ["realformer", "v_skipinit", "dual_stream"])
+def test_a_clamp_beyond_all_distances_changes_nothing(preset: str) -> None:
+    config = BlockConfig(preset=preset, memory=MemorySpec(length=6))
+    sizes = architecture("relative_untied", activation="gelu")
+    made = tiny.randomise(tiny.causal_model(config, **sizes, clamp_length=9)).eval()
+    tokens = tiny.words(2, 14)
+    expected = read(alike(made, preset, "relative_untied", memory=MemorySpec(length=6)), tokens)
+    close(read(made, tokens), expected)
+
+
+def test_a_memory_of_everything_is_a_causal_pass() -> None:
+    made, tokens = model("realformer", MemorySpec(length=40)), tiny.words(2, 14)
+    close(made.embedding.logits(read(made, tokens)), made(tokens))
+
+
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize(
+    ("spec", "length"),
+    [(MemorySpec(length=2, evaluation_length=5), 5), (MemorySpec(length=5, same_length=True), 4)],
+)
+@pytest.mark.parametrize("preset", ["realformer", "sas"])
+def test_cached_decoding_sees_the_memory_of_evaluation(
+    preset: str, spec: MemorySpec, length: int
+) -> None:
+    """One token at a time: a sliding window over the text, also once old tokens are dropped."""
+    made, tokens = model(preset, spec).eval(), tiny.words(2, 30)
+    whole = alike(
+        made, preset, "relative", localised_span=LocalisedSpan(query_block=1, memory=length)
+    ).eval()
+    expected, state = whole(tokens), made.start(2)
+    for place in range(30):
+        logits, state = made.step(tokens[:, place : place + 1], state)
+        close(logits, expected[:, place])
+    assert state.caches[0].room < 30
+    close(made.embedding.logits(read(made, tokens, 1)), expected)
+
+
+def test_training_and_evaluation_have_lengths_of_their_own() -> None:
+    made, tokens = model("pre_ln", MemorySpec(length=2, evaluation_length=7)), tiny.words(2, 12)
+    for training, length in ((True, 2), (False, 7)):
+        made.train(training)
+        span = LocalisedSpan(query_block=T, memory=length)
+        close(
+            read(made, tokens),
+            alike(made, "pre_ln", "relative", localised_span=span).states(tokens),
+        )
+
+
+def test_adaptive_spans_reach_into_the_memory() -> None:
+    """Of at least S tokens: one pass over the text has the same spans."""
+    span = AdaptiveSpan(longest=5, ramp=2.0, start=0.4, trim=True)
+    made, tokens = model("post_ln", MemorySpec(length=6), adaptive_span=span), tiny.words(2, 14)
+    close(read(made, tokens), alike(made, "post_ln", "relative", adaptive_span=span).states(tokens))
+
+
+def test_shared_layers_have_a_memory_each() -> None:
+    made, tokens = model("pre_ln", MemorySpec(length=6), share="all"), tiny.words(2, 14)
+    span = LocalisedSpan(query_block=T, memory=6)
+    whole = alike(made, "pre_ln", "relative", share="all", localised_span=span)
+    close(read(made, tokens), whole.states(tokens))
+
+
+def test_a_length_of_zero_is_no_memory() -> None:
+    assert model("pre_ln", MemorySpec()).decoder.spec.memory is None
+
+
+@pytest.mark.parametrize(
+    ("axes", "positions", "said"),
+    [
+        ({"halting": HaltingSpec(), "share": "all"}, "relative", "memory with halting"),
+        (
+            {"localised_span": LocalisedSpan(query_block=2, memory=1)},
+            "relative",
+            "memory with localised_span",
+        ),
+        ({"adaptive_span": AdaptiveSpan(longest=7)}, "relative", "of 6 tokens with adaptive_span"),
+        (
+            {
+                "memory": MemorySpec(length=5, same_length=True),
+                "adaptive_span": AdaptiveSpan(longest=5),
+            },
+            "relative",
+            "same_length true: .* at least 6",
+        ),
+        *(({}, name, f"positions {name} with") for name in ("sinusoidal", "learned")),
+        ({}, "learned_per_layer", "positions learned_per_layer with"),
+        ({"residual_attention": "qk_sum"}, "relative", "qk_sum"),
+        ({"clamp_length": 0}, "relative", "clamp_length 0: at least 1"),
+        ({"clamp_length": 3, "preset": "sas"}, "relative", "clamp_length 3 with a shaped"),
+        (
+            {"clamp_length": 3, "adaptive_span": AdaptiveSpan(longest=5)},
+            "relative",
+            "clamp_length 3 with localised_span or adaptive_span",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused(axes: Any, positions: str, said: str) -> None:
+    axes = {"preset": "pre_ln", "memory": MemorySpec(length=6), **axes}
+    sizes = {"clamp_length": axes.pop("clamp_length", None), "positions": positions}
+    with pytest.raises(ValueError, match=said):
+        tiny.causal_model(BlockConfig(**axes), **architecture(**sizes))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"length": -1}, "length -1: at least 0"),
+        ({"length": 2, "evaluation_length": -3}, "evaluation_length -3"),
+        ({"same_length": True}, "same_length true with a length of 0"),
+        ({"length": 4, "evaluation_length": 0, "same_length": True}, "no token would see a key"),
+    ],
+)
+def test_lengths_without_meaning_are_refused(fields: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        MemorySpec(**fields)

@@ -1,0 +1,267 @@
+"""A text in contiguous streams, and the memory that a task keeps for each of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.memory import MemorySpec
+from lightning_app.data.batching import in_random_order
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.tokenizer import EOS, PAD
+from lightning_app.errors import UserError
+from lightning_app.models.heads import CausalLanguageModel, build_model
+from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.tasks.base import build_task
+from lightning_app.tasks.causal_lm import CausalLanguageModelling
+from lightning_app.tasks.causal_streams import CausalStreams
+from lightning_app.tasks.causal_windows import CausalBatch
+from tests import tiny
+
+TEXT = {
+    "train": "the dog  sees\n\n  the cat .\nit runs , and runs\n" * 9,
+    "valid": "the cat sees\n\n\nthe dog .\n it runs\n",
+    "test": "the dog runs .",
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, text_config) -> PreparedCorpus:
+    for split, text in TEXT.items():
+        (tmp_path / f"{split}.txt").write_bytes(text.encode())
+    return prepare(text_config(tmp_path, task="causal_lm", tokenizer="char"))
+
+
+def task() -> CausalLanguageModelling:
+    made = build_task(ObjectiveConfig(kind="causal_lm"))
+    assert isinstance(made, CausalLanguageModelling)
+    return made
+
+
+def model(corpus: PreparedCorpus, **memory: Any) -> CausalLanguageModel:
+    block = BlockConfig(preset="pre_ln", memory=MemorySpec(**memory))
+    architecture = tiny.architecture(kind="decoder", positions="relative")
+    made = build_model(architecture, block, corpus.meta["vocab_size"], PAD)
+    assert isinstance(made, CausalLanguageModel)
+    return made
+
+
+def batches(rows: CausalStreams) -> list[CausalBatch]:
+    return [rows[item] for item in rows.sampler(0)]
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3, 7])
+@pytest.mark.parametrize("whole", [True, False])
+def test_each_stream_is_a_contiguous_part_of_the_text(
+    corpus: PreparedCorpus, streams: int, whole: bool
+) -> None:
+    """The streams after one another are the text, to its end in an evaluation."""
+    rows = CausalStreams(corpus, "train", 5, streams, whole=whole)
+    ids = np.asarray(rows.ids)
+    read, predicted = [[] for _ in range(streams)], [[] for _ in range(streams)]
+    for number, batch in enumerate(batches(rows)):
+        assert batch.index.tolist() == [number * streams + stream for stream in range(streams)]
+        assert int(batch.streams) == streams
+        assert int(batch.predicted_tokens) == int((batch.labels != PAD).sum())
+        for stream in range(streams):
+            real = batch.labels[stream] != PAD
+            predicted[stream] += batch.labels[stream][real].tolist()
+            read[stream] += batch.tokens[stream][real].tolist()
+    length = len(ids) // streams
+    for stream in range(streams):
+        start = stream * (-(-len(ids) // streams) if whole else length)
+        end = start + len(predicted[stream])
+        assert predicted[stream] == ids[start:end].tolist()
+        assert read[stream] == [EOS if start == 0 else ids[start - 1], *ids[start : end - 1]]
+    counted = sum(map(len, predicted))
+    assert rows.remainder == len(ids) - counted
+    if whole:
+        assert counted == len(ids)
+    else:
+        assert len({len(part) for part in predicted}) == 1
+    assert len(ids) - counted < streams * 6
+    np.testing.assert_array_equal(np.sort(rows.targets()), np.sort(np.concatenate(predicted)))
+
+
+def test_a_part_of_an_evaluation_is_its_beginning(corpus: PreparedCorpus) -> None:
+    rows = CausalStreams(corpus, "valid", 5, 2, whole=True)
+    order = [rows.tolist() for _, rows in in_random_order(rows.sampler(0))]
+    assert order[:2] == [[0, 1], [2, 3]]
+    first = rows.targets(np.array([0, 1]))
+    assert first.tolist() == [*rows.ids[:5], *rows.ids[17:22]]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_has_the_same_streams_at_each_step(corpus: PreparedCorpus, ranks: int) -> None:
+    whole = batches(CausalStreams(corpus, "train", 5, 4, whole=False))
+    shares = [
+        batches(CausalStreams(corpus, "train", 5, 4, whole=False, rank=r, world_size=ranks))
+        for r in range(ranks)
+    ]
+    for step, batch in enumerate(whole):
+        for rank, share in enumerate(shares):
+            assert (share[step].index % 4).tolist() == list(range(rank, 4, ranks))
+            assert torch.equal(share[step].tokens, batch.tokens[rank::ranks])
+            assert share[step].predicted_tokens == batch.predicted_tokens
+
+
+def test_what_cannot_be_shared_out_is_refused(corpus: PreparedCorpus) -> None:
+    with pytest.raises(UserError, match="has 2 windows of 5 tokens, but there are 3 processes"):
+        CausalStreams(corpus, "train", 5, 2, whole=False, world_size=3)
+    blank = CausalStreams(corpus, "valid", 5, 1, whole=True, rank=1, world_size=2)[0, np.array([0])]
+    assert blank.index.tolist() == [-1]
+    assert int(blank.predicted_tokens) == 5
+    with pytest.raises(UserError, match="the test split has 15 tokens in all"):
+        CausalStreams(corpus, "test", 5, 9, whole=False)
+
+
+def test_how_a_text_is_read_is_said(corpus: PreparedCorpus) -> None:
+    rows = {
+        "train": CausalStreams(corpus, "train", 5, 4, whole=False),
+        "valid": CausalStreams(corpus, "valid", 5, 1, whole=True),
+    }
+    said = task().describe(rows)
+    tokens = len(rows["train"].ids)
+    assert (
+        f"; read in 4 streams side by side of {tokens // 20} segments of 5 tokens, one after "
+        f"another, {tokens - tokens // 20 * 20} tokens left out; valid: each of 34 tokens is "
+        "predicted once, in 1 stream of 7 segments of 5 tokens, one after another; 34 bytes" in said
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("streams", [1, 3])
+def test_the_loss_is_that_of_segments_after_one_another(
+    corpus: PreparedCorpus, streams: int
+) -> None:
+    made, ours = model(corpus, length=7).eval(), task()
+    rows = CausalStreams(corpus, "valid", 5, streams, whole=True)
+    found = sum(float(ours.sums(made, batch).nll) for batch in batches(rows))
+    expected = 0.0
+    for number in range(streams):
+        memory = None
+        for batch in batches(rows):
+            states, memory = made.states_after(memory, batch.tokens[number : number + 1])
+            labels = batch.labels[number]
+            logits = made.embedding.logits(states[0])[labels != PAD]
+            if len(logits):
+                lost = torch.nn.functional.cross_entropy(
+                    logits, labels[labels != PAD], reduction="sum"
+                )
+                expected += float(lost)
+    assert found == pytest.approx(expected, rel=1e-5)
+    alone = sum(
+        float(ours.sums(made, batch._replace(streams=torch.tensor(0))).nll)
+        for batch in batches(rows)
+    )
+    assert abs(alone - found) > 1e-3  # the memory counts
+
+
+def test_an_evaluation_leaves_the_memory_of_training_as_it_is(corpus: PreparedCorpus) -> None:
+    made, ours, other = model(corpus, length=7), task(), task()
+    train = batches(CausalStreams(corpus, "train", 5, 3, whole=False))[:4]
+    valid = batches(CausalStreams(corpus, "valid", 5, 2, whole=True))
+    plain = [ours.sums(made, batch).loss.item() for batch in train]
+    found = []
+    for batch in train:
+        found.append(other.sums(made, batch).loss.item())
+        made.eval()
+        with torch.no_grad():
+            for part in valid:
+                other.sums(made, part)
+            other.logits(made, batch)
+        made.train()
+    assert found == plain
+    for number, (read, layers) in ours.streams().items():
+        assert read == other.streams()[number][0] == 4 * 5
+        assert torch.equal(layers, other.streams()[number][1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_another_number_of_ranks_goes_on_with_the_same_memory(
+    corpus: PreparedCorpus, ranks: int
+) -> None:
+    """Stored by the number of the stream, of three ranks; to the last bit."""
+    made = model(corpus, length=7)
+    before: dict[int, Any] = {}
+    for rank in range(3):
+        rows = CausalStreams(corpus, "train", 5, 4, whole=False, rank=rank, world_size=3)
+        ours = task()
+        for batch in batches(rows)[:3]:
+            ours.sums(made, batch)
+        before |= ours.streams()
+    assert sorted(before) == [0, 1, 2, 3]
+    after: dict[int, Any] = {}
+    for rank in range(ranks):
+        rows = CausalStreams(corpus, "train", 5, 4, whole=False, rank=rank, world_size=ranks)
+        ours = task()
+        ours.load_streams(before)
+        for number, (read, layers) in ours.streams().items():
+            assert read == 3 * 5
+            assert torch.equal(layers, before[number][1])
+        states = ours._states(made, batches(rows)[3])
+        for row, number in enumerate(range(rank, 4, ranks)):
+            after[number] = states[row]
+    whole = task()
+    *before_last, last = batches(CausalStreams(corpus, "train", 5, 4, whole=False))[:4]
+    for batch in before_last:
+        whole._states(made, batch)
+    states = whole._states(made, last)
+    for number, row in after.items():
+        torch.testing.assert_close(row, states[number])
+
+
+def test_a_memory_of_other_text_is_never_used(corpus: PreparedCorpus) -> None:
+    made, ours = model(corpus, length=7), task()
+    parts = batches(CausalStreams(corpus, "train", 5, 3, whole=False))
+    ours.sums(made, parts[0])
+    with pytest.raises(RuntimeError, match=r"after 10 tokens .* but 5 tokens"):
+        ours.sums(made, parts[2])
+    fresh = task()
+    with pytest.raises(RuntimeError, match="after 5 tokens"):
+        fresh.sums(made, parts[1])
+    fresh.load_streams({0: ours.streams()[0], 1: ours.streams()[1]})
+    with pytest.raises(UserError, match=r"after 5 tokens of 2 streams"):
+        fresh.sums(made, parts[1])
+    ours.sums(made, parts[0])  # a new epoch begins with an empty memory
+    ours.sums(made, parts[1])
+
+
+@pytest.mark.parametrize(
+    ("window", "streams", "said"),
+    [
+        (4, 3, "the run goes on after 8 tokens of 3 streams, but .* after 10 tokens of 3 streams"),
+        (5, 2, "the run goes on after 10 tokens of 2 streams, but .* after 10 tokens of 3 streams"),
+        (5, 4, "the run goes on after 10 tokens of 4 streams, but .* after 10 tokens of 3 streams"),
+    ],
+)
+def test_a_checkpoint_of_another_reading_is_refused(
+    corpus: PreparedCorpus, window: int, streams: int, said: str
+) -> None:
+    """Its streams are at other places of the text, also those with the same numbers."""
+    made, ours, other = model(corpus, length=7), task(), task()
+    for batch in batches(CausalStreams(corpus, "train", 5, 3, whole=False))[:2]:
+        ours.sums(made, batch)
+    other.load_streams(ours.streams())
+    with pytest.raises(UserError, match=said):
+        other.sums(made, batches(CausalStreams(corpus, "train", window, streams, whole=False))[2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"task": "masked_lm"}, "data.order is 'streams': data.task 'masked_lm'"),
+        ({"task": "causal_lm", "evaluation_stride": 4}, "data.evaluation_stride is 4"),
+        (
+            {"task": "causal_lm", "evaluation_streams": 0},
+            "data.evaluation_streams is 0: at least 1",
+        ),
+    ],
+)
+def test_a_config_without_meaning_is_refused(fields: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        DataConfig(order="streams", **fields)
