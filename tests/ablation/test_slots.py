@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.ablation.supervision.slots import Slot, Slots, slots_of, visible_devices
+from lightning_app.ablation.supervision.workers import most_threads
 from lightning_app.errors import UserError
 
 
@@ -36,6 +37,20 @@ def test_a_cpu_is_shared_out_by_cores(
         (devices, threads, None)
     }
     assert found[0].record()["devices"] == ["cpu"] * devices
+
+
+@pytest.mark.parametrize(
+    ("written", "most"), [("1", 1), ("3,2", 3), (" 2 ", 2), ("", None), ("0", None), ("x", None)]
+)
+def test_a_user_limits_the_threads(written: str, most: int | None) -> None:
+    """Other work on the host: threads of one step that wait for each other would stand still."""
+    found = most_threads({"OMP_NUM_THREADS": written})
+    assert found == most
+    for visible in ((), ("0", "1")):
+        alone = slots_of(cores=8, visible=visible, workers=2, cells=9, most_threads=found)
+        assert alone.threads == (4 if most is None else most)
+    assert slots_of(cores=2, visible=(), cells=9, most_threads=found).threads == 1
+    assert most_threads({}) is None
 
 
 def test_no_more_slots_than_cells() -> None:

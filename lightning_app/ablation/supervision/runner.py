@@ -34,7 +34,13 @@ from lightning_app.ablation.supervision.slots import (
 )
 from lightning_app.ablation.supervision.stopping import Interrupted, Stop
 from lightning_app.ablation.supervision.supervisor import Supervisor
-from lightning_app.ablation.supervision.workers import ask, cell_environment, preload, share_cores
+from lightning_app.ablation.supervision.workers import (
+    ask,
+    cell_environment,
+    most_threads,
+    preload,
+    share_cores,
+)
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
@@ -185,6 +191,7 @@ def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
         sharing=options.slots_per_device,
         workers=options.workers,
         cells=sum(1 for _ in combinations(spec)),
+        most_threads=most_threads(os.environ),
     )
     share_cores(slots.threads)
     return slots

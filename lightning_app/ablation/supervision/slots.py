@@ -95,6 +95,7 @@ def slots_of(
     sharing: int | None = None,
     workers: int | None = None,
     cells: int,
+    most_threads: int | None = None,
 ) -> Slots:
     """Divide a host into slots for cells.
 
@@ -107,10 +108,15 @@ def slots_of(
         workers: The number of cells that run at once; by default as many as fit: on a CPU one
             process for each core.
         cells: The number of cells, which limits the number of slots.
+        most_threads: The largest number of threads of a process; by default its share of the cores.
 
     Raises:
         UserError: if there are too few devices.
     """
+
+    def threads(processes: int) -> int:
+        return max(1, min(cores // processes, most_threads or cores))
+
     if not visible:
         if sharing is not None:
             raise UserError(
@@ -118,8 +124,7 @@ def slots_of(
                 "cells share the CPU"
             )
         count = max(1, min(workers or cores // devices, cells))
-        threads = max(1, cores // (count * devices))
-        return Slots([Slot(0, None, devices, threads, count, count)] * count)
+        return Slots([Slot(0, None, devices, threads(count * devices), count, count)] * count)
     if devices > len(visible):
         raise UserError(
             f"--devices-per-cell: expected at most {len(visible)}, the number of devices of this "
@@ -135,11 +140,11 @@ def slots_of(
             f"devices, found {workers}; --slots-per-device lets more cells share a device"
         )
     places = places[: max(1, min(workers or len(places), cells))]
-    threads = max(1, cores // (len(places) * devices))
+    each = threads(len(places) * devices)
     load = [sum(number == other for other, _ in places) for number, _ in places]
     return Slots(
         [
-            Slot(number, group, devices, threads, share, len(places))
+            Slot(number, group, devices, each, share, len(places))
             for (number, group), share in zip(places, load, strict=True)
         ]
     )

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -45,6 +45,15 @@ def cell_environment() -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def most_threads(environment: Mapping[str, str]) -> int | None:
+    """Return the number of threads that the user allows a process, or None.
+
+    OMP_NUM_THREADS may have a number for each level of nested loops; the first one counts.
+    """
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
 
 
 def share_cores(threads: int) -> None:
