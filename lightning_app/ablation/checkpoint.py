@@ -22,6 +22,12 @@ from lightning_app.identity.relevant import leaves
 from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.saved import read_checkpoint
 
+OF_EVALUATION: Mapping[str, frozenset[str]] = {
+    "block": frozenset({"memory.evaluation_length"}),
+    "architecture": frozenset({"clamp_length"}),
+}
+"""The fields, by part of the model, that training does not read."""
+
 
 class Checkpoint(NamedTuple):
     """A checkpoint that was verified.
@@ -126,9 +132,15 @@ def checkpoint_of_cell(
 
 
 def check_checkpoint(
-    path: Path, model: Mapping[str, Any], parts: Sequence[str] = ("block", "architecture")
+    path: Path,
+    model: Mapping[str, Any],
+    parts: Sequence[str] = ("block", "architecture"),
+    *,
+    evaluates: bool = False,
 ) -> Checkpoint:
     """Verify that a checkpoint is undamaged and that the `parts` of its config are the model's.
+
+    With `evaluates` the fields of `OF_EVALUATION` may differ.
 
     Raises:
         UserError: naming the file, and the first field that differs.
@@ -142,7 +154,8 @@ def check_checkpoint(
         # Of a tuple the config has a list.
         known = json.loads(json.dumps(stored[part]))
         there, here = dict(leaves(known)), dict(leaves(dict(model[part])))
-        for key in sorted(there.keys() | here.keys()):
+        free = OF_EVALUATION.get(part, frozenset()) if evaluates else set()
+        for key in sorted((there.keys() | here.keys()) - free):
             if there.get(key) != here.get(key):
                 raise UserError(
                     f"--ckpt_path {path}: model.{part}.{key} is {there.get(key)} there and "

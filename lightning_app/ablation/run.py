@@ -158,7 +158,8 @@ class Run(RunCLI):
             model = self.tree["model"]
             # Lightning restores the optimizer from the checkpoint, with its constants.
             trained = ("optimizer",) if self._trains else ()
-            self._checkpoint = check_checkpoint(path, model, ("block", "architecture", *trained))
+            parts = ("block", "architecture", *trained)
+            self._checkpoint = check_checkpoint(path, model, parts, evaluates=not self._trains)
             own = path.resolve().is_relative_to(self.folder.path.resolve())
             if self._trains and model["rounding"] and not own:
                 raise UserError(

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.memory import MemorySpec
+from lightning_app.cli import main
 from lightning_app.data.batching import in_random_order
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
@@ -265,3 +267,38 @@ def test_a_checkpoint_of_another_reading_is_refused(
 def test_a_config_without_meaning_is_refused(fields: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         DataConfig(order="streams", **fields)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_one_checkpoint_is_evaluated_with_several_memories(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = yaml.safe_load(Path("ablations/base/synthetic_lm.yaml").read_text())
+    tree["model"]["block"]["memory"] = {"length": 8}
+    tree["model"]["architecture"]["positions"] = "relative"
+    tree["model"]["optimizer"]["lr"] = 0.05
+    tree["model"]["schedule"] |= {"warmup_steps": 1, "reference_steps": 1}
+    tree["data"] |= {"order": "streams", "window": 8, "tokens_per_batch": 64, "cache": cache}
+    tree["trainer"] |= {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 20}
+    tree["trainer"] |= {"enable_progress_bar": False, "default_root_dir": str(tmp_path / "run")}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "config.yaml"]) == 0
+    words = ["validate", "--config", "config.yaml", "--ckpt_path", "last"]
+
+    def loss(*overrides: str) -> str:
+        capsys.readouterr()
+        assert main([*words, *overrides]) == 0
+        (line,) = [row for row in capsys.readouterr().out.splitlines() if "val/nll" in row]
+        return line
+
+    same, longer, memory = loss(), "--model.block.memory.evaluation_length", "--model.block.memory"
+    assert loss(longer, "8") == same
+    assert len({same, loss(longer, "0"), loss(longer, "64")}) == 3
+    assert loss("--model.architecture.clamp_length", "3") != same
+    assert main([*words, f"{memory}.length", "16"]) == 2
+    assert "model.block.memory.length is 8 there and 16 in the config" in capsys.readouterr().err
+    assert main(["fit", *words[1:], longer, "64"]) == 2
+    said = "model.block.memory.evaluation_length is None there and 64 in the config"
+    assert said in capsys.readouterr().err
