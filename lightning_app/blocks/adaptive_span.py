@@ -143,8 +143,8 @@ class SoftMask(LearnedScalars, AuxiliaryTerms):
     ) -> Float[Tensor, "#batch head query key"]:
         """Return ``log m_z(x)``, and -finfo.max / 4 instead of the logarithm of 0.
 
-        Finite, so that the row of a padded query, which may see nothing near it, has no NaN. At both
-        ends of the ramp the gradient is 0, where the authors' code has that of the ramp.
+        Finite, so that the row of a padded query, which may see nothing near it, has no NaN. At
+        both ends of the ramp the gradient is 0, where the authors' code has that of the ramp.
         """
         below_one = (spans - distance) / self.spec.ramp
         zero = torch.zeros_like(below_one)
