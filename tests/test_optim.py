@@ -177,6 +177,60 @@ def test_only_matrices_and_embeddings_decay() -> None:
     assert free["weight_decay"] == 0.0
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 6, 49])
+@pytest.mark.parametrize("coupling", ["decoupled", "paper"])
+def test_the_schedule_of_bert_has_a_seam(coupling, warmup: int) -> None:
+    """As its code counts steps, from 0: a ramp from 0, then the rest of a line over the run."""
+    total, lr = 50, 0.25
+    config = ScheduleConfig(kind="bert", warmup_steps=warmup, coupling=coupling)
+    expected = []
+    for done in range(total):
+        line = lr * (1.0 - done / total)
+        is_warmup = 1.0 if done < warmup else 0.0
+        expected.append((1.0 - is_warmup) * line + is_warmup * lr * done / max(warmup, 1))
+    taken = rates(config, total, lr)
+    assert taken == pytest.approx(expected, abs=1e-15)
+    assert (taken[0] == 0.0) == (warmup > 0)
+
+
+def test_a_warmup_of_the_whole_run_is_refused_by_the_schedule_of_bert() -> None:
+    with pytest.raises(UserError, match=r"warmup_steps: 50, after .*; below the 50 steps"):
+        rates(ScheduleConfig(kind="bert", warmup_steps=50), 50)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("kind", "decay"), [("adam", 0.0), ("adam", 0.1), ("adamw", 0.1)])
+def test_moments_without_their_correction(kind: str, decay: float, fused: bool) -> None:
+    """The equations of BERT's optimizer in float64, also after a checkpoint in between."""
+    config = OptimizerConfig(
+        kind=kind, lr=0.02, betas=(0.9, 0.999), eps=1e-6, weight_decay=decay, bias_correction=False
+    )
+    model = torch.nn.Linear(3, 2, bias=False, dtype=torch.float64)
+    optimizer = build_optimizer(config, model, fused=fused)
+    p = model.weight.detach().numpy().copy()
+    m, v = 0.0 * p, 0.0 * p
+    for step in range(12):
+        if step == 5:
+            saved = optimizer.state_dict()
+            optimizer = build_optimizer(config, model, fused=fused)
+            optimizer.load_state_dict(saved)
+        gradient = torch.randn(2, 3, dtype=torch.float64)
+        model.weight.grad = gradient.clone()
+        optimizer.step()
+        g = gradient.numpy() + (decay * p if kind == "adam" else 0.0)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        update = m / (v**0.5 + 1e-6) + (decay * p if kind == "adamw" else 0.0)
+        p = p - 0.02 * update
+        assert model.weight.detach().numpy() == pytest.approx(p, rel=1e-9, abs=1e-12)
+
+
+def test_a_correction_that_cannot_be_left_out() -> None:
+    with pytest.raises(ValueError, match="of kinds adam and adamw; kind sgd takes true"):
+        OptimizerConfig(kind="sgd", bias_correction=False)
+    with pytest.raises(ValueError, match=r"each at most 0\.999999"):
+        OptimizerConfig(betas=(0.9, 0.9999999), bias_correction=False)
+
+
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd", "radam"])
 def test_every_optimizer_lowers_a_loss(kind) -> None:
     model = torch.nn.Linear(3, 1)
