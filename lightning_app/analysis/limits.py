@@ -107,22 +107,34 @@ def _of_coupling(grid: GridResults) -> list[str]:
         "warm-up 0 means the full rate at step 1. The numbers are not comparable with papers that "
         "couple the two (Xiong et al. 2020)."
     )
+    later = (
+        "The schedule is coupled: its decay begins where the warm-up ends, so a run without "
+        "warm-up has smaller rates later. Do not read Δ as the effect of warm-up; use coupling: "
+        "decoupled for that."
+    )
+    seam = (
+        "The schedule is that of BERT's code: every run follows the same line from the full rate "
+        "at step 1 to 0, except during its warm-up, which starts at rate 0 and ends with a fall."
+    )
     texts = {
         ("inverse_sqrt", "paper"): "The schedule is coupled: no warm-up is also almost no learning "
         "rate after the first steps. In short runs this alone makes a variant look sensitive, "
         "Pre-LN most of all. Do not read Δ as the effect of warm-up; use coupling: decoupled for "
         "that.",
-        ("linear", "paper"): "The schedule is coupled: its decay begins where the warm-up ends, so "
-        "a run without warm-up has smaller rates later. Do not read Δ as the effect of warm-up; "
-        "use coupling: decoupled for that.",
+        ("linear", "paper"): later,
+        ("cosine", "paper"): later,
         ("inverse_sqrt", "decoupled"): shared,
         ("linear", "decoupled"): shared,
+        ("cosine", "decoupled"): shared,
+        ("bert", ""): seam,
     }
     found = schedules(grid)
     if len(found) == 1:
         return [texts[found[0]]] if found[0] in texts else []
     return [
-        f"Runs with {each[0]}, coupling {each[1]}: {texts[each]}" for each in found if each in texts
+        f"Runs with {each[0]}{', coupling ' * bool(each[1])}{each[1]}: {texts[each]}"
+        for each in found
+        if each in texts
     ]
 
 

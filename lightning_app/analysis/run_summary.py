@@ -186,13 +186,20 @@ def _other_settings(grid: GridResults, section: str) -> list[str]:
     ]
 
 
+UNCORRECTED = "no bias correction"
+
+
 def _optimizer(grid: GridResults) -> str:
     given = grid.setting("model.optimizer") or {}
     shown = [
         f"{key} {_tried(grid, f'model.optimizer.{key}')}"
         for key in given
-        if key not in ("kind", "lr") and any(grid.tried(f"model.optimizer.{key}"))
+        if key not in ("kind", "lr", "bias_correction")
+        and any(grid.tried(f"model.optimizer.{key}"))
     ]
+    corrected = grid.tried("model.optimizer.bias_correction")
+    if False in corrected:
+        shown.append("with and without bias correction" if True in corrected else UNCORRECTED)
     clipped = any(grid.tried("trainer.gradient_clip_val"))
     limits = _tried(grid, "trainer.gradient_clip_val")
     shown.append(f"gradients clipped at {limits}" if clipped else "no gradient clipping")
@@ -208,6 +215,15 @@ def _schedule(grid: GridResults) -> str:
         f"lr · min(1, t / T_w) · min(1, √(T_ref / t)), T_ref = {reference}",
         ("linear", "paper"): "linear after a linear warm-up, down from its end",
         ("linear", "decoupled"): f"linear after a linear warm-up, down from step {reference}",
+        ("cosine", "paper"): "half a cosine after a linear warm-up, down from its end",
+        (
+            "cosine",
+            "decoupled",
+        ): f"half a cosine after a linear warm-up, down from step {reference}",
+        (
+            "bert",
+            "",
+        ): "as in BERT's code: lr · (t-1) / T_w up to step T_w, then lr · (1 - (t-1) / T)",
     }
     found = [forms.get(each, f"{each[0]} after a linear warm-up") for each in schedules(grid)]
     if not found:
@@ -218,10 +234,12 @@ def _schedule(grid: GridResults) -> str:
 def schedules(grid: GridResults) -> list[tuple[str, str]]:
     """The kinds of schedule, each with each coupling of warm-up and decay, `paper` or `decoupled`.
 
-    A constant rate has no decay that the warm-up could move, so its coupling is empty.
+    A warm-up moves no decay of a constant rate nor of BERT's schedule, so their coupling is empty.
     """
     kinds, couplings = (grid.tried(f"model.schedule.{key}") for key in ("kind", "coupling"))
-    pairs = [(kind, "" if kind == "constant" else one) for kind in kinds for one in couplings]
+    pairs = [
+        (kind, "" if kind in ("constant", "bert") else one) for kind in kinds for one in couplings
+    ]
     return list(dict.fromkeys(pairs))
 
 

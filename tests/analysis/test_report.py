@@ -320,6 +320,25 @@ def test_a_linear_schedule_has_cautions_of_its_own(make_grid):
     assert forms in text
 
 
+def test_the_other_schedules_and_an_adam_without_correction_are_named(make_grid):
+    schedule = {"kind": "cosine", "coupling": "decoupled", "reference_steps": 60}
+    axes = {**SIX, "model.schedule.kind": ["cosine", "bert"]}
+    axes |= {"model.optimizer.bias_correction": [True, False]}
+    optimizer = {"kind": "adam", "lr": 1e-3, "bias_correction": True}
+    base = {"model": {"schedule": schedule, "optimizer": optimizer}}
+    text = Page(write_report(make_grid(one_seed, axes, base=base, curves=False).folder)).text
+    assert "Runs with cosine, coupling decoupled: Warm-up and decay are decoupled" in text
+    assert "Runs with bert: The schedule is that of BERT's code" in text
+    assert "half a cosine after a linear warm-up, down from step 60 / as in BERT's code" in text
+    assert "with and without bias correction" in text
+
+
+def test_a_grid_without_bias_correction_says_so(make_grid):
+    base = {"model": {"optimizer": {"kind": "adam", "lr": 1e-3, "bias_correction": False}}}
+    text = Page(write_report(make_grid(one_seed, SIX, base=base, curves=False).folder)).text
+    assert "no bias correction" in text
+
+
 def test_the_same_runs_give_the_same_bytes(make_grid, outcome, tmp_path):
     grid = make_grid(outcome, SIX)
     first, second = tmp_path / "first", tmp_path / "second"
