@@ -78,6 +78,11 @@ def _check_length(trainer: Mapping[str, Any]) -> None:
             f"trainer.fast_dev_run: {trainer['fast_dev_run']!r} leaves no checkpoint and no "
             f"curves; set max_steps and limit_val_batches"
         )
+    if trainer["overfit_batches"]:
+        raise UserError(
+            f"trainer.overfit_batches: {trainer['overfit_batches']!r} replaces the samplers, which "
+            f"batches of equal lengths need; use limit_train_batches and limit_val_batches"
+        )
     for field, what in (("max_steps", "1 step"), ("max_epochs", "1 epoch")):
         count = trainer[field]
         if count is not None and (count == 0 or count < -1):
