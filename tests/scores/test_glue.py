@@ -187,4 +187,4 @@ def test_constant_predictions_on_real_dev_sets(name: str, shared_data: Path) -> 
     assert round(100 * majority_share(ones), 2) == majority
     assert matthews_correlation(ones) == 0
     assert round(100 * f1_of_class_1(ones), 2) == f1
-    assert accuracy(ones) in (majority_share(ones), 1 - majority_share(ones))
+    assert accuracy(ones) == sum(labels) / len(labels)
