@@ -56,8 +56,8 @@ VALUES = st.lists(st.tuples(st.integers(0, 20), st.integers(-9, 9)), min_size=2,
 def test_equal_to_scipy_where_it_is_defined(pairs: list[tuple[int, int]]) -> None:
     x, y = (np.array(side) / 4 for side in zip(*pairs, strict=True))
     assume(np.ptp(x) > 0 and np.ptp(y) > 0)
-    assert pearson(x, y) == pytest.approx(stats.pearsonr(x, y).statistic, abs=1e-12)
-    assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+    assert pearson(x, y) == pytest.approx(stats.pearsonr(x, y)[0], abs=1e-12)
+    assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y)[0], abs=1e-12)
 
 
 @BOTH
@@ -67,7 +67,7 @@ def test_scipy_is_not_asked_where_it_gives_nan(score) -> None:
         warnings.simplefilter("error")
         assert score([1.0, 2.0], [1.0, 1.0]) == 0
     with pytest.warns(stats.ConstantInputWarning):
-        assert math.isnan(stats.pearsonr([1.0, 2.0], [1.0, 1.0]).statistic)
+        assert math.isnan(stats.pearsonr([1.0, 2.0], [1.0, 1.0])[0])
 
 
 @BOTH
