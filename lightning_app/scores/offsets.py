@@ -72,8 +72,8 @@ def piece_offsets(model: SentencePieceProcessor, text: str) -> PieceOffsets:
     character outside ASCII.
 
     Raises:
-        UserError: the pieces do not cover the text, as for a model that normalises it, or for a
-            version of SentencePiece with other offsets.
+        UserError: the pieces do not cover the text: the model drops characters, or the version
+            of SentencePiece gives other offsets.
     """
     encoded = model.encode(text, return_type="offset_mapping")
     pairs = np.array(encoded["offsets"], dtype=np.int64).reshape(-1, 2)
@@ -87,7 +87,7 @@ def piece_offsets(model: SentencePieceProcessor, text: str) -> PieceOffsets:
     ):
         raise UserError(
             f"offsets: SentencePiece's pieces cover characters {covered[0]} to {covered[1]} of "
-            f"'{text:.40}' ({len(text)} characters) or leave gaps; a model without normalisation "
-            f"and character offsets (as version 0.2.3 gives) are needed"
+            f"'{text:.40}' ({len(text)} characters) or leave gaps; a model that keeps all "
+            f"characters and SentencePiece's offsets in characters (since 0.2.2) are needed"
         )
     return PieceOffsets(text, np.array(encoded["ids"], dtype=np.int64), begins, ends)
