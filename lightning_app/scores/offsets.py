@@ -8,6 +8,8 @@ from sentencepiece import SentencePieceProcessor
 
 from lightning_app.errors import UserError
 
+SPACE_MARK = "▁"  # how SentencePiece writes a space; in a text it is one too, and may be dropped
+
 
 @dataclass(frozen=True, eq=False)
 class PieceOffsets:
@@ -48,14 +50,14 @@ class PieceOffsets:
         first = min {i: ends[i] > start}, last = max {i: begins[i] < end}.
 
         Raises:
-            UserError: no characters, characters outside the text, or only spaces.
+            UserError: no characters, characters outside the text, or only whitespace.
         """
         if not 0 <= start < end <= len(self.text):
             raise UserError(
                 f"offsets: characters {start} to {end} of a text of {len(self.text)}; "
                 f"0 <= start < end <= {len(self.text)} is needed"
             )
-        if not self.text[start:end].strip():
+        if not self.text[start:end].replace(SPACE_MARK, " ").strip():
             raise UserError(
                 f"offsets: characters {start} to {end} are whitespace; an answer has a visible one"
             )
@@ -83,7 +85,7 @@ def piece_offsets(model: SentencePieceProcessor, text: str) -> PieceOffsets:
         (begins > ends).any()
         or (begins[1:] != ends[:-1]).any()
         or covered[1] > len(text)
-        or (text[: covered[0]] + text[covered[1] :]).strip(" ")
+        or (text[: covered[0]] + text[covered[1] :]).strip(f" {SPACE_MARK}")
     ):
         raise UserError(
             f"offsets: SentencePiece's pieces cover characters {covered[0]} to {covered[1]} of "

@@ -122,12 +122,14 @@ def test_the_pieces_of_an_answer_contain_it(
     assert offsets.ids.tolist() == model(kind).encode(text)
     start = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(start + 1, len(text)))
-    answer = text[start:end].strip()
+    answer = text[start:end].replace("▁", " ").strip()  # SentencePiece takes the mark for a space
     if not answer:
+        with pytest.raises(UserError, match="are whitespace"):
+            offsets.pieces_of(start, end)
         return
     first, last = offsets.pieces_of(start, end)
     assert 0 <= first <= last < len(offsets)
-    assert answer in offsets.text_of(first, last)
+    assert answer in offsets.text_of(first, last).replace("▁", " ")
     # No piece fewer would do: the first one ends after the start, the last one begins before the
     # end, and their neighbours do not.
     assert offsets.ends[first] > start
@@ -137,7 +139,8 @@ def test_the_pieces_of_an_answer_contain_it(
     if kind == "char":
         known = set("".join(LINES))
         # Pieces of one character each, but for unknown ones side by side.
-        assert offsets.text_of(first, last) == answer or not set(text) <= known
+        given_back = offsets.text_of(first, last).replace("▁", " ").strip()
+        assert given_back == answer or not set(text) <= known | {"▁"}
     shown = [bool(offsets.text_of(i, i)) for i in range(len(offsets))]
     assert offsets.visible().tolist() == shown
 
@@ -313,7 +316,6 @@ def test_labels_as_logits_give_the_answer_back(
             if span[1] - span[0] < 30:
                 several += len(windows) > 1
                 assert best.span == span
-                assert offsets.text_of(*span) == offsets.text_of(*best.span)
     assert several > (400 if max_length == 96 else 10)
 
 
