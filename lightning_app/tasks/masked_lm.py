@@ -166,9 +166,8 @@ class MaskedLanguageModelling(Task):
         )
         if torch.is_grad_enabled():
             return {}
-        rows = batch.index[real].tolist()
-        pairs = zip(found.nll.tolist(), found.correct.tolist(), strict=True)
-        return dict(zip(rows, pairs, strict=True))
+        rows = zip(batch.index.tolist(), found.nll.tolist(), found.correct.tolist(), strict=True)
+        return {row: (nll, correct) for row, nll, correct in rows if row >= 0}
 
     def start_decoding(self) -> None:
         """Forget the pairs of the evaluation before."""

@@ -274,8 +274,8 @@ def test_loss_is_hand_worked() -> None:
     labels = torch.tensor([NEXT, RANDOM, RANDOM, NEXT])
     found = head.score(torch.randn(4, 4), labels, counted, torch.tensor(3), torch.tensor(50))
     low, high = torch.tensor(-1.0).exp().log1p(), torch.tensor(1.0).exp().log1p()
-    torch.testing.assert_close(found.nll, torch.stack([low, high, low]))
-    assert found.correct.tolist() == [True, False, True]
+    torch.testing.assert_close(found.nll, torch.stack([low, high, high, low]))
+    assert found.correct.tolist() == [True, False, False, True]
     (term,) = auxiliary_terms(head, torch.tensor(50.0)).values()
     torch.testing.assert_close(term, (2 * low + high) / 3)
     with pytest.raises(AssertionError, match="scores every batch"):

@@ -237,6 +237,8 @@ def test_ranks_share_every_pair_once(corpus: PreparedCorpus, world: int) -> None
             assert batch.follows is not None
             shares = [rows[items[0]] for rows in ranks]
             for of in shares:
+                assert of.segments is not None
+                assert of.follows is not None
                 assert of.pairs == batch.pairs == len(batch.index)
                 assert of.predicted_tokens == batch.predicted_tokens
                 for number, row, text, label in zip(
