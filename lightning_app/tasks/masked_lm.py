@@ -217,7 +217,7 @@ class MaskedLanguageModelling(Task):
         )
 
     def real_tokens(self, batch: MaskedBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token of windows, which are full, and those of pairs but for padding."""
+        """Return every token of windows, which are full, and of pairs all except padding."""
         return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
 
     def longest(self, batch: MaskedBatch) -> MaskedBatch:
