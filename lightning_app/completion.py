@@ -40,8 +40,10 @@ def complete_plain(tree: Mapping[str, Any]) -> dict[str, Any] | None:
         trainer = _trainer(tree.get("trainer", {}))
     except _Unclear:
         return None
-    # The parser links these two fields.
-    sections["data"] |= {"task": sections["model"]["objective"]["kind"], "seed": seed}
+    # The parser links these fields.
+    objective = sections["model"]["objective"]
+    sections["data"] |= {"task": objective["kind"], "next_sentence": objective["next_sentence"]}
+    sections["data"] |= {"seed": seed}
     # A copy, since the next config uses the same defaults.
     return deepcopy({"seed_everything": seed, "trainer": trainer, **sections})
 

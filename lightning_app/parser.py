@@ -101,6 +101,7 @@ class RunCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("model.objective.kind", "data.task")
+        parser.link_arguments("model.objective.next_sentence", "data.next_sentence")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def after_instantiate_classes(self) -> None:

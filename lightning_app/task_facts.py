@@ -55,6 +55,8 @@ class TaskFacts:
         label_smoothing: The share of label smoothing where a config has null.
         length: The field of `data` that bounds the tokens of a text.
         marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
+        masks: Whether it predicts masked tokens. Only such a task can mask whole words, or predict
+            next sentences.
         monitored: The metric that is monitored, the loss and its floor.
         scores: The metrics of quality that a report shows, the first one preferred.
         method: A sentence for the text of the method, with fields of the config in braces.
@@ -68,6 +70,7 @@ class TaskFacts:
     label_smoothing: float = 0.1
     length: str = "window"
     marks: int = 0
+    masks: bool = False
     monitored: Monitored = Monitored()
     scores: tuple[QualityMetric, ...] = ()
     method: str = ""
@@ -107,12 +110,24 @@ TASKS.add(
         ),
     ),
 )
+NEXT_SENTENCE = (
+    QualityMetric(
+        "val/nsp_accuracy", "Validation accuracy of next sentences", "accuracy of next sentences"
+    ),
+    QualityMetric("val/nsp_nll", "Validation loss of next sentences", "nats a pair", "min"),
+)
+"""What a masked language model reports only where it predicts next sentences."""
+
 TASKS.add(
     "masked_lm",
     TaskFacts(
         title="masked language modelling",
         architecture="encoder",
-        scores=(QualityMetric("val/accuracy", "Validation accuracy", "accuracy of masked tokens"),),
+        masks=True,
+        scores=(
+            QualityMetric("val/accuracy", "Validation accuracy", "accuracy of masked tokens"),
+            *NEXT_SENTENCE,
+        ),
         method="Text is packed into windows of {data.window} tokens, of which a share of "
         "{data.mask_probability} is predicted.",
     ),

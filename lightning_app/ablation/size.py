@@ -14,6 +14,7 @@ from lightning_app.data.tokenizer import PAD
 from lightning_app.models.auxiliary_heads import AuxiliarySpec, add_heads
 from lightning_app.models.counting import count_parameters
 from lightning_app.models.heads import ArchitectureConfig, build_model
+from lightning_app.models.next_sentence import add_next_sentence
 from lightning_app.sections import model_config
 
 
@@ -25,15 +26,22 @@ def parameters(config: dict[str, Any]) -> int:
         vocab_size = _words(json.dumps(config["data"]))
     # Dropout has no parameters, and may be an axis of many values.
     architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
-    return _count(architecture, said.block, said.objective.auxiliary(), vocab_size)
+    heads, pairs = said.objective.auxiliary(), said.objective.next_sentence
+    return _count(architecture, said.block, heads, vocab_size, pairs)
 
 
 @cache
 def _count(
-    architecture: ArchitectureConfig, block: BlockConfig, heads: AuxiliarySpec, vocab_size: int
+    architecture: ArchitectureConfig,
+    block: BlockConfig,
+    heads: AuxiliarySpec,
+    vocab_size: int,
+    next_sentence: bool,
 ) -> int:
     def build() -> nn.Module:
         model = build_model(architecture, block, vocab_size, PAD)
+        if next_sentence:
+            add_next_sentence(model)
         add_heads(model, heads)
         return model
 

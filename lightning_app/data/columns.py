@@ -87,6 +87,13 @@ class RunningText(RowKind):
         }
 
 
+class SentencesOfDocuments(RowKind):
+    """Sentences in the order of the text, whose documents are known."""
+
+    unit = "sentences"
+    unused = ("source_language", "max_length")
+
+
 class SentencePairs(RowKind):
     """Pairs of a `source` and a `target` line. Sentences become batches with padding."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from lightning_app.data.columns import RowKind, RunningText, SentencePairs
+from lightning_app.data.columns import RowKind, RunningText, SentencePairs, SentencesOfDocuments
 from lightning_app.data.source import Source
 from lightning_app.errors import UserError
 from lightning_app.registry import Registry
@@ -17,15 +17,19 @@ CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
 
 
-def row_kind(task: str) -> RowKind:
+def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:
     """Return what a row of the corpus of a task is."""
     facts = TASKS[task]
+    if next_sentence:
+        return SentencesOfDocuments()
     if facts.pairs:
         return SentencePairs()
     return RunningText() if facts.running_text else RowKind()
 
 
 TokenizerKind = Literal["bpe", "word", "char", "byte"]
+LEAST_PAIR = 5
+"""The tokens of the shortest pair of texts: one each, a mark before them and one after each."""
 EVERYTHING = ("word", "char", "byte")
 """The tokenizers whose vocabulary can be whatever the training split has."""
 
@@ -70,6 +74,8 @@ class DataConfig:
     cache."""
     task: str = DEFAULT_TASK
     """Set from model.objective.kind."""
+    next_sentence: bool = False
+    """Set from model.objective.next_sentence."""
     tokens_per_batch: int = 4096
     """Budget of the global batch of one step, whatever the number of devices: in tokens of the
     longer side, with padding."""
@@ -80,7 +86,8 @@ class DataConfig:
     """Number of ids, shared by both languages; null for every word or character of the training
     split, which char and byte always have."""
     window: int = 128
-    """Tokens in a window of packed text (masked_lm, causal_lm)."""
+    """Tokens in a window of packed text (masked_lm, causal_lm), and the most tokens of a pair of
+    texts where next sentences are predicted."""
     evaluation_stride: int | None = None
     """Tokens from the start of a window to that of the next one in an evaluation, where each window
     predicts what the one before it did not; null for window, which is no overlap (causal_lm)."""
@@ -88,7 +95,8 @@ class DataConfig:
     """Whether a token sees only tokens of its own document, whose positions begin at 0. false:
     documents that follow each other in a window are one text (causal_lm)."""
     document_separator: str = ""
-    """The line between two documents, by default a blank one (text, in causal_lm)."""
+    """The line between two documents, by default a blank one (text, in causal_lm, and in masked_lm
+    where next sentences are predicted)."""
     order: Literal["shuffled", "streams"] = "shuffled"
     """shuffled: windows in random order, each a text of its own; streams: the text is cut into as
     many contiguous streams as a batch has windows, and a batch goes on where the last one ended
@@ -98,6 +106,9 @@ class DataConfig:
     loss depends on it. Only used with order streams."""
     mask_probability: float = 0.15
     """Share of a window that is predicted (masked_lm)."""
+    whole_word: bool = False
+    """Whether all pieces of a word are masked together; a word with more pieces than are left of
+    the share is skipped (masked_lm with tokenizer bpe or word)."""
     max_length: int = 175
     """Longest training sentence in tokens; longer pairs are dropped (translation)."""
     source_language: str = "de"
@@ -119,7 +130,7 @@ class DataConfig:
     @property
     def rows(self) -> RowKind:
         """What a row of the corpus is."""
-        return row_kind(self.task)
+        return row_kind(self.task, next_sentence=self.next_sentence)
 
     def __post_init__(self) -> None:
         for field, least in _LEAST.items():
@@ -144,6 +155,8 @@ class DataConfig:
         if self.vocab_size is not None and self.vocab_size < 6:
             raise UserError(f"data.vocab_size is {self.vocab_size}: at least 6 needed")
         reader = CORPORA[self.name]()
+        self._check_whole_word()
+        self._check_sentences(reader)
         self._check_documents(reader)
         if self.pairs and not reader.pairs:
             fitting = " or ".join(f"'{name}'" for name, task in TASKS.items() if not task.pairs)
@@ -167,8 +180,42 @@ class DataConfig:
                     f"data.{field} is '{getattr(self, field)}': data.name '{self.name}' has {known}"
                 )
 
+    def _check_whole_word(self) -> None:
+        if not self.whole_word:
+            return
+        if not TASKS[self.task].masks:
+            raise UserError(
+                f"data.whole_word is true: data.task '{self.task}' masks no words, so false is "
+                "needed"
+            )
+        if self.tokenizer not in ("bpe", "word"):
+            raise UserError(
+                f"data.whole_word is true: data.tokenizer '{self.tokenizer}' has no pieces of "
+                "words, so 'bpe' or 'word' is needed"
+            )
+
+    def _check_sentences(self, reader: "CorpusReader") -> None:
+        if not self.next_sentence:
+            return
+        if not TASKS[self.task].masks:
+            raise UserError(
+                f"data.next_sentence is true: data.task '{self.task}' predicts no next sentence, "
+                "so false is needed"
+            )
+        if reader.documents(self, ()) is None:
+            raise UserError(
+                f"model.objective.next_sentence is true: data.name '{self.name}' has no documents, "
+                "so false is needed"
+            )
+        if self.window < LEAST_PAIR:
+            raise UserError(
+                f"data.window is {self.window}: a pair of texts and its 3 marks need at least "
+                f"{LEAST_PAIR}"
+            )
+
     def _check_documents(self, reader: "CorpusReader") -> None:
-        if self.document_separator and not (reader.separated and TASKS[self.task].running_text):
+        read = TASKS[self.task].running_text or self.next_sentence
+        if self.document_separator and not (reader.separated and read):
             raise UserError(
                 f"data.document_separator is '{self.document_separator}': data.name '{self.name}' "
                 f"and data.task '{self.task}' have no such line, so '' is needed"
@@ -278,6 +325,10 @@ class CorpusReader:
         None for a corpus without documents, also where there are no lines.
         """
         return None
+
+    def left_out(self, config: DataConfig, line: str) -> bool:
+        """Return whether a line of a document has no sentence: a heading, or a separator."""
+        return False
 
     def max_ratio(self, config: DataConfig) -> float | None:
         """Return `Corpus.max_ratio`."""

@@ -3,7 +3,8 @@
 <cache>/<name>-<checksum of what made it>/
     meta.json  tokenizer.model  digests.sha256
     <split>.<column>.{ids,offsets}.npy      row i is ids[offsets[i]:offsets[i + 1]], ends in EOS
-    <split>.documents.npy                   places of ids at which documents begin, where known
+    <split>.documents.npy                   places of ids at which documents begin, where known;
+                                            a row is a sentence where next sentences are predicted
     <split>.{source,target,reference}.txt   valid and test of a translation corpus
 """
 
@@ -32,7 +33,7 @@ from lightning_app.errors import UserError
 # The fields of the config that decide what is in the folder, and the code that makes it.
 _KEY = (
     *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
-    "document_separator",
+    *("document_separator", "next_sentence"),
 )
 _CODE = (
     "columns",
@@ -42,6 +43,7 @@ _CODE = (
     "download",
     "moses",
     "prepare",
+    "sentences",
     "source",
     "sources",
     "synthetic/clauses",
@@ -207,6 +209,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         "schema": 1,
         "name": config.name,
         "task": config.task,
+        "next_sentence": config.next_sentence,
         "protocol": corpus.protocol + kind.left_out(dropped),
         "tokenized": corpus.tokenized,
         "languages": kind.languages(config.source_language, config.target_language),
@@ -281,7 +284,7 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
 def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     """Return what `ablate prepare` prints: pairs, drops, tokens, unknown rate, padding, place."""
     meta = corpus.meta
-    kind = row_kind(meta["task"])
+    kind = row_kind(meta["task"], next_sentence=meta["next_sentence"])
     rows = [
         ("corpus", meta["protocol"]),
         (

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.data import download
-from lightning_app.data.config import CORPORA, DataConfig, GeneratedCorpus
-from lightning_app.data.source import Corpus, Source
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, GeneratedCorpus
+from lightning_app.data.sentences import sentences_of
+from lightning_app.data.source import Corpus, Source, split_sizes
 from lightning_app.errors import UserError
 from lightning_app.task_facts import TASKS
 
@@ -215,15 +216,19 @@ def read(source: Source, config: DataConfig) -> Corpus:
                 f"{source.columns[split]['target']} has {len(lines[split]['target'])}"
             )
     counts = {split: len(next(iter(columns.values()))) for split, columns in lines.items()}
-    documents = {}
+    protocol = reader.protocol(source, lines, counts)
+    documents: dict[str, list[int]] = {}
     if TASKS[config.task].running_text:
         for split, of in lines.items():
             if (begins := reader.documents(config, of["text"])) is not None:
                 documents[split] = begins
+    if config.next_sentence:
+        lines, documents, said = _sentences(reader, lines, config)
+        protocol += said
     return Corpus(
         splits=_datasets(lines),
         references=references,
-        protocol=reader.protocol(source, lines, counts),
+        protocol=protocol,
         tokenized=reader.tokenized,
         documents=documents,
         max_ratio=reader.max_ratio(config),
@@ -239,6 +244,40 @@ def _read_split(columns: dict[str, Path], strips: bool) -> dict[str, list[str]]:
         counts = " but ".join(f"{columns[c]} has {len(of)} lines" for c, of in lines.items())
         raise UserError(f"{counts}: line n of one must translate line n of the other")
     return lines
+
+
+def _sentences(
+    reader: CorpusReader, lines: dict[str, dict[str, list[str]]], config: DataConfig
+) -> tuple[dict[str, dict[str, list[str]]], dict[str, list[int]], str]:
+    """Return the sentences and the documents of each split, and a description.
+
+    Raises:
+        UserError: a split has fewer than two documents.
+    """
+    found = {}
+    for split, of in lines.items():
+        begins = reader.documents(config, of["text"])
+        assert begins is not None, "checked by DataConfig"
+        found[split] = sentences_of(of["text"], begins, lambda line: reader.left_out(config, line))
+        if (count := len(found[split].documents)) < 2:
+            other = ", or another data.document_separator" if reader.separated else ""
+            raise UserError(
+                f"model.objective.next_sentence is true, but the {split} split has {count} "
+                f"document{'' if count == 1 else 's'} with sentences, and a random sentence is of "
+                f"another document: at least 2 needed{other}"
+            )
+    counts = split_sizes({split: len(of.sentences) for split, of in found.items()})
+    documents = split_sizes({split: len(of.documents) for split, of in found.items()})
+    left_out = split_sizes({split: of.left_out for split, of in found.items()})
+    said = (
+        f"; split into {counts} sentences of {documents} documents, {left_out} lines of headings "
+        "and separators left out"
+    )
+    return (
+        {split: {"text": of.sentences} for split, of in found.items()},
+        {split: of.documents for split, of in found.items()},
+        said,
+    )
 
 
 def _datasets(lines: dict[str, dict[str, list[str]]]) -> dict[str, "Dataset"]:

@@ -18,6 +18,7 @@ PAD, UNK, BOS, EOS, MASK = range(5)
 SPECIALS = 5  # ids below are no pieces of text
 MASK_PIECE = "<mask>"
 _SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # as words of a text they are UNK
+_SPACE = "▁"  # how SentencePiece writes a space
 THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
 _BYTES = b"bytes of UTF-8\n"  # the file of a tokenizer that has no model
@@ -38,6 +39,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_lines(self, lines: list[str]) -> list[list[int]]:
         """Return the ids of each line, each ended by EOS."""
+
+    @abstractmethod
+    def word_starts(self) -> list[bool]:
+        """Return for each id whether it begins a word; a special id does."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -72,6 +77,17 @@ class Pieces(Tokenizer):
         """Return the ids of each line, each ended by EOS."""
         return self._model.encode(lines, add_eos=True, num_threads=THREADS)
 
+    def word_starts(self) -> list[bool]:
+        """Return for each id whether it begins a word: a piece does with the mark of a space.
+
+        UNK is a part of the word around it, unless every piece is a whole word.
+        """
+        pieces = [self._model.id_to_piece(id_) for id_ in range(SPECIALS, self.vocab_size)]
+        begin = [piece.startswith(_SPACE) for piece in pieces]
+        found = [True] * SPECIALS + begin
+        found[UNK] = all(begin)
+        return found
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; special ids other than UNK leave no trace."""
         return self._model.decode([int(i) for i in ids if i == UNK or i >= SPECIALS])
@@ -92,6 +108,10 @@ class Bytes(Tokenizer):
     def encode_lines(self, lines: list[str]) -> list[list[int]]:
         """Return the ids of each line, each ended by EOS."""
         return [[*self.encode(line), EOS] for line in lines]
+
+    def word_starts(self) -> list[bool]:
+        """Return true for each id: a byte is no piece of a word that could be found."""
+        return [True] * self.vocab_size
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`, with U+FFFD where bytes are no UTF-8."""

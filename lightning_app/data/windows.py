@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_app.data.batching import EpochSampler
 from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.token_batching import equal_batches, share
+from lightning_app.data.token_batching import equal_batches
 from lightning_app.errors import UserError
 
 
@@ -53,10 +53,6 @@ class Windows:
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return the tokens of windows, (rows, window) int64."""
         return self._windows[rows].astype(np.int64)
-
-    def mine(self, rows: np.ndarray) -> np.ndarray:
-        """Return this rank's share of the rows of a global batch; it may be empty."""
-        return share(rows, self.rank, self.world_size)
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
         """Return the batches of an epoch, all with the same number of windows but the last."""

@@ -30,13 +30,13 @@ class EmbeddingSpec:
 
 @final
 class Embedding(nn.Module):
-    """``norm(sqrt(d) E[token] + PE(position))``, with E shared by every input and the output.
+    """``norm(sqrt(d) E[token] + PE(position) + S[segment])``; E serves every input and the output.
 
     E starts at N(0, 1/d), so that the sum starts with entries of variance one. PE is the table of
     the positions, zero where they enter attention instead. By default there is no norm; BERT's
     official code has a LayerNorm there, with dropout after it (Devlin et al. 2019,
     `embedding_postprocessor`). A norm makes the factor sqrt(d), which BERT has not, a weight of the
-    token beside its position.
+    token beside its position. S is there for pairs of texts alone: see `SegmentTable`.
     """
 
     def __init__(self, spec: EmbeddingSpec, model_dim: int, dropout: float) -> None:
@@ -45,6 +45,7 @@ class Embedding(nn.Module):
         self.model_dim = model_dim
         self.tokens = nn.Embedding(spec.vocab_size, model_dim, padding_idx=spec.pad)
         self.position_table = spec.positions.table() if spec.adds_positions else None
+        self.segments: SegmentTable | None = None  # `add_next_sentence` makes it
         self.norm = build_norm(spec.norm, model_dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -53,8 +54,11 @@ class Embedding(nn.Module):
         tokens: Int[Tensor, "batch token"],
         start: int = 0,
         in_document: Int[Tensor, "batch token"] | None = None,
+        segments: Int[Tensor, "batch token"] | None = None,
     ) -> Float[Tensor, "batch token model"]:
         """Embed `tokens`, the first of which has position `start`, or with those `in_document`.
+
+        `segments` has 0 or 1 for each token; given exactly where there is a table for it.
 
         Raises:
             UserError: for a text longer than learned tables have positions.
@@ -67,6 +71,9 @@ class Embedding(nn.Module):
             if in_document is not None:
                 table = nn.functional.embedding(in_document, table)
             embedded = embedded + table.to(embedded.dtype)
+        assert (segments is None) == (self.segments is None), "a table of segments reads them"
+        if segments is not None and self.segments is not None:
+            embedded = embedded + self.segments(segments).to(embedded.dtype)
         return self.dropout(self.norm(embedded))
 
     @property
@@ -77,6 +84,21 @@ class Embedding(nn.Module):
     def logits(self, states: Float[Tensor, "*shape model"]) -> Float[Tensor, "*shape vocabulary"]:
         """Return ``states E^T``, the scores over the vocabulary."""
         return linear(states, self.tokens.weight)
+
+
+@final
+class SegmentTable(nn.Module):
+    """One vector for each text of a pair, initially from N(0, 0.02^2) as learned positions are.
+
+    Devlin et al. 2019 (1810.04805). The authors cut that distribution at two standard deviations.
+    """
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, model_dim))
+
+    def forward(self, segments: Int[Tensor, "batch token"]) -> Float[Tensor, "batch token model"]:
+        return nn.functional.embedding(segments, self.weight)
 
 
 @final

@@ -4,18 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.feed_forward import Activation
-from lightning_app.blocks.linear import Linear
-from lightning_app.blocks.masks import causal_mask, document_mask, full_mask, padding_mask
+from lightning_app.blocks.masks import causal_mask, document_mask, padding_mask
 from lightning_app.blocks.memory import Recurrence, SegmentMemory, empty_memory, segment_mask
-from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.placed import within_documents
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack, StackSpec
@@ -23,6 +20,7 @@ from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.decoding import DecodingState, step
 from lightning_app.models.embedding import Embedding, EmbeddingSpec
 from lightning_app.models.initialization import initialize
+from lightning_app.models.masked_model import MaskedLanguageModel
 from lightning_app.models.positions import POSITIONS, Positions
 from lightning_app.models.transformer import BlockStack, Memory
 
@@ -305,67 +303,6 @@ class CausalLanguageModel(nn.Module):
     ) -> tuple[Float[Tensor, "text*beam vocabulary"], DecodingState]:
         """Append one token to each beam and return the logits of the next, beam after beam."""
         return step(self.embedding, self.decoder, tokens, state)
-
-
-@final
-class MaskedLanguageModel(nn.Module):
-    """An encoder that predicts masked tokens (Devlin et al. 2019, 1810.04805).
-
-    The head is ``E N(gelu(W h + b)) + c`` at the predicted positions alone; E is the embedding.
-    """
-
-    def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
-        super().__init__()
-        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.encoder = BlockStack(encoder, sizes, embedding.positions)
-        self.transform = Linear(sizes.model_dim, sizes.model_dim)
-        self.norm = build_norm("layer_norm", sizes.model_dim)
-        self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
-        self.auxiliary: AuxiliaryHeads | None = None  # `add_heads` makes them
-        initialize(self)
-
-    def present(
-        self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
-    ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are no padding: all of them, windows are full."""
-        return {"encoder": torch.ones_like(tokens, dtype=torch.bool)}
-
-    def forward(
-        self, tokens: Int[Tensor, "batch token"], positions: Int[Tensor, " predicted"]
-    ) -> Float[Tensor, "predicted vocabulary"]:
-        """Return logits at `positions`, flat indices into batch * token. Windows are full."""
-        mask = full_mask(tokens.shape[1], tokens.device)
-        states = self.encoder(self.embedding(tokens), mask)
-        return self.embedding.logits(self.finished(states, positions)) + self.output_bias
-
-    def states(
-        self,
-        tokens: Int[Tensor, "batch token"],
-        positions: Int[Tensor, " predicted"],
-        seen: list[Stream] | None = None,
-    ) -> Float[Tensor, "predicted model"]:
-        """Return the states that the output layer reads at `positions`.
-
-        They are those of `forward`, where each block has the states of all tokens for the hooks of
-        a probe. Here the last one goes on with the predicted tokens alone. The stream after each
-        layer is appended to `seen`, with all tokens except after the last one.
-        """
-        mask = full_mask(tokens.shape[1], tokens.device)
-        (states,) = self.encoder(self.embedding(tokens), mask, kept=positions, seen=seen)
-        return self._transformed(states)
-
-    def finished(
-        self,
-        states: Float[Tensor, "batch token model"],
-        positions: Int[Tensor, " predicted"],
-    ) -> Float[Tensor, "predicted model"]:
-        """Return what the output layer reads at `positions` of a stack's `states`."""
-        return self._transformed(states.flatten(0, 1).index_select(0, positions))
-
-    def _transformed(
-        self, states: Float[Tensor, "predicted model"]
-    ) -> Float[Tensor, "predicted model"]:
-        return self.norm(F.gelu(self.transform(states)))
 
 
 def build_model(

@@ -7,7 +7,7 @@ from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, InitSpec
 from lightning_app.blocks.halting import Halting
 from lightning_app.blocks.learned import LearnedScalars
-from lightning_app.models.embedding import Embedding, OutputTable
+from lightning_app.models.embedding import Embedding, OutputTable, SegmentTable
 from lightning_app.models.positions.learned import LearnedLayerTable, LearnedTable
 
 
@@ -33,7 +33,7 @@ def initialize(model: nn.Module) -> None:
     embedding                             N(0, 1/d) times the embedding gain of the stack, the
                                           row of the padding zero
     tables of auxiliary heads             N(0, 1/d)
-    learned positions and steps           N(0, 0.02^2)
+    learned positions, steps, segments    N(0, 0.02^2)
     learned scalars                       their own start (`LearnedScalars.reset`)
     ====================================  =====================================================
     """
@@ -49,7 +49,7 @@ def initialize(model: nn.Module) -> None:
                 module.tokens.weight[module.tokens.padding_idx] = 0.0
             case OutputTable():
                 nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
-            case LearnedTable() | LearnedLayerTable():
+            case LearnedTable() | LearnedLayerTable() | SegmentTable():
                 nn.init.normal_(module.weight, std=0.02)
             case nn.LayerNorm():
                 nn.init.ones_(module.weight)

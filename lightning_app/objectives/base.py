@@ -29,6 +29,9 @@ class ObjectiveConfig:
     """Weight of the prediction of the token after next in a decoder (Al-Rfou et al.: 0.5)."""
     auxiliary_tables: Literal["tied", "own"] = "tied"
     """Output tables of intermediate layers: that of the last layer, or one each."""
+    next_sentence: bool = False
+    """Whether masked_lm also predicts if the second of two texts follows the first in its document
+    (BERT); it then reads pairs of texts instead of windows."""
     beam: int = 5
     """Beams of the final test and of `ablate translate`; 1 is greedy search."""
     length_penalty: float = 1.0
@@ -43,6 +46,10 @@ class ObjectiveConfig:
         if not 0.0 <= self.smoothing < 1.0:
             raise ValueError(f"label_smoothing {self.label_smoothing}: at least 0 and under 1")
         self.auxiliary()
+        if self.next_sentence and not TASKS[self.kind].masks:
+            raise ValueError(
+                f"next_sentence true: of kind masked_lm alone; kind {self.kind} takes false"
+            )
         if self.validation_bleu < 0:
             raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
         if self.beam < 1:

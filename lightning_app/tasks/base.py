@@ -76,12 +76,11 @@ class Task(ABC):
 
     # Model
 
-    @classmethod
     def build_model(
-        cls, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
+        self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
     ) -> nn.Module:
         """Return the model with its initial values."""
-        return build_model(architecture, block, vocab_size, cls.pad)
+        return build_model(architecture, block, vocab_size, self.pad)
 
     # Training and evaluation
 

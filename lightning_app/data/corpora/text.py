@@ -1,8 +1,11 @@
 """Text files of the user."""
 
+import re
 from collections.abc import Sequence
 
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
+
+_HEADING = re.compile("#{1,6} ")  # of Markdown
 
 
 @CORPORA.register("text")
@@ -26,3 +29,8 @@ class Text(CorpusReader):
             if not apart and (place == 0 or separates[place - 1])
         ]
         return [0, *begins[1:]]  # separators before the first document are a part of it
+
+    def left_out(self, config: DataConfig, line: str) -> bool:
+        """Return whether a line is a separator, or a heading of Markdown."""
+        separates = line.strip() == config.document_separator.strip()
+        return separates or _HEADING.match(line.strip()) is not None

@@ -11,6 +11,7 @@ from lightning_app.data.source import Source, split_sizes
 
 _HUB = "Salesforce/wikitext"
 _TITLE = re.compile("= (?!= ).*(?<! =) =")
+_HEADING = re.compile("= .* =")
 _LINES = {"train": 36_718, "valid": 3_760, "test": 4_358}
 
 
@@ -49,6 +50,10 @@ class WikiText2(CorpusReader):
             if _TITLE.fullmatch(line.strip()) and blank(place - 1) and blank(place + 1)
         ]
         return [0, *titles[1:]]  # the blank line before the first article is a part of it
+
+    def left_out(self, config: DataConfig, line: str) -> bool:
+        """Return whether a line is the title of an article or the heading of a section."""
+        return _HEADING.fullmatch(line.strip()) is not None
 
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
