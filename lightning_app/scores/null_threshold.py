@@ -21,7 +21,7 @@ def apply_null_threshold(
     """Return the predictions: "" where the difference is above the threshold, else the answer.
 
     Args:
-        answers: the best answer that is not empty, by question; "" where there is none.
+        answers: the best answer that is not empty, by question; "" if no such one exists.
         differences: null score minus its score; +inf where there is no answer.
         threshold: a finite number in units of logits.
 
@@ -97,5 +97,5 @@ def _check_answers(answers: Mapping[str, str], differences: Mapping[str, float])
         if (answers[question] == "") != (difference == math.inf):
             raise UserError(
                 f"squad: question '{question}' has the answer '{answers[question]:.40}' with the "
-                f"difference {difference}; its best answer is needed, and inf where there is none"
+                f"difference {difference}; its best answer is needed, or '' with inf"
             )
