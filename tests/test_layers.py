@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "mixtures": set(),
     "importing": set(),
     "bounds": set(),
+    "scores": set(),
     "blocks": {"registry"},
     "models": {"blocks", "registry"},
     "data": {"atomic_write", "registry", "task_facts"},

@@ -1,0 +1,163 @@
+"""The tasks of GLUE (Wang et al. 2018, arXiv 1804.07461), and three ways to average their scores.
+
+Papers average differently, so a mean is comparable only with means of the same name.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_app.errors import UserError, nearest
+
+GlueMetric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
+SIGNED: tuple[GlueMetric, ...] = ("matthews", "pearson", "spearman")  # from -1 to 1, others 0 to 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask:
+    """One task: its outputs, its inputs and how it is scored."""
+
+    name: str
+    classes: int | None
+    """Number of classes; None is regression of one number."""
+    pair: bool
+    """Whether an input is two texts."""
+    metrics: tuple[GlueMetric, ...]
+    """In the order of Table 1 of the paper."""
+    own: GlueMetric
+    """The one to select and compare by. Of two: F1, or Pearson, as Cramming (2212.14034) does."""
+    splits: tuple[str, ...]
+    """The names of its evaluation sets, each scored on its own."""
+
+
+def _task(
+    name: str,
+    classes: int | None,
+    pair: bool,
+    *metrics: GlueMetric,
+    own: GlueMetric | None = None,
+    splits: tuple[str, ...] = (),
+) -> GlueTask:
+    return GlueTask(
+        name=name,
+        classes=classes,
+        pair=pair,
+        metrics=metrics,
+        own=own or metrics[0],
+        splits=splits or (name,),
+    )
+
+
+GLUE_TASKS: dict[str, GlueTask] = {
+    task.name: task
+    for task in (
+        _task("CoLA", 2, False, "matthews"),
+        _task("SST-2", 2, False, "accuracy"),
+        _task("MRPC", 2, True, "accuracy", "f1", own="f1"),
+        _task("STS-B", None, True, "pearson", "spearman"),
+        _task("QQP", 2, True, "accuracy", "f1", own="f1"),
+        _task("MNLI", 3, True, "accuracy", splits=("MNLI-m", "MNLI-mm")),
+        _task("QNLI", 2, True, "accuracy"),
+        _task("RTE", 2, True, "accuracy"),
+    )
+}
+WNLI = (
+    "WNLI is not offered: sentences of its dev set are in its training set with the other label, "
+    "so that the constant answer (56.34 %) beats trained models"
+)
+
+
+def glue_task(name: str) -> GlueTask:
+    """Return the task of that name.
+
+    Raises:
+        UserError: there is no such task, or it is WNLI.
+    """
+    if name.upper() == "WNLI":
+        raise UserError(f"glue: task '{name}': {WNLI}")
+    if name not in GLUE_TASKS:
+        raise UserError(
+            f"glue: task '{name}' is unknown; tasks are {', '.join(GLUE_TASKS)}"
+            f"{nearest(name, GLUE_TASKS)}"
+        )
+    return GLUE_TASKS[name]
+
+
+Part = tuple[str, GlueMetric]  # the score of a split by a metric
+Item = tuple[Part, ...]  # parts of equal weight; an average is the mean over its items
+
+_PAIRS: dict[str, Item] = {
+    name: tuple((split, metric) for split in task.splits for metric in task.metrics)
+    for name, task in GLUE_TASKS.items()
+}
+_MNLI_TWICE: tuple[Item, ...] = ((("MNLI-m", "accuracy"),), (("MNLI-mm", "accuracy"),))
+
+GLUE_AVERAGES: dict[str, tuple[Item, ...]] = {
+    # The leaderboard's rule: all metrics and both sets of MNLI count within their task. Its own
+    # numbers have WNLI as the ninth task; without it there are eight.
+    "glue": tuple(_PAIRS.values()),
+    # He et al. 2021 (arXiv 2012.11747), Table 3, "overall": as above, but MNLI is two items.
+    "realformer": (*(item for name, item in _PAIRS.items() if name != "MNLI"), *_MNLI_TWICE),
+    # Geiping and Goldstein 2023 (arXiv 2212.14034), and He and Hofmann 2024 (SAS): nine numbers.
+    "cramming": (
+        *(((name, task.own),) for name, task in GLUE_TASKS.items() if name != "MNLI"),
+        *_MNLI_TWICE,
+    ),
+}
+
+
+def glue_average(name: str, scores: Mapping[str, Mapping[str, float]]) -> float:
+    """mean over items of (mean over the item's parts), a fraction.
+
+    Args:
+        name: `glue`, `realformer` or `cramming`.
+        scores: by split and metric, such as `scores["MNLI-m"]["accuracy"]`; fractions, no
+            percentages. Metrics that this average does not use may be there too.
+
+    Raises:
+        UserError: a score is missing, unknown, not finite or no fraction; the average is unknown.
+    """
+    if name not in GLUE_AVERAGES:
+        raise UserError(
+            f"glue: average '{name}' is unknown; averages are {', '.join(GLUE_AVERAGES)}"
+            f"{nearest(name, GLUE_AVERAGES)}"
+        )
+    _check_scores(scores)
+    items = GLUE_AVERAGES[name]
+    missing = [
+        f"{split} {metric}"
+        for item in items
+        for split, metric in item
+        if metric not in scores.get(split, {})
+    ]
+    if missing:
+        raise UserError(
+            f"glue: average '{name}' of {len(items)} items misses {', '.join(missing)}; "
+            f"a mean over fewer is another number"
+        )
+    means = [math.fsum(scores[split][m] for split, m in item) / len(item) for item in items]
+    return math.fsum(means) / len(means)
+
+
+def _check_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
+    known = {split: task for task in GLUE_TASKS.values() for split in task.splits}
+    for split, by_metric in scores.items():
+        if split.upper() == "WNLI":
+            raise UserError(f"glue: scores of '{split}': {WNLI}")
+        if split not in known:
+            raise UserError(
+                f"glue: scores of '{split}' are unknown; splits are {', '.join(known)}"
+                f"{nearest(split, known)}"
+            )
+        metrics = known[split].metrics
+        for metric, value in by_metric.items():
+            if metric not in metrics:
+                raise UserError(
+                    f"glue: {split} has no score '{metric}'; it has {', '.join(metrics)}"
+                )
+            low = -1 if metric in SIGNED else 0
+            if not low <= value <= 1:  # NaN is neither
+                raise UserError(
+                    f"glue: {split} {metric} is {value}; a fraction from {low} to 1 is needed"
+                )

@@ -1,0 +1,86 @@
+"""Correlations against SciPy, hand-computed cases and constant predictions."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from lightning_app.errors import UserError
+from lightning_app.scores.correlation import pearson, spearman
+
+BOTH = pytest.mark.parametrize("score", [pearson, spearman])
+
+
+def test_pearson_by_hand() -> None:
+    """x - mean: -1, 0, 1; y - mean: -1, -1, 2; r = 3 / sqrt(2 * 6)."""
+    assert pearson([1, 2, 3], [1, 1, 4]) == pytest.approx(3 / math.sqrt(12))
+
+
+def test_spearman_by_hand() -> None:
+    """Ranks 1, 2, 3 against 1.5, 1.5, 3: a tie has its mean rank."""
+    assert spearman([1, 2, 30], [1, 1, 400]) == pytest.approx(1.5 / math.sqrt(2 * 1.5))
+
+
+@BOTH
+@pytest.mark.parametrize("constant", [0.0, 2.5, 0.1, -1e300, 1e-300])
+def test_a_constant_side_gives_0(score, constant: float) -> None:
+    varied, same = [0.0, 1.0, 5.0, 2.0], [constant] * 4
+    assert score(varied, same) == 0
+    assert score(same, varied) == 0
+    assert score(same, same) == 0
+
+
+@BOTH
+def test_one_pair_gives_0(score) -> None:
+    assert score([3.0], [2.0]) == 0
+
+
+def test_a_constant_up_to_rounding_gives_0() -> None:
+    assert pearson([1.0, 2.0, 3.0], [2.5, 2.5, np.nextafter(2.5, 3)]) == 0
+
+
+@BOTH
+def test_no_overflow_and_no_underflow(score) -> None:
+    assert score([1e200, 2e200, 3e200], [1.0, 2.0, 3.0]) == pytest.approx(1)
+    assert score([1e-200, 2e-200, 3e-200], [3.0, 2.0, 1.0]) == pytest.approx(-1)
+
+
+VALUES = st.lists(st.tuples(st.integers(0, 20), st.integers(-9, 9)), min_size=2, max_size=40)
+
+
+@given(VALUES)
+def test_equal_to_scipy_where_it_is_defined(pairs: list[tuple[int, int]]) -> None:
+    x, y = (np.array(side) / 4 for side in zip(*pairs, strict=True))
+    assume(np.ptp(x) > 0 and np.ptp(y) > 0)
+    assert pearson(x, y) == pytest.approx(stats.pearsonr(x, y)[0], abs=1e-12)
+    assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y)[0], abs=1e-12)
+
+
+@BOTH
+def test_scipy_is_not_asked_where_it_gives_nan(score) -> None:
+    """SciPy warns and gives NaN; a NaN would be dropped or propagate in an average."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert score([1.0, 2.0], [1.0, 1.0]) == 0
+    with pytest.warns(stats.ConstantInputWarning):
+        assert math.isnan(stats.pearsonr([1.0, 2.0], [1.0, 1.0])[0])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("labels", "predictions", "message"),
+    [
+        ([1.0, 2.0], [1.0], "2 labels but 1 predictions"),
+        ([], [], "labels has 0 values"),
+        ([1.0, 2.0], [1.0, math.nan], r"predictions\[1\] is nan"),
+        ([math.inf, 2.0], [1.0, 2.0], r"labels\[0\] is inf"),
+        ([1.0, 2.0], [[1.0], [2.0]], r"predictions has shape \(2, 1\)"),
+    ],
+)
+def test_mistakes(score, labels: list, predictions: list, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        score(labels, predictions)
