@@ -17,11 +17,11 @@ class ObjectiveConfig:
     """What is trained for and how it is evaluated."""
 
     kind: str = DEFAULT_TASK
-    """The task: translation needs an encoder_decoder, masked_lm an encoder, causal_lm a
-    decoder."""
+    """The task: translation needs an encoder_decoder, masked_lm and glue an encoder,
+    causal_lm a decoder."""
     label_smoothing: float | None = None
     """Share of the target's probability spread evenly over the vocabulary, in the loss alone. null:
-    0.1, and 0 for causal_lm."""
+    0.1, and 0 for causal_lm and glue."""
     intermediate_weight: float = 0.0
     """Weight of the losses of layers below the last: layer l of n predicts too until l / (2n) of
     the steps are done (Al-Rfou et al. 2019: 1); 0 for none."""
@@ -32,6 +32,8 @@ class ObjectiveConfig:
     next_sentence: bool = False
     """Whether masked_lm also predicts if the second of two texts follows the first in its document
     (BERT); it then reads pairs of texts instead of windows."""
+    glue: str | None = None
+    """Set from data.name: the task of GLUE whose labels are predicted; null for other tasks."""
     beam: int = 5
     """Beams of the final test and of `ablate translate`; 1 is greedy search."""
     length_penalty: float = 1.0
