@@ -11,7 +11,7 @@ SECTIONS = ("seed_everything", "trainer", "model", "data")
 
 
 def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-    """Refuse unknown keys.
+    """Refuse unknown keys, and a field that is set from another one which is not there.
 
     The parser checks values that are not mappings, and the keys of classes that a value names.
 
@@ -33,6 +33,11 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
         raise UserError("the config is nested too deeply") from error
     for key in keys:
         _check_key(key)
+    if "data.next_sentence" in keys and "model.objective.next_sentence" not in keys:
+        raise UserError(
+            "data.next_sentence: set from model.objective.next_sentence, which is not there; set "
+            "that instead"
+        )
 
 
 def _check_key(key: str) -> None:

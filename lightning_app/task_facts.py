@@ -113,6 +113,14 @@ TASKS.add(
         ),
     ),
 )
+NEXT_SENTENCE = (
+    QualityMetric(
+        "val/nsp_accuracy", "Validation accuracy of next sentences", "accuracy of next sentences"
+    ),
+    QualityMetric("val/nsp_nll", "Validation loss of next sentences", "nats a pair", "min"),
+)
+"""What a masked language model reports only where it predicts next sentences."""
+
 TASKS.add(
     "masked_lm",
     TaskFacts(
@@ -121,11 +129,7 @@ TASKS.add(
         masks=True,
         scores=(
             QualityMetric("val/accuracy", "Validation accuracy", "accuracy of masked tokens"),
-            QualityMetric(
-                "val/nsp_accuracy",
-                "Validation accuracy of next sentences",
-                "accuracy of next sentences",
-            ),
+            *NEXT_SENTENCE,
         ),
         method="Text is packed into windows of {data.window} tokens, of which a share of "
         "{data.mask_probability} is predicted.",

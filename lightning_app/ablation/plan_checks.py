@@ -7,7 +7,7 @@ from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import PRESET, label, lookup, same, variant
-from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS
+from lightning_app.task_facts import DEFAULT_TASK, GENERAL, NEXT_SENTENCE, TASKS
 
 _DEVICES = "trainer.devices"
 
@@ -105,6 +105,8 @@ def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
         conditions = {
             "evaluate_test: true": split != "test" or objective.get("evaluate_test", True),
             f"kind: {' or '.join(owners)}": reports,
+            "next_sentence: true": spec.metric not in [s.metric for s in NEXT_SENTENCE]
+            or objective.get("next_sentence", False),
             "validation_bleu: 1 or more": spec.metric != "val/bleu"
             or objective.get("validation_bleu", 1) > 0,
         }

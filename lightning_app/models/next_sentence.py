@@ -58,12 +58,12 @@ class NextSentenceHead(nn.Module, AuxiliaryTerms):
         pairs: Int[Tensor, ""],
         tokens: Int[Tensor, ""],
     ) -> PairScores:
-        """Return the scores of the `counted` pairs; with gradients, leave their loss for the step.
+        """Return the scores of all pairs; with gradients, leave the loss of those that count.
 
         Args:
             first: The states of the first tokens of all pairs.
             labels: NEXT or RANDOM.
-            counted: Which pairs count; a blank row does not.
+            counted: Which pairs count in the loss; a blank row does not.
             pairs: The number of pairs of the global batch.
             tokens: The tokens that it predicts. A step divides by them, so that the sum over pairs
                 is multiplied by them and divided by `pairs`.
@@ -74,7 +74,7 @@ class NextSentenceHead(nn.Module, AuxiliaryTerms):
         if torch.is_grad_enabled():
             self._loss = (nll * counted).sum() * tokens.to(nll) / pairs.to(nll)
         with torch.no_grad():
-            return PairScores(nll.detach()[counted], (logits.argmax(dim=1) == labels)[counted])
+            return PairScores(nll.detach(), logits.argmax(dim=1) == labels)
 
     def auxiliary_terms(self) -> Mapping[str, Term]:
         """Return the loss of the pass that was scored last, once."""

@@ -166,9 +166,8 @@ class MaskedLanguageModelling(Task):
         )
         if torch.is_grad_enabled():
             return {}
-        rows = batch.index[real].tolist()
-        pairs = zip(found.nll.tolist(), found.correct.tolist(), strict=True)
-        return dict(zip(rows, pairs, strict=True))
+        rows = zip(batch.index.tolist(), found.nll.tolist(), found.correct.tolist(), strict=True)
+        return {row: (nll, correct) for row, nll, correct in rows if row >= 0}
 
     def start_decoding(self) -> None:
         """Forget the pairs of the evaluation before."""
@@ -218,7 +217,7 @@ class MaskedLanguageModelling(Task):
         )
 
     def real_tokens(self, batch: MaskedBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token of windows, which are full, and those of pairs but for padding."""
+        """Return every token of windows, which are full, and of pairs all except padding."""
         return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
 
     def longest(self, batch: MaskedBatch) -> MaskedBatch:

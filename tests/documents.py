@@ -1,0 +1,52 @@
+"""A small corpus of documents, each of words of one topic, and the runs that read it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TOPICS, WORDS = 4, 5
+
+
+def write_documents(root: Path, *, topics: bool = True, documents: int = 40) -> Path:
+    """Write splits of documents of 12 lines; without topics every document has all words."""
+    random = np.random.default_rng(0)
+    root.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", documents), ("valid", documents), ("test", 4)):
+        texts = []
+        for document in range(count):
+            low, span = (document % TOPICS * WORDS, WORDS) if topics else (0, TOPICS * WORDS)
+            lines = (random.integers(0, span, random.integers(2, 5)) + low for _ in range(12))
+            texts.append("\n".join(" ".join(f"w{word}" for word in line) for line in lines))
+        (root / f"{split}.txt").write_text("\n\n".join(texts) + "\n")
+    return root
+
+
+def data_fields(root: Path, **changes: Any) -> dict[str, Any]:
+    """The section `data` for these documents."""
+    given = {"name": "text", "root": str(root), "cache": str(root / "cache"), "window": 16}
+    return {**given, "tokenizer": "word", "vocab_size": None, "tokens_per_batch": 512, **changes}
+
+
+def run_tree(root: Path, **objective: Any) -> dict[str, Any]:
+    """A config as a user writes it."""
+    architecture = {"kind": "encoder", "encoder_depth": 2, "model_dim": 12, "ff_dim": 14}
+    return {
+        "seed_everything": 1,
+        "trainer": {
+            "max_steps": 5,
+            "val_check_interval": 5,
+            "log_every_n_steps": 1,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "default_root_dir": str(root / "run"),
+        },
+        "model": {
+            "block": {"preset": "pre_ln"},
+            "architecture": {**architecture, "num_heads": 3, "dropout": 0.0},
+            "objective": {"kind": "masked_lm", "next_sentence": True, **objective},
+            "optimizer": {"lr": 3.0e-3},
+            "schedule": {"kind": "constant", "warmup_steps": 2},
+        },
+        "data": data_fields(root),
+    }

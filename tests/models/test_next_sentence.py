@@ -1,0 +1,287 @@
+"""The head of next sentences, against Hugging Face's BERT and against its own parts."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_app.bench.peers import Projections, linears
+from lightning_app.blocks.auxiliary import auxiliary_terms
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.presets import PRESETS
+from lightning_app.models.masked_model import MaskedLanguageModel
+from lightning_app.models.next_sentence import NEXT, RANDOM, NextSentenceHead, add_next_sentence
+from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.tasks.base import build_task
+from lightning_app.tasks.masking import MaskedBatch
+from tests import tiny
+
+CONFIG = ObjectiveConfig(kind="masked_lm", label_smoothing=0.0, next_sentence=True)
+LENGTHS = (7, 5, 11)
+POSITIONS = torch.tensor([1, 5, 12, 23, 30])
+
+
+def paired_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageModel:
+    model = tiny.masked_model(block, **changes)
+    add_next_sentence(model)
+    return model
+
+
+def pairs() -> MaskedBatch:
+    """Three rows with padding; BOS first, EOS after each text."""
+    tokens = torch.full((3, 11), tiny.PAD)
+    segments = torch.zeros(3, 11, dtype=torch.int64)
+    for row, length in enumerate(LENGTHS):
+        tokens[row, :length] = tiny.words(length)
+        tokens[row, 0] = tiny.BOS
+        tokens[row, length - 1] = tokens[row, 3] = tiny.EOS
+        segments[row, 4:length] = 1
+    follows = torch.tensor([NEXT, RANDOM, NEXT])
+    return MaskedBatch(
+        tokens,
+        POSITIONS,
+        tiny.words(5),
+        torch.arange(3),
+        torch.tensor(5),
+        segments,
+        follows,
+        torch.tensor(3),
+    )
+
+
+def losses(model: MaskedLanguageModel, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+    """The mean loss of the masked tokens and of the pairs, as a step takes them."""
+    sums = build_task(CONFIG).sums(model, batch)
+    terms = auxiliary_terms(model, batch.predicted_tokens.to(sums.loss))
+    return sums.loss / batch.predicted_tokens, terms["next_sentence"]
+
+
+@torch.no_grad()
+def hugging_face(ours: MaskedLanguageModel) -> Any:
+    """BERT with our weights; the norm of its embedding cancels our factor sqrt(width)."""
+    package = pytest.importorskip("transformers")
+    width, first = ours.embedding.model_dim, ours.encoder.blocks[0]
+    assert isinstance(first, nn.Module)
+    table: Any = ours.embedding.position_table
+    config = package.BertConfig(
+        vocab_size=tiny.VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=len(ours.encoder.blocks),
+        num_attention_heads=tiny.NUM_HEADS,
+        intermediate_size=13,
+        hidden_act="gelu",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=len(table.weight),
+        pad_token_id=tiny.PAD,
+        layer_norm_eps=1e-5,
+        attn_implementation="eager",
+    )
+    theirs = package.BertForPreTraining(config).double()
+    embeddings = theirs.bert.embeddings
+    embeddings.word_embeddings.weight.copy_(ours.embedding.tokens.weight)
+    embeddings.position_embeddings.weight.copy_(table.weight / width**0.5)
+    segments: Any = ours.embedding.segments
+    embeddings.token_type_embeddings.weight.copy_(segments.weight / width**0.5)
+    embeddings.LayerNorm.load_state_dict(ours.embedding.norm.state_dict())
+    embeddings.LayerNorm.eps = 1e-5 / width
+    for block, layer in zip(ours.encoder.blocks, theirs.bert.encoder.layer, strict=True):
+        part: Any = block
+        parts = Projections.of(part.self_attention)
+        attention = layer.attention
+        targets = [getattr(attention.self, name) for name in ("query", "key", "value")]
+        for target, source in zip([*targets, attention.output.dense], parts, strict=True):
+            target.load_state_dict(source.state_dict())
+        attention.output.LayerNorm.load_state_dict(part.around_self.norm_sum.state_dict())
+        inner, outer = linears(part.feed_forward)
+        layer.intermediate.dense.load_state_dict(inner.state_dict())
+        layer.output.dense.load_state_dict(outer.state_dict())
+        layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())
+    head, ours_head = theirs.cls, ours.next_sentence
+    assert ours_head is not None
+    head.predictions.transform.dense.load_state_dict(ours.transform.state_dict())
+    head.predictions.transform.LayerNorm.load_state_dict(ours.norm.state_dict())
+    head.predictions.transform.LayerNorm.eps = ours.norm.eps
+    head.predictions.bias.copy_(ours.output_bias)
+    theirs.bert.pooler.dense.load_state_dict(ours_head.pooler.state_dict())
+    head.seq_relationship.load_state_dict(ours_head.output.state_dict())
+    return theirs
+
+
+@pytest.mark.usefixtures("float64")
+def test_it_is_bert_of_hugging_face() -> None:
+    """Logits, loss and gradients, with padding, random tables and biases."""
+    ours = tiny.randomise(
+        paired_model(
+            "post_ln",
+            positions="learned",
+            embedding_norm="layer_norm",
+            activation="gelu",
+            max_positions=19,
+        )
+    )
+    with torch.no_grad():
+        ours.embedding.tokens.weight[tiny.PAD] = 0.0
+    theirs, batch = hugging_face(ours), pairs()
+    labels = torch.full_like(batch.tokens, -100)
+    labels.view(-1)[batch.positions] = batch.labels
+    real = (batch.tokens != tiny.PAD).long()
+    given: dict[str, Any] = {"attention_mask": real, "token_type_ids": batch.segments}
+    found = theirs(batch.tokens, labels=labels, next_sentence_label=batch.follows, **given)
+    near: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+    logits = found.prediction_logits.flatten(0, 1)[batch.positions]
+    torch.testing.assert_close(ours(batch.tokens, batch.positions, batch.segments), logits, **near)
+    states = ours.states_of_heads(batch.tokens, batch.positions, batch.segments)
+    assert ours.next_sentence is not None
+    assert states.first is not None
+    torch.testing.assert_close(
+        ours.next_sentence(states.first), found.seq_relationship_logits, **near
+    )
+    masked, next_sentence = losses(ours, batch)
+    torch.testing.assert_close(masked + next_sentence, found.loss, **near)
+
+    (masked + next_sentence).backward()
+    found.loss.backward()
+    root = ours.embedding.model_dim**0.5
+    embeddings, layer = theirs.bert.embeddings, theirs.bert.encoder.layer[0]
+    block: Any = ours.encoder.blocks[0]
+    table: Any = ours.embedding.position_table
+    segments: Any = ours.embedding.segments
+    same = [
+        (ours.embedding.tokens.weight, embeddings.word_embeddings.weight, 1.0),
+        (table.weight, embeddings.position_embeddings.weight, root),
+        (segments.weight, embeddings.token_type_embeddings.weight, root),
+        (ours.embedding.norm.weight, embeddings.LayerNorm.weight, 1.0),
+        (block.self_attention.query.weight, layer.attention.self.query.weight, 1.0),
+        (block.self_attention.value.bias, layer.attention.self.value.bias, 1.0),
+        (linears(block.feed_forward)[1].weight, layer.output.dense.weight, 1.0),
+        (ours.next_sentence.pooler.weight, theirs.bert.pooler.dense.weight, 1.0),
+        (ours.next_sentence.output.bias, theirs.cls.seq_relationship.bias, 1.0),
+        (ours.transform.weight, theirs.cls.predictions.transform.dense.weight, 1.0),
+        (ours.output_bias, theirs.cls.predictions.bias, 1.0),
+    ]
+    for place, (mine, other, factor) in enumerate(same):
+        assert mine.grad is not None
+        gradient = mine.grad.clone()
+        if place == 0:
+            gradient[tiny.PAD] = other.grad[tiny.PAD]  # the row of padding has none in ours
+        torch.testing.assert_close(gradient * factor, other.grad, **near)
+        assert other.grad.abs().max() > 1e-6
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_states_of_heads_are_those_of_the_whole_block(preset: str) -> None:
+    model, batch = tiny.randomise(paired_model(preset)), pairs()
+    whole = model(batch.tokens, batch.positions, batch.segments)
+    states = model.states_of_heads(batch.tokens, batch.positions, batch.segments)
+    logits = model.embedding.logits(states.predicted) + model.output_bias
+    torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-12)
+    firsts = torch.arange(3) * batch.tokens.shape[1]
+    other = model.states_of_heads(batch.tokens, firsts, batch.segments)
+    assert states.first is not None
+    assert other.first is not None
+    torch.testing.assert_close(states.first, other.first, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_padding_changes_nothing(preset: str) -> None:
+    model, batch = tiny.randomise(paired_model(preset)), pairs()
+    assert batch.segments is not None
+    every = torch.tensor([1])
+    for row, length in enumerate(LENGTHS):
+        alone = batch.tokens[row : row + 1], every, batch.segments[row : row + 1]
+        cut = alone[0][:, :length], every, alone[2][:, :length]
+        torch.testing.assert_close(model(*alone), model(*cut), rtol=1e-9, atol=1e-9)
+        one, two = model.states_of_heads(*alone).first, model.states_of_heads(*cut).first
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_segments_change_the_logits() -> None:
+    model, batch = paired_model("pre_ln"), pairs()
+    assert batch.segments is not None
+    one = model(batch.tokens, batch.positions, batch.segments)
+    two = model(batch.tokens, batch.positions, 1 - batch.segments)
+    assert (one - two).abs().max() > 1e-4
+    batch = batch._replace(segments=1 - batch.segments)
+    assert not torch.equal(losses(model, batch)[1], losses(model, pairs())[1])
+
+
+def test_segments_are_read_exactly_where_there_is_a_table() -> None:
+    batch = pairs()
+    with pytest.raises(AssertionError, match="a table of segments"):
+        paired_model("pre_ln")(batch.tokens, batch.positions)
+    with pytest.raises(AssertionError, match="a table of segments"):
+        tiny.masked_model("pre_ln")(batch.tokens, batch.positions, batch.segments)
+
+
+def test_other_initial_values_stay() -> None:
+    """The head and the table are drawn last; without them the model has neither."""
+    torch.manual_seed(3)
+    plain = tiny.masked_model("pre_ln").state_dict()
+    torch.manual_seed(3)
+    paired = paired_model("pre_ln").state_dict()
+    added = {name: value for name, value in paired.items() if name not in plain}
+    assert all(torch.equal(paired[name], value) for name, value in plain.items())
+    assert sorted(added) == [
+        "embedding.segments.weight",
+        *(f"next_sentence.{part}" for part in ("output.bias", "output.weight")),
+        *(f"next_sentence.{part}" for part in ("pooler.bias", "pooler.weight")),
+    ]
+    assert not paired["next_sentence.pooler.bias"].any()
+    assert not paired["next_sentence.output.bias"].any()
+    assert 0.005 < paired["embedding.segments.weight"].std() < 0.05
+
+
+def test_loss_of_pairs_is_a_mean_over_the_pairs_of_all_ranks() -> None:
+    """Shares of a batch add up, and a blank row counts nothing but has gradients of zero."""
+    model, batch = tiny.randomise(paired_model("post_ln")), pairs()
+    whole = losses(model, batch)[1]
+    parts = []
+    for rows in ([0, 2], [1]):
+        found = [None if of is None or not of.dim() else of for of in batch]
+        tokens, segments, follows = (found[at][rows] for at in (0, 5, 6))  # pyright: ignore[reportOptionalSubscript]
+        mine = batch._replace(
+            tokens=tokens,
+            positions=POSITIONS[:1],
+            labels=batch.labels[:1],
+            index=torch.tensor(rows),
+            segments=segments,
+            follows=follows,
+        )
+        parts.append(losses(model, mine)[1])
+    torch.testing.assert_close(sum(parts), whole)
+    blank = batch._replace(index=torch.full((3,), -1))
+    nothing = losses(model, blank)[1]
+    assert nothing == 0.0
+    assert model.next_sentence is not None
+    nothing.backward()
+    gradient = model.next_sentence.pooler.weight.grad
+    assert gradient is not None
+    assert not gradient.any()
+
+
+def test_loss_is_hand_worked() -> None:
+    """With z = (1, 0) for each pair, NEXT costs log(1 + 1/e) and RANDOM log(1 + e)."""
+    head = NextSentenceHead(4)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        head.output.bias.copy_(torch.tensor([1.0, 0.0]))
+    counted = torch.tensor([True, True, False, True])
+    labels = torch.tensor([NEXT, RANDOM, RANDOM, NEXT])
+    found = head.score(torch.randn(4, 4), labels, counted, torch.tensor(3), torch.tensor(50))
+    low, high = torch.tensor(-1.0).exp().log1p(), torch.tensor(1.0).exp().log1p()
+    torch.testing.assert_close(found.nll, torch.stack([low, high, high, low]))
+    assert found.correct.tolist() == [True, False, False, True]
+    (term,) = auxiliary_terms(head, torch.tensor(50.0)).values()
+    torch.testing.assert_close(term, (2 * low + high) / 3)
+    with pytest.raises(AssertionError, match="scores every batch"):
+        head.auxiliary_terms()
+
+
+def test_other_tasks_predict_no_next_sentence() -> None:
+    with pytest.raises(ValueError, match="next_sentence true: of kind masked_lm alone; kind cau"):
+        ObjectiveConfig(kind="causal_lm", next_sentence=True)

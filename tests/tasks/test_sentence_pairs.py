@@ -1,0 +1,337 @@
+"""Pairs of texts: their labels, their lengths, and that no text is lost."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD
+from lightning_app.models.next_sentence import RANDOM
+from lightning_app.tasks import sentence_pairs
+from lightning_app.tasks.masking import MaskedBatch
+from lightning_app.tasks.sentence_pairs import PairRows, Spans, cut_to, draw_spans
+
+WINDOW = 32
+DOCUMENTS = {"train": 13, "valid": 7, "test": 2}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
+    """Word w<d>x<s>x<p> is at place p of sentence s of document d: every token is there once."""
+    from lightning_app.data.config import DataConfig
+
+    root = tmp_path_factory.mktemp("documents")
+    random = np.random.default_rng(0)
+    for split, documents in DOCUMENTS.items():
+        texts = []
+        for document in range(documents):
+            lengths = random.integers(1, 12, random.integers(1, 40))
+            lines = (
+                " ".join(f"w{document}x{number}x{place}" for place in range(length))
+                for number, length in enumerate(lengths)
+            )
+            texts.append("\n".join(lines))
+        (root / f"{split}.txt").write_text("\n\n".join(texts) + "\n")
+    fields: dict[str, Any] = {"tokenizer": "word", "vocab_size": None, "cache": str(root / "cache")}
+    return prepare(
+        DataConfig(name="text", root=str(root), task="masked_lm", next_sentence=True, **fields)
+    )
+
+
+def make(corpus: PreparedCorpus, split: str = "train", **fields: Any) -> PairRows:
+    given = {"window": WINDOW, "probability": 0.15, "seed": 1, "rank": 0, "world_size": 1}
+    return PairRows(corpus, split, **(given | fields))
+
+
+def everything(rows: PairRows, epoch: int = 0) -> MaskedBatch:
+    return rows[epoch, np.arange(len(rows.spans(epoch).random))]
+
+
+def original(batch: MaskedBatch) -> torch.Tensor:
+    flat = batch.tokens.flatten().clone()
+    flat[batch.positions] = batch.labels
+    return flat.view(batch.tokens.shape)
+
+
+def texts(corpus: PreparedCorpus, batch: MaskedBatch) -> list[list[list[tuple[int, ...]]]]:
+    """The (document, sentence, place) of each token of both texts of each row."""
+    found = []
+    for row in original(batch).tolist():
+        assert row[0] == BOS
+        end = row.index(EOS)
+        last = row.index(EOS, end + 1)
+        assert set(row[last + 1 :]) <= {PAD}
+        words = [corpus.tokenizer.decode(text) for text in (row[1:end], row[end + 1 : last])]
+        found.append(
+            [[tuple(map(int, word[1:].split("x"))) for word in text.split()] for text in words]
+        )
+    return found
+
+
+def follow(one: tuple[int, ...], two: tuple[int, ...]) -> bool:
+    """Whether `two` is the next token of the same document, or the first of the next sentence."""
+    return two in ((*one[:2], one[2] + 1), (one[0], one[1] + 1, 0))
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_rows_are_what_their_labels_say(corpus: PreparedCorpus, epoch: int) -> None:
+    """Texts are contiguous; a next one goes on in its document, a random one is of another."""
+    rows = make(corpus)
+    batch = everything(rows, epoch)
+    assert batch.follows is not None
+    joined = 0
+    for (first, second), label in zip(texts(corpus, batch), batch.follows.tolist(), strict=True):
+        for text in (first, second):
+            assert text
+            assert all(follow(one, two) for one, two in pairwise(text))
+        if label == RANDOM:
+            assert first[0][0] != second[0][0]
+        else:
+            assert first[0][0] == second[0][0]
+            assert second[0][1] > first[-1][1]
+            joined += follow(first[-1], second[0])
+    assert joined > 0  # the others lost tokens at the seam
+
+
+def test_rows_fit_and_segments_say_which_text(corpus: PreparedCorpus) -> None:
+    batch = everything(make(corpus))
+    assert batch.segments is not None
+    lengths = (batch.tokens != PAD).sum(1)
+    assert lengths.max() == WINDOW
+    assert lengths.min() >= 5
+    tokens = original(batch)
+    for row, segments in zip(tokens.tolist(), batch.segments.tolist(), strict=True):
+        end = row.index(EOS)
+        last = row.index(EOS, end + 1)
+        width = len(row)
+        assert segments == [0] * (end + 1) + [1] * (last - end) + [0] * (width - last - 1)
+        assert row[last + 1 :] == [PAD] * (width - last - 1)
+
+
+def test_marks_and_padding_are_never_predicted(corpus: PreparedCorpus) -> None:
+    for epoch in range(3):
+        batch = everything(make(corpus, probability=0.9), epoch)
+        assert not {PAD, BOS, EOS, MASK} & set(batch.labels.tolist())
+        assert batch.predicted_tokens == len(batch.labels)
+        marks = (batch.tokens == BOS) | (batch.tokens == EOS)
+        assert (marks.sum(1) == 3).all()
+
+
+def test_budget_is_a_share_of_each_row(corpus: PreparedCorpus) -> None:
+    batch = everything(make(corpus))
+    lengths = (batch.tokens != PAD).sum(1)
+    counts = (batch.positions // batch.tokens.shape[1]).bincount(minlength=len(lengths))
+    assert counts.tolist() == [max(1, round(0.15 * n)) for n in lengths.tolist()]
+
+
+def drawn(sentences: list[list[int]], longest: int, seed: int = 0) -> Spans:
+    """The pairs of documents, given as the lengths of their sentences."""
+    starts = np.cumsum([0, *(length for of in sentences for length in of)]).tolist()
+    documents = np.cumsum([0, *map(len, sentences)]).tolist()
+    return draw_spans(starts, documents, longest, np.random.default_rng(seed))
+
+
+def test_each_token_is_of_one_pair_of_its_document() -> None:
+    """The first texts, with the second ones that follow them, are the whole text in its order."""
+    random = np.random.default_rng(3)
+    for seed in range(20):
+        lengths = [random.integers(1, 9, random.integers(1, 20)).tolist() for _ in range(5)]
+        spans = drawn(lengths, 21, seed)
+        own = []
+        for first, second, is_random in zip(*(of.tolist() for of in spans), strict=True):
+            own.append(first)
+            if not is_random:
+                own.append(second)
+        assert own[0][0] == 0
+        assert own[-1][1] == sum(map(sum, lengths))
+        assert all(end == begin for (_, end), (begin, _) in pairwise(own))
+
+
+def test_a_chunk_has_the_target_length_or_ends_its_document() -> None:
+    sentences = [[3] * 50, [3] * 50]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentence_pairs, "SHORT", 0.0)
+        spans = drawn(sentences, 20)
+    one, two = spans.lengths
+    ends = spans.second[:, 1]
+    whole = one + two >= 20
+    assert (whole | np.isin(ends, [150, 300])).all()
+    assert (one + two <= 22).all()  # without the last sentence it is shorter than 20
+    assert whole.mean() > 0.7
+
+
+def test_share_of_random_pairs_is_the_formula() -> None:
+    """P(random) = (1 + P(n = 1)) / 2, with n the sentences of a chunk."""
+    sentences = [[10] * 4000, [25] * 2000]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentence_pairs, "SHORT", 0.0)
+        spans = drawn(sentences, 20)
+    of_second = spans.first[:, 0] >= 40_000
+    assert spans.random[of_second].all()  # every sentence is a chunk of its own
+    share = spans.random[~of_second].mean()
+    assert share == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt((~of_second).sum()))
+
+
+def test_shorter_targets_have_their_probability() -> None:
+    sentences = [[1] * 30_000, [1] * 30_000]
+    spans = drawn(sentences, 40)
+    one, two = spans.lengths
+    short = (one + two < 40).mean()
+    # One in 39 of the shorter targets is the longest; a random text may end with its document.
+    assert short == pytest.approx(0.1 * 38 / 39, abs=0.02)
+    targets = np.bincount((one + two)[one + two < 40], minlength=40)
+    assert (targets[2:40] > 0).all()
+
+
+def test_random_texts_are_of_every_other_document_and_place() -> None:
+    sentences = [[1] * 60 for _ in range(5)]
+    found = set()
+    for seed in range(700):
+        spans = drawn(sentences, 10, seed)
+        for first, second in zip(
+            spans.first[spans.random], spans.second[spans.random], strict=True
+        ):
+            assert first[0] // 60 != second[0] // 60
+            assert second[0] // 60 == (second[1] - 1) // 60
+            found.add((first[0] // 60, second[0]))
+    assert len(found) == 5 * 4 * 60
+
+
+def reference_cut(one: int, two: int, longest: int) -> tuple[int, int]:
+    """The lengths after tokens were dropped one by one."""
+    while one + two > longest:
+        if one > two:
+            one -= 1
+        else:
+            two -= 1
+    return one, two
+
+
+def test_too_long_pairs_lose_tokens_of_the_longer_text_at_both_ends() -> None:
+    random = np.random.default_rng(5)
+    lengths = random.integers(1, 40, (3000, 2))
+    first = np.stack([np.full(3000, 100), 100 + lengths[:, 0]], axis=1)
+    second = np.stack([np.full(3000, 500), 500 + lengths[:, 1]], axis=1)
+    spans = cut_to(Spans(first, second, np.zeros(3000, bool)), 23, random)
+    found = np.stack(spans.lengths, axis=1).tolist()
+    assert found == [list(reference_cut(one, two, 23)) for one, two in lengths.tolist()]
+    fronts = (spans.first[:, 0] - 100).sum() + (spans.second[:, 0] - 500).sum()
+    dropped = lengths.sum() - np.sum(found)
+    assert fronts / dropped == pytest.approx(0.5, abs=0.02)
+    assert ((spans.first[:, 0] >= 100) & (spans.first[:, 1] <= first[:, 1])).all()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_share_every_pair_once(corpus: PreparedCorpus, world: int) -> None:
+    for epoch in (0, 2):
+        whole, seen = make(corpus), []
+        ranks = [make(corpus, rank=rank, world_size=world) for rank in range(world)]
+        lists = [items_of(rows, epoch) for rows in (whole, *ranks)]
+        for items in zip(*lists, strict=True):
+            assert all(np.array_equal(items[0][1], item[1]) for item in items)
+            batch = whole[items[0]]
+            assert batch.follows is not None
+            shares = [rows[items[0]] for rows in ranks]
+            for of in shares:
+                assert of.segments is not None
+                assert of.follows is not None
+                assert of.pairs == batch.pairs == len(batch.index)
+                assert of.predicted_tokens == batch.predicted_tokens
+                for number, row, text, label in zip(
+                    of.index, of.tokens, of.segments, of.follows, strict=True
+                ):
+                    if number < 0:
+                        continue
+                    place = int((batch.index == number).nonzero())
+                    assert torch.equal(row, batch.tokens[place])
+                    assert torch.equal(text, batch.segments[place])  # pyright: ignore[reportOptionalSubscript]
+                    assert label == batch.follows[place]
+                    seen.append(int(number))
+            assert sum(len(of.labels) for of in shares) == len(batch.labels)
+        assert sorted(seen) == list(range(len(whole.spans(epoch).random)))
+
+
+def items_of(rows: PairRows, epoch: int) -> list[Any]:
+    sampler = rows.sampler(4 * WINDOW)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def test_a_rank_without_pairs_has_a_blank_row(corpus: PreparedCorpus) -> None:
+    batch = make(corpus, rank=1, world_size=2)[0, np.array([3])]
+    assert batch.index.tolist() == [-1]
+    assert batch.segments is not None
+    assert batch.segments.shape == batch.tokens.shape
+    assert batch.follows is not None
+    assert len(batch.follows) == 1
+    assert batch.pairs == 1
+    assert len(batch.labels) == 0
+
+
+def test_epochs_have_as_many_batches_of_other_pairs(corpus: PreparedCorpus) -> None:
+    rows = make(corpus)
+    counts = {len(rows.spans(epoch).random) for epoch in range(6)}
+    assert len(counts) > 1
+    for per_batch in (1, 4):
+        sampler = rows.sampler(per_batch * WINDOW)
+        for epoch in range(6):
+            sampler.set_epoch(epoch)
+            items = [numbers for _, numbers in sampler]
+            assert len(items) == len(sampler)
+            assert min(map(len, items)) > 0
+            covered = np.unique(np.concatenate(items))
+            assert covered.tolist() == list(range(len(rows.spans(epoch).random)))
+            if epoch == 0:
+                assert max(map(len, items)) <= per_batch
+    one, two = (make(corpus).spans(epoch) for epoch in (1, 2))
+    assert one.first.tolist() != two.first.tolist()
+
+
+def test_pairs_depend_on_seed_and_epoch(corpus: PreparedCorpus) -> None:
+    same, other = make(corpus), make(corpus, seed=2)
+    for epoch in (4, 0):
+        one, two = everything(make(corpus), epoch), everything(same, epoch)
+        for ours, theirs in zip(one, two, strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert torch.equal(ours, theirs)
+        assert other.spans(epoch).first.tolist() != same.spans(epoch).first.tolist()
+
+
+def test_pairs_of_an_evaluation_are_fixed(corpus: PreparedCorpus) -> None:
+    rows = make(corpus, "valid", seed=None)
+    one, two = everything(rows, 0), everything(make(corpus, "valid", seed=None), 5)
+    assert torch.equal(one.tokens, two.tokens)
+    assert torch.equal(one.positions, two.positions)
+    assert len(rows) == len(one.index)
+    assert np.array_equal(np.sort(rows.targets()), np.sort(one.labels.numpy()))
+    few = np.array([1, 4])
+    assert rows.targets(few).tolist() == rows[0, few].labels.tolist()
+    assert len(make(corpus).targets()) == len(make(corpus).ids)
+
+
+def test_two_documents_are_enough(corpus: PreparedCorpus) -> None:
+    batch = everything(make(corpus, "test"))
+    assert len(batch.index) > 0
+
+
+def test_description_names_pairs_and_their_labels(corpus: PreparedCorpus) -> None:
+    rows = {split: make(corpus, split, seed=None) for split in DOCUMENTS}
+    said = sentence_pairs.described(rows)
+    assert f"of at most {WINDOW} tokens" in said
+    assert f"{100 * rows['valid'].spans(0).random.mean():.1f}" in said
+
+
+def test_a_long_document_is_cut_at_its_end(tmp_path: Path, text_config) -> None:
+    """A pair longer than any text is the two texts as they are."""
+    for split in DOCUMENTS:
+        (tmp_path / f"{split}.txt").write_text("a b.\n\nc d e.\n")
+    made = prepare(text_config(tmp_path, task="masked_lm", next_sentence=True))
+    batch = everything(make(made, window=64))
+    assert batch.follows is not None
+    assert batch.follows.tolist() == [RANDOM, RANDOM]
+    assert (batch.tokens != PAD).sum(1).tolist() == [8, 8]

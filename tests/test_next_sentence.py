@@ -1,0 +1,175 @@
+"""Runs that predict next sentences, from the config to the result."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app.ablation.size import parameters
+from lightning_app.cli import main
+from lightning_app.config import parse, resolve
+from lightning_app.errors import UserError
+from lightning_app.experiment import cell_id
+from tests import warm
+from tests.documents import run_tree, write_documents
+
+
+def changed(tree: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The tree with fields set, `a__b` for `a.b`."""
+    tree = yaml.safe_load(yaml.safe_dump(tree))
+    for name, value in fields.items():
+        *above, last = name.split("__")
+        part = tree
+        for key in above:
+            part = part[key]
+        part[last] = value
+    return tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> dict[str, Any]:
+    return run_tree(write_documents(tmp_path, documents=9))
+
+
+def fit(tree: dict[str, Any], folder: Path, **fields: Any) -> tuple[list[dict[str, str]], Any]:
+    folder.mkdir()
+    (folder / "run.yaml").write_text(
+        yaml.safe_dump(changed(tree, trainer__default_root_dir=str(folder / "it"), **fields))
+    )
+    done = warm.run(["-m", "lightning_app", "fit", "--config", str(folder / "run.yaml")])
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (folder / "it" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return rows, json.loads((folder / "it" / "result.json").read_text())
+
+
+def test_two_ranks_give_what_one_gives(tmp_path: Path, tree: dict[str, Any]) -> None:
+    """Every step, and the scores of every pair once; 3 epochs, so that pairs are drawn again."""
+    settings: dict[str, Any] = {"trainer__precision": "64-true", "trainer__max_steps": 12}
+    settings |= {"trainer__val_check_interval": 12, "data__whole_word": True}
+    settings |= {"model__objective__label_smoothing": 0.0}
+    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp"}
+    one, single = fit(tree, tmp_path / "one", **settings)
+    two, double = fit(tree, tmp_path / "two", **settings, **ddp)
+    assert len(one) == len(two) == 12
+    for a, b in zip(one, two, strict=True):
+        for column in ("train/loss", "train/nll", "train/aux/next_sentence", "train/grad_norm"):
+            assert float(a[column]) == pytest.approx(float(b[column]), abs=1e-10), column
+        total = float(a["train/nll"]) + float(a["train/aux/next_sentence"])
+        assert float(a["train/loss"]) == pytest.approx(total, abs=1e-10)
+    assert single["id"] == double["id"]
+    metrics = single["metrics"]
+    for name in ("nll", "accuracy", "nsp_nll", "nsp_accuracy"):
+        for stage in ("val", "test"):
+            found = double["metrics"][f"{stage}/{name}"]
+            assert found == pytest.approx(metrics[f"{stage}/{name}"], rel=1e-5), name
+    assert single["validation_parts"]["tokens"] == double["validation_parts"]["tokens"]
+    assert "pairs of texts of at most 16 tokens" in single["data"]["protocol"]
+
+
+def test_label_smoothing_is_of_masked_words_alone(tmp_path: Path, tree: dict[str, Any]) -> None:
+    plain, _ = fit(tree, tmp_path / "plain", model__objective__label_smoothing=0.0)
+    smooth, _ = fit(tree, tmp_path / "smooth", model__objective__label_smoothing=0.2)
+    first = [float(rows[0]["train/aux/next_sentence"]) for rows in (plain, smooth)]
+    assert first[0] == first[1]
+    rows = [
+        {k: float(v) for k, v in of[0].items() if k.startswith("train/")} for of in (plain, smooth)
+    ]
+    assert rows[0]["train/nll"] == rows[1]["train/nll"]
+    assert rows[0]["train/loss"] != rows[1]["train/loss"]
+
+
+def test_parser_and_plain_completion_agree(tree: dict[str, Any]) -> None:
+    for value in (True, False):
+        given = changed(tree, model__objective__next_sentence=value)
+        given["data"].pop("next_sentence", None)
+        complete = resolve(given, "a")
+        assert complete["data"]["next_sentence"] is value
+        assert parse(given, "a") == complete
+
+
+def test_a_run_with_the_defaults_has_the_id_it_had(tree: dict[str, Any]) -> None:
+    """Explicit false and absent fields are one experiment; true is another."""
+    plain = changed(tree)
+    del plain["model"]["objective"]["next_sentence"]
+    complete = resolve(plain, "a")
+    off = resolve(changed(tree, model__objective__next_sentence=False, data__whole_word=False), "a")
+    assert complete == off
+    ids = {
+        cell_id(
+            resolve(
+                changed(tree, model__objective__next_sentence=pairs, data__whole_word=words), "a"
+            )
+        )
+        for pairs in (False, True)
+        for words in (False, True)
+    }
+    assert len(ids) == 4
+    assert cell_id(complete) in ids
+
+
+def test_parameters_are_counted(tree: dict[str, Any]) -> None:
+    """The pooler and the two logits with their biases, and two segments, of width 12."""
+    with_head = parameters(resolve(tree, "a"))
+    without = parameters(resolve(changed(tree, model__objective__next_sentence=False), "a"))
+    assert with_head - without == 12 * 12 + 12 + 2 * 12 + 2 + 2 * 12
+
+
+REFUSED = [
+    ({"data__name": "synthetic", "data__root": None}, "data.name 'synthetic' has no documents"),
+    ({"data__window": 4}, "data.window is 4: a pair of texts and its 3 marks need at least 5"),
+    ({"data__tokenizer": "byte", "data__whole_word": True}, "'byte' has no pieces of words"),
+    (
+        {"model__objective": {"kind": "masked_lm"}, "data__next_sentence": True},
+        "data.next_sentence: set from model.objective.next_sentence, which is not there",
+    ),
+    (
+        {"model__objective__kind": "causal_lm", "model__architecture__kind": "decoder"},
+        "next_sentence true: of kind masked_lm alone; kind causal_lm takes false",
+    ),
+    ({"data__document_separator": "nowhere"}, "the train split has 1 document with sentences"),
+    ({"model__block": {"preset": "pre_ln", "memory": {"length": 4}}}, "memory"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), REFUSED)
+def test_mistakes_are_one_line(
+    tmp_path: Path, tree: dict[str, Any], capsys: pytest.CaptureFixture[str], fields: Any, said: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(changed(tree, **fields)))
+    assert main(["fit", "--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_grid_on_next_sentences_needs_them(tmp_path: Path, tree: dict[str, Any]) -> None:
+    from lightning_app.ablation.grid_checks import check_metric
+
+    assert check_metric({"name": "val/nsp_nll"}, {}, {}) == ("val/nsp_nll", "min")
+    assert check_metric({"name": "val/nsp_accuracy"}, {}, {}) == ("val/nsp_accuracy", "max")
+    grid = {
+        "name": "mine",
+        "base_config": changed(tree, model__objective__next_sentence=False),
+        "axes": {"model.block.preset": ["post_ln", "pre_ln"]},
+        "metric": {"name": "val/nsp_nll"},
+    }
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump(grid))
+    done = warm.run(["-m", "lightning_app", "plan", str(path)])
+    assert done.returncode == 2
+    assert "only with model.objective.next_sentence: true" in done.stderr
+    path.write_text(yaml.safe_dump({**grid, "base_config": tree}))
+    assert warm.run(["-m", "lightning_app", "plan", str(path)]).returncode == 0
+
+
+def test_a_complete_config_is_read_again(tree: dict[str, Any]) -> None:
+    complete = resolve(tree, "a")
+    assert parse(complete, "a") == complete
+    del complete["model"]["objective"]["next_sentence"]
+    with pytest.raises(UserError, match=r"data\.next_sentence: set from model\.objective"):
+        resolve(complete, "a")
