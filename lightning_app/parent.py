@@ -22,11 +22,13 @@ class Parent(NamedTuple):
     Attributes:
         checkpoint: Its checkpoint.
         tokenizer: The tokenizer of its data.
-        id: The id of its experiment; empty for a checkpoint that was moved out of its run's folder.
+        config: Its config.
+        id: The id of its experiment.
     """
 
     checkpoint: Path
     tokenizer: Path
+    config: Path
     id: str
 
     @property
@@ -45,47 +47,46 @@ def _digest(path: Path, size: int, time: int) -> str:
 def find_parent(given: str) -> Parent:
     """Return the run that `model.init_from` names: the folder of a finished run, or a checkpoint.
 
-    A folder means its `checkpoints/last.ckpt`. The tokenizer of a checkpoint lies in the folder of
-    its run, or beside it.
+    A folder means its `checkpoints/last.ckpt`. The tokenizer, the config and the identity of a
+    checkpoint are in the folder of its run, or beside it.
 
     Raises:
         UserError: naming the file that is missing.
     """
     path = Path(given).expanduser()
     if path.is_dir():
-        run = RunFolder(path)
-        if not run.result.is_file():
+        folder, checkpoint = RunFolder(path), RunFolder(path).checkpoint("last")
+        if not folder.result.is_file():
             raise UserError(
-                f"{FIELD}: {path} has no {run.result.name}: a run that is finished is needed, or "
-                "one checkpoint file"
+                f"{FIELD}: {path} has no {folder.result.name}: a run that is finished is needed, "
+                "or one checkpoint file of a run"
             )
-        checkpoint, above = run.checkpoint("last"), path
         if not checkpoint.is_file():
             raise UserError(
-                f"{FIELD}: {path} keeps no {checkpoint.relative_to(path)}; name one of its "
+                f"{FIELD}: {path} keeps no {checkpoint.relative_to(path)}; name another of its "
                 "checkpoint files, or train it with checkpoints: last"
             )
     elif path.is_file():
         checkpoint = path
-        above = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+        inside = path.parent.name == "checkpoints"
+        folder = RunFolder(path.parent.parent if inside else path.parent)
     else:
         raise UserError(f"{FIELD}: there is no run folder or checkpoint {path}")
-    run = RunFolder(above)
-    if not run.tokenizer.is_file():
-        raise UserError(
-            f"{FIELD}: {run.tokenizer} is missing: the tokenizer of {checkpoint.name} is in the "
-            "folder of its finished run"
-        )
-    return Parent(checkpoint, run.tokenizer, _id(run))
+    for file in (folder.tokenizer, folder.config, folder.identity):
+        if not file.is_file():
+            raise UserError(
+                f"{FIELD}: {file} is missing: a checkpoint is used together with the "
+                f"{folder.tokenizer.name}, {folder.config.name} and {folder.identity.name} of its "
+                "finished run"
+            )
+    return Parent(checkpoint, folder.tokenizer, folder.config, _id(folder.identity))
 
 
-def _id(run: RunFolder) -> str:
+def _id(file: Path) -> str:
     try:
-        return str(json.loads(run.identity.read_text(encoding="utf-8"))["id"])
-    except FileNotFoundError:
-        return ""
+        return str(json.loads(file.read_text(encoding="utf-8"))["id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{FIELD}: {run.identity}: damaged") from error
+        raise UserError(f"{FIELD}: {file}: damaged; it holds no id of a run") from error
 
 
 def with_parent(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,9 +101,19 @@ def with_parent(config: Mapping[str, Any]) -> dict[str, Any]:
     if given is None:
         return dict(config)
     parent = find_parent(given)
-    named = f"{parent.id or 'unknown'}@{parent.digest[:16]}"
+    named = f"{parent.id}@{parent.digest[:16]}"
     return {
         **config,
         "model": {**config["model"], "init_from": named},
         "data": {**config["data"], "init_from": None},
     }
+
+
+def origin_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the provenance of a run says of its parent; nothing where it has none."""
+    given = config["model"].get("init_from")
+    if given is None:
+        return {}
+    parent = find_parent(given)
+    place = str(parent.checkpoint)
+    return {"parent": {"id": parent.id, "sha256": parent.digest, "checkpoint": place}}

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lightning_app.errors import UserError
 from lightning_app.parent import FIELD, Parent, find_parent
 
@@ -40,12 +42,14 @@ def check_parent(tree: Mapping[str, Any]) -> None:
                     f"and {here.get(key)} in the config; the block and the sizes of the parent "
                     "are needed"
                 )
-    size = tree["data"]["vocab_size"]
-    if size is not None and size != stored["vocab_size"]:
-        raise UserError(
-            f"{FIELD}: {parent.checkpoint}: data.vocab_size is {stored['vocab_size']} there and "
-            f"{size} in the config; the vocabulary of the parent is needed"
-        )
+    section = _data_of(parent.config)
+    for field in ("tokenizer", "vocab_size"):
+        there, here = section[field], tree["data"][field]
+        if there != here:
+            raise UserError(
+                f"{FIELD}: {parent.config}: data.{field} is {there} there and {here} in the "
+                "config; the vocabulary of the parent is needed"
+            )
     if stored["tokenizer_sha256"] is None:
         raise UserError(
             f"{FIELD}: {parent.checkpoint}: does not record its tokenizer, as a checkpoint of an "
@@ -102,6 +106,15 @@ def load_parent(model: Any, given: str) -> None:
             model.embedding.segments.weight.zero_()
 
 
+def _data_of(config: Path) -> Mapping[str, Any]:
+    """Return the section `data` of a run's config."""
+    try:
+        section = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]
+        return {field: section[field] for field in ("tokenizer", "vocab_size")}
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise UserError(f"{FIELD}: {config}: damaged; it holds no section data") from error
+
+
 def _read(path: Path) -> dict[str, Any]:
     from lightning_app.saved import read_checkpoint
 
@@ -123,7 +136,6 @@ def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
     data = checkpoint.get("TextDataModule") or {}
     return {
         **{part: dict(_leaves(parameters[part])) for part in _FREE},
-        "vocab_size": checkpoint["vocab_size"],
         "tokenizer_sha256": data.get("tokenizer_sha256"),
     }
 

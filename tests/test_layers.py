@@ -89,6 +89,7 @@ ALLOWED: dict[str, set[str]] = {
         "bounds",
         "completion",
         "data",
+        "identity",
         "names",
         "parent_weights",
         "parser",

@@ -54,7 +54,7 @@ from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
-from lightning_app.parent import with_parent
+from lightning_app.parent import origin_of, with_parent
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
 from lightning_app.records import SCHEMA, SIGNATURES
@@ -224,7 +224,7 @@ class Run(RunCLI):
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
         if self._trains:
             progress = Progress(self.attempt_folder.progress)
-            made = {**self._software, "plugins": plugins(self.tree)}
+            made = {**self._software, "plugins": plugins(self.tree), **origin_of(self.tree)}
             self.origin = Origin(self.attempt_folder.provenance, made, self.resumed)
             callbacks += [self.origin, self.divergence, self.throughput, self.clock]
             callbacks += [GainLogger(), progress]

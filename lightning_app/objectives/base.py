@@ -52,10 +52,26 @@ class ObjectiveConfig:
             raise ValueError(
                 f"next_sentence true: of kind masked_lm alone; kind {self.kind} takes false"
             )
+        self._check_labels()
         if self.validation_bleu < 0:
             raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
         if self.beam < 1:
             raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
+
+    def _check_labels(self) -> None:
+        if not TASKS[self.kind].labelled:
+            return
+        if not self.auxiliary().absent:
+            raise ValueError(
+                f"intermediate_weight {self.intermediate_weight}, second_target_weight "
+                f"{self.second_target_weight}: of kinds that predict tokens; kind {self.kind} "
+                "takes 0 for both"
+            )
+        if self.glue == "STS-B" and self.smoothing:
+            raise ValueError(
+                f"label_smoothing {self.smoothing}: the labels of STS-B are scores, not classes; 0 "
+                "needed"
+            )
 
     @property
     def smoothing(self) -> float:
