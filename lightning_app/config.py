@@ -8,7 +8,6 @@ from lightning_app.completion import complete_plain
 from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
-from lightning_app.identity.relevant import leaves
 from lightning_app.names import check_names
 from lightning_app.parent_weights import check_parent
 from lightning_app.sections import arguments, hints_of, model_config
@@ -49,22 +48,9 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
             from lightning_app.parser import parse_config
 
             complete = parse_config(tree)
-        _check_linked(tree, complete)
         fill_by_task(complete["model"]["objective"])
         check(complete)
         return complete
-
-
-def _check_linked(tree: dict[str, Any], complete: dict[str, Any]) -> None:
-    """Refuse another value for a field that is set from another one, instead of replacing it."""
-    links = {"model.objective.glue": "data.name", "data.init_from": "model.init_from"}
-    written, known = dict(leaves(tree)), dict(leaves(complete))
-    for key, source in links.items():
-        if key in written and written[key] != known[key]:
-            raise UserError(
-                f"{key}: set from {source}, so it is {known[key]} and not {written[key]}; leave "
-                "it out"
-            )
 
 
 def check(tree: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
         "task_facts",
     },
     "trainer_arguments": set(),
-    "names": {"identity", "sections", "trainer_arguments"},
+    "names": {"identity", "sections", "task_facts", "trainer_arguments"},
     "sections": {*MODEL, "data"},
     "completion": {"names", "parser", "sections", "task_facts", "trainer_arguments"},
     "parser": {
@@ -89,7 +89,6 @@ ALLOWED: dict[str, set[str]] = {
         "bounds",
         "completion",
         "data",
-        "identity",
         "names",
         "parent_weights",
         "parser",

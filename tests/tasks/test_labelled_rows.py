@@ -33,7 +33,7 @@ def reference(corpus: PreparedCorpus, row: int, window: int, pair: bool) -> tupl
     while len(one) + len(two) > window - (3 if pair else 2):
         (one if len(one) > len(two) else two).pop()
     tokens, segments = [BOS, *one, EOS], [0] * (len(one) + 2)
-    return (tokens + [*two, EOS], segments + [1] * (len(two) + 1)) if pair else (tokens, segments)
+    return ([*tokens, *two, EOS], segments + [1] * (len(two) + 1)) if pair else (tokens, segments)
 
 
 @pytest.mark.parametrize("name", ["rte", "cola"])
