@@ -74,6 +74,12 @@ BATCHES = at(
     "data/test_datamodule.py",
 )
 MASKED = at("data/test_masked_lm.py", "tasks/test_masked_lm.py", "tasks")
+PAIRS = at(
+    "tasks/test_sentence_pairs.py",
+    "tasks/test_whole_words.py",
+    "tasks/test_next_sentence.py",
+    "models/test_next_sentence.py",
+)
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 STATISTICS = at("analysis/test_statistics.py")
 SENSITIVITY = at("analysis/test_sensitivity.py")
@@ -708,8 +714,70 @@ MUTANTS = (
     mutant(
         "ends of sentences are masked",
         MASKED,
+        "return (rank < budgets[:, None]) & words",
+        "return rank < budgets[:, None]",
         "return chosen & (tokens != EOS)",
         "return chosen",
+    ),
+    mutant(
+        "a word that fits exactly is skipped",
+        PAIRS,
+        "if size <= left:",
+        "if size < left:",
+    ),
+    mutant(
+        "a random text may be of the same document",
+        PAIRS,
+        "other += other >= document",
+        "other += 0",
+    ),
+    mutant(
+        "sentences are not put back",
+        PAIRS,
+        "at = cut if is_random else stop",
+        "at = stop",
+    ),
+    mutant(
+        "labels of pairs are exchanged",
+        PAIRS,
+        "random[rows[mine]], RANDOM, NEXT)",
+        "random[rows[mine]], NEXT, RANDOM)",
+    ),
+    mutant(
+        "padding is of the second text",
+        PAIRS,
+        "((place > end) & (place <= last))",
+        "(place > end + 0 * last)",
+    ),
+    mutant(
+        "pairs are attended to with their padding",
+        PAIRS,
+        "return padding_mask(tokens != self.pad)",
+        "return full_mask(tokens.shape[1], tokens.device)",
+    ),
+    mutant(
+        "the loss of pairs is divided by tokens",
+        PAIRS,
+        "* tokens.to(nll) / pairs.to(nll)",
+        "",
+    ),
+    mutant(
+        "blank rows count as pairs",
+        PAIRS,
+        "self._loss = (nll * counted).sum()",
+        "self._loss = nll.sum()",
+    ),
+    mutant(
+        "pairs of an evaluation are kept for the next one",
+        PAIRS,
+        "self._scored = {}\n\n    def decode",
+        "pass\n\n    def decode",
+    ),
+    mutant(
+        "pairs of training are the same in every epoch",
+        PAIRS,
+        "random = np.random.default_rng((seed, epoch, 1))",
+        "random = np.random.default_rng((seed, 0, 1))",
     ),
     mutant(
         "masks of a validation change with the epoch",

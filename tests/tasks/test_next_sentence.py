@@ -117,6 +117,13 @@ def test_an_evaluation_counts_every_pair_once(tmp_path: Path) -> None:
     both = scored.scores("val", None, FOUND)
     assert both["val/nsp_nll"] == pytest.approx(float(nll), rel=1e-5)
     assert both["val/nsp_accuracy"] == pytest.approx(float(right))
+    # A smaller evaluation has the pairs of its own alone.
+    scored.start_decoding()
+    with torch.no_grad():
+        scored.sums(model, valid[0, np.arange(2)])
+        scored.decode(model, valid[0, np.arange(2)], "test")
+    few = -p[torch.arange(2), whole.follows[:2]].log().mean()
+    assert scored.scores("test", None, FOUND)["test/nsp_nll"] == pytest.approx(float(few), rel=1e-4)
 
 
 def test_without_next_sentences_there_are_no_such_scores() -> None:
