@@ -83,6 +83,7 @@ PAIRS = at(
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 STATISTICS = at("analysis/test_statistics.py")
 SENSITIVITY = at("analysis/test_sensitivity.py")
+SCORES = at("scores")
 
 MUTANTS = (
     # Blocks.
@@ -1009,6 +1010,81 @@ MUTANTS = (
         "failed = len(runs)\n    low, high = wilson",
         "estimate=failed / len(runs)",
         "estimate=failed / max(1, planned)",
+    ),
+    # Scores of fine-tuned models.
+    mutant(
+        "scores: counts are predictions by labels",
+        SCORES,
+        "np.bincount(true * classes + predicted",
+        "np.bincount(predicted * classes + true",
+    ),
+    mutant(
+        "scores: the majority is that of the predictions",
+        SCORES,
+        "confusion.counts.sum(axis=1).max()",
+        "confusion.counts.sum(axis=0).max()",
+    ),
+    mutant(
+        "scores: RealFormer's average has MNLI once",
+        SCORES,
+        '(*(item for name, item in _PAIRS.items() if name != "MNLI"), *_MNLI_TWICE)',
+        "tuple(_PAIRS.values())",
+    ),
+    mutant(
+        "scores: articles go before punctuation",
+        SCORES,
+        "bare = text.lower().translate(_NO_PUNCTUATION)\n"
+        '    return " ".join(_ARTICLES.sub(" ", bare).split())',
+        'bare = _ARTICLES.sub(" ", text.lower())\n'
+        '    return " ".join(bare.translate(_NO_PUNCTUATION).split())',
+    ),
+    mutant(
+        "scores: missing answers leave the mean",
+        SCORES,
+        "f1=100 * sum(f1 for _, f1 in present) / len(questions)",
+        "f1=100 * sum(f1 for _, f1 in present) / max(1, len(present))",
+    ),
+    mutant(
+        "scores: equal differences change one by one",
+        SCORES,
+        "groupby(finite, key=lambda pair: pair[0])",
+        "groupby(finite)",
+    ),
+    mutant(
+        "scores: the stride is the overlap",
+        SCORES,
+        "start += min(length, stride)",
+        "start += max(1, length - stride)",
+    ),
+    mutant(
+        "scores: a window with half of the answer has a label",
+        SCORES,
+        "if first < window.start or last >= window.stop:",
+        "if first < window.start or first >= window.stop:",
+    ),
+    mutant(
+        "scores: a start counts in every window",
+        SCORES,
+        "valid &= owner[inside_first] == index",
+        "valid &= owner[inside_first] >= 0",
+    ),
+    mutant(
+        "scores: the null score is the highest of the windows",
+        SCORES,
+        "null_score = min(null_score, float(starts[0] + ends[0]))",
+        "null_score = max(null_score if index else -math.inf, float(starts[0] + ends[0]))",
+    ),
+    mutant(
+        "scores: an answer may have 31 tokens",
+        SCORES,
+        "valid &= last - first < max_answer",
+        "valid &= last - first <= max_answer",
+    ),
+    mutant(
+        "scores: the last piece is one too far",
+        SCORES,
+        'np.searchsorted(self.begins, end, side="left")',
+        'np.searchsorted(self.begins, end, side="right")',
     ),
 )
 

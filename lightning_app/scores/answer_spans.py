@@ -1,7 +1,7 @@
 """Windows over long contexts, labels of answers, and answers from logits, as BERT's run_squad.py.
 
 Devlin et al. 2019 (arXiv 1810.04805). A window is [CLS] question [SEP] part of the context [SEP],
-position 0 is [CLS] and stands for "no answer". Spans name their first and last token, both inside.
+position 0 is [CLS] and means "no answer". Spans name their first and last token, both inside.
 """
 
 import math

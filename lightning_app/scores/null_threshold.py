@@ -21,7 +21,7 @@ def apply_null_threshold(
     """Return the predictions: "" where the difference is above the threshold, else the answer.
 
     Args:
-        answers: the best answer that is not empty, by question; "" where there is none.
+        answers: the best answer that is not empty, by question; "" if no such one exists.
         differences: null score minus its score; +inf where there is no answer.
         threshold: a finite number in units of logits.
 
@@ -56,11 +56,12 @@ def best_threshold(
 ) -> BestThreshold:
     """max over thresholds of the mean score, `best_exact` or `best_f1` of `evaluate-v2.0.py`.
 
-    The thresholds tried are the differences, in rising order, as there. What differs is what the
-    script gets wrong, and the result is always the score of its threshold:
-    questions of equal difference change together, where the script takes the best of their order
-    in the file; where no answer at all is best the script says 0, which answers those below 0; a
-    missing prediction counts 0, where the script leaves it out.
+    The thresholds tried are the differences, in rising order, as there. Where the script is
+    inconsistent this differs, so that the result is always the score of its threshold:
+    questions of equal difference change together (the script takes the best of their order in the
+    file); where no answer at all is best the threshold is below all differences (the script says
+    0); an unanswerable question loses nothing by an answer without words, such as "the" (the script
+    takes 1 off); a missing prediction counts 0 (the script leaves it out).
 
     Raises:
         UserError: as `apply_null_threshold` and `score_each_v2`; no answers.
@@ -97,5 +98,5 @@ def _check_answers(answers: Mapping[str, str], differences: Mapping[str, float])
         if (answers[question] == "") != (difference == math.inf):
             raise UserError(
                 f"squad: question '{question}' has the answer '{answers[question]:.40}' with the "
-                f"difference {difference}; its best answer is needed, and inf where there is none"
+                f"difference {difference}; its best answer is needed, or '' with inf"
             )

@@ -8,6 +8,8 @@ from sentencepiece import SentencePieceProcessor
 
 from lightning_app.errors import UserError
 
+SPACE_MARK = "▁"  # how SentencePiece writes a space; in a text it is one too, and may be dropped
+
 
 @dataclass(frozen=True, eq=False)
 class PieceOffsets:
@@ -48,14 +50,14 @@ class PieceOffsets:
         first = min {i: ends[i] > start}, last = max {i: begins[i] < end}.
 
         Raises:
-            UserError: no characters, characters outside the text, or only spaces.
+            UserError: no characters, characters outside the text, or only whitespace.
         """
         if not 0 <= start < end <= len(self.text):
             raise UserError(
                 f"offsets: characters {start} to {end} of a text of {len(self.text)}; "
                 f"0 <= start < end <= {len(self.text)} is needed"
             )
-        if not self.text[start:end].strip():
+        if not self.text[start:end].replace(SPACE_MARK, " ").strip():
             raise UserError(
                 f"offsets: characters {start} to {end} are whitespace; an answer has a visible one"
             )
@@ -72,8 +74,8 @@ def piece_offsets(model: SentencePieceProcessor, text: str) -> PieceOffsets:
     character outside ASCII.
 
     Raises:
-        UserError: the pieces do not cover the text, as for a model that normalises it, or for a
-            version of SentencePiece with other offsets.
+        UserError: the pieces do not cover the text: the model drops characters, or the version
+            of SentencePiece gives other offsets.
     """
     encoded = model.encode(text, return_type="offset_mapping")
     pairs = np.array(encoded["offsets"], dtype=np.int64).reshape(-1, 2)
@@ -83,11 +85,11 @@ def piece_offsets(model: SentencePieceProcessor, text: str) -> PieceOffsets:
         (begins > ends).any()
         or (begins[1:] != ends[:-1]).any()
         or covered[1] > len(text)
-        or (text[: covered[0]] + text[covered[1] :]).strip(" ")
+        or (text[: covered[0]] + text[covered[1] :]).strip(f" {SPACE_MARK}")
     ):
         raise UserError(
             f"offsets: SentencePiece's pieces cover characters {covered[0]} to {covered[1]} of "
-            f"'{text:.40}' ({len(text)} characters) or leave gaps; a model without normalisation "
-            f"and character offsets (as version 0.2.3 gives) are needed"
+            f"'{text:.40}' ({len(text)} characters) or leave gaps; a model that keeps all "
+            f"characters and SentencePiece's offsets in characters (since 0.2.2) are needed"
         )
     return PieceOffsets(text, np.array(encoded["ids"], dtype=np.int64), begins, ends)

@@ -1,0 +1,298 @@
+"""Windows, labels and decoding, by hand and against loops written from run_squad.py's rules."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_app.errors import UserError
+from lightning_app.scores.answer_spans import (
+    NULL,
+    BestSpan,
+    ContextWindow,
+    best_span,
+    context_windows,
+    max_context_windows,
+    window_label,
+)
+
+
+def bounds(windows: list[ContextWindow]) -> list[tuple[int, int]]:
+    return [(window.start, window.length) for window in windows]
+
+
+def test_windows_of_the_published_sizes() -> None:
+    """384 - 14 - 3 = 367 tokens of context a window; starts 128 apart, so 239 overlap."""
+    assert bounds(context_windows(14, 700)) == [(0, 367), (128, 367), (256, 367), (384, 316)]
+    assert context_windows(14, 700)[0].offset == 16  # [CLS], 14 tokens, [SEP]
+    assert context_windows(14, 700)[0].positions == 384
+    assert context_windows(14, 700)[-1].positions == 16 + 316 + 1
+    assert bounds(context_windows(14, 367)) == [(0, 367)]
+    assert bounds(context_windows(14, 368)) == [(0, 367), (128, 240)]
+
+
+def test_the_question_is_cut() -> None:
+    assert context_windows(90, 10) == context_windows(64, 10)
+    assert context_windows(90, 10)[0].offset == 66
+    assert context_windows(63, 10)[0].offset == 65
+
+
+def test_a_long_stride_leaves_no_gap() -> None:
+    assert bounds(context_windows(2, 12, max_length=10, stride=9)) == [(0, 5), (5, 5), (10, 2)]
+
+
+def test_max_context_by_hand() -> None:
+    """min(left, right): window 0 of 6 tokens 0 1 2 2 1 0, window 1 from token 4: 0 1 2 2 1 0."""
+    windows = context_windows(1, 10, max_length=10, stride=4)
+    assert bounds(windows) == [(0, 6), (4, 6)]
+    assert max_context_windows(windows).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    # A token at the edge of both goes to the longer window: 0 + .06 against 0 + .03.
+    windows = context_windows(1, 8, max_length=10, stride=5)
+    assert bounds(windows) == [(0, 6), (5, 3)]
+    assert max_context_windows(windows).tolist() == [0] * 6 + [1] * 2
+
+
+SIZES = st.tuples(st.integers(0, 8), st.integers(1, 60), st.integers(12, 30), st.integers(1, 20))
+
+
+def naive_owner(windows: list[ContextWindow], token: int) -> int | None:
+    best, owner = None, None
+    for index, window in enumerate(windows):
+        left, right = token - window.start, window.start + window.length - 1 - token
+        if left < 0 or right < 0:
+            continue
+        score = min(left, right) + 0.01 * window.length
+        if best is None or score > best:
+            best, owner = score, index
+    return owner
+
+
+@given(SIZES)
+def test_every_token_is_in_a_window_and_has_one_owner(sizes: tuple[int, int, int, int]) -> None:
+    question, context, length, stride = sizes
+    windows = context_windows(question, context, max_length=length, stride=stride)
+    assert {t for w in windows for t in range(w.start, w.stop)} == set(range(context))
+    assert windows[-1].stop == context
+    assert all(w.positions <= length for w in windows)
+    assert len({w.start for w in windows}) == len(windows)
+    expected = [naive_owner(windows, token) for token in range(context)]
+    assert max_context_windows(windows).tolist() == expected
+
+
+def test_rounding_of_the_original_decides_equal_sums() -> None:
+    """Long windows, so that min + .01 length of two are nearly equal."""
+    for context in range(368, 640, 7):
+        windows = context_windows(14, context)
+        expected = [naive_owner(windows, token) for token in range(context)]
+        assert max_context_windows(windows).tolist() == expected
+
+
+def test_labels() -> None:
+    window = ContextWindow(start=128, length=100, offset=16)
+    assert window_label(window, (128, 130)) == (16, 18)
+    assert window_label(window, (227, 227)) == (115, 115)
+    assert window_label(window, (227, 228)) == NULL  # its end is outside
+    assert window_label(window, (127, 130)) == NULL
+    assert window_label(window, (0, 3)) == NULL
+    assert window_label(window, None) == NULL
+    assert window_label(context_windows(0, 5)[0], (0, 0)) == (2, 2)  # never (0, 0) itself
+
+
+def logits_of(windows: list[ContextWindow], fill: float = -5.0) -> list[np.ndarray]:
+    return [np.full(window.positions, fill) for window in windows]
+
+
+def see_all(windows: list[ContextWindow]) -> np.ndarray:
+    return np.ones(windows[-1].stop, dtype=bool)
+
+
+def decode(start: dict, end: dict, tokens: int = 40, **more) -> BestSpan:
+    """Decode one window whose first context token has position 5; {position: logit}."""
+    windows = context_windows(3, tokens)
+    starts, ends = logits_of(windows), logits_of(windows)
+    for logits, peaks in ((starts[0], start), (ends[0], end)):
+        for position, value in peaks.items():
+            logits[position] = value
+    return best_span(windows, starts, ends, see_all(windows), **more)
+
+
+def test_the_best_sum() -> None:
+    best = decode({0: 1.0, 7: 3.0, 9: 2.0}, {0: 0.5, 10: 4.0, 6: 3.5})
+    assert best.span == (2, 5)
+    assert (best.score, best.null_score, best.difference) == (7, 1.5, -5.5)
+    assert not best.is_null()
+    assert best.is_null(-6)
+    assert not best.is_null(-5.5)  # above, not at the threshold
+
+
+def test_positions_outside_the_context_are_refused() -> None:
+    """The question (1 to 3), the separators (4 and 45) and [CLS] have higher logits."""
+    high = {0: 9.0, 2: 9.0, 4: 9.0, 45: 9.0}
+    best = decode(high | {8: 1.0}, high | {8: 1.0})
+    assert best.span == (3, 3)
+    assert best.null_score == 18
+
+
+def test_an_end_before_the_start_is_refused() -> None:
+    assert decode({10: 9.0, 6: 1.0}, {8: 9.0}).span == (1, 3)
+
+
+def test_thirty_tokens_are_the_most() -> None:
+    assert decode({5: 9.0}, {34: 9.0, 20: 1.0}).span == (0, 29)
+    assert decode({5: 9.0}, {35: 9.0, 20: 1.0}).span == (0, 15)
+    assert decode({5: 9.0}, {7: 9.0, 6: 1.0}, max_answer=2).span == (0, 1)
+
+
+def test_only_the_top_starts_and_ends_are_combined() -> None:
+    """Twenty high starts behind twenty high ends: the start at position 6 is the 21st."""
+    start = dict.fromkeys(range(25, 45), 9.0) | {6: 8.0}
+    end = dict.fromkeys(range(5, 25), 5.0)
+    assert decode(start, end).span is None
+    assert decode(start, end, n_best=21).span == (1, 1)
+
+
+def test_a_question_without_a_valid_span_has_no_answer() -> None:
+    """The original program stops with an error here (bert issues 211, 417, 476)."""
+    best = decode({1: 9.0}, {1: 9.0}, n_best=1)
+    assert best == BestSpan(span=None, score=-math.inf, null_score=-10)
+    assert best.difference == math.inf
+    assert best.is_null(1e300)
+
+
+def test_masked_positions_are_no_answer() -> None:
+    windows = context_windows(3, 4)
+    logits = logits_of(windows, -math.inf)
+    logits[0][0] = 2.0
+    best = best_span(windows, logits, logits, see_all(windows))
+    assert best.span is None
+    assert best.null_score == 4
+
+
+def test_a_start_counts_in_its_own_window_only() -> None:
+    windows = context_windows(1, 10, max_length=10, stride=4)  # (0, 6) and (4, 6), offset 3
+    starts, ends = logits_of(windows), logits_of(windows)
+    starts[0][3 + 5] = ends[0][3 + 5] = 9.0  # token 5 belongs to window 1
+    starts[1][3 + 1] = ends[1][3 + 1] = 6.0
+    best = best_span(windows, starts, ends, see_all(windows))
+    assert (best.span, best.score) == ((5, 5), 12)
+    # The end may be in a window that does not own it: token 5 in window 0 after a start at 4.
+    starts[0][3 + 4] = 5.0
+    best = best_span(windows, starts, ends, see_all(windows))
+    assert (best.span, best.score) == ((4, 5), 14)
+
+
+def test_the_null_score_is_the_lowest_of_the_windows() -> None:
+    windows = context_windows(1, 10, max_length=10, stride=4)
+    starts, ends = logits_of(windows), logits_of(windows)
+    starts[0][0], ends[0][0], starts[1][0], ends[1][0] = 3.0, 3.0, 5.0, 0.5
+    assert best_span(windows, starts, ends, see_all(windows)).null_score == 5.5
+
+
+def test_a_span_that_shows_nothing_is_refused() -> None:
+    """A lone space mark: its text would be "", which says that there is no answer."""
+    windows = context_windows(3, 6)
+    logits = logits_of(windows)
+    logits[0][5 + 2] = 9.0
+    logits[0][5 + 4] = 1.0
+    visible = see_all(windows)
+    visible[2] = False
+    assert best_span(windows, logits, logits, visible).span == (2, 4)
+    assert best_span(windows, logits, logits, see_all(windows)).span == (2, 2)
+
+
+def test_padding_changes_nothing() -> None:
+    windows = context_windows(3, 6)
+    logits = logits_of(windows)
+    logits[0][8] = 1.0
+    alone = best_span(windows, logits, logits, see_all(windows), n_best=2)
+    padded = [np.concatenate([each, np.full(30, 7.0)]) for each in logits]
+    assert best_span(windows, padded, padded, see_all(windows), n_best=2) == alone
+
+
+def test_float16_logits_are_not_added_in_float16() -> None:
+    """2048 + 1 is 2048 in float16, so the end would be the first of equals."""
+    windows = context_windows(0, 3)
+    starts = [np.array([0, 0, 2048, 0, 0, 0], dtype=np.float16)]
+    ends = [np.array([0, 0, 0, 0, 1, 0], dtype=np.float16)]
+    assert best_span(windows, starts, ends, see_all(windows)).span == (0, 2)
+
+
+def naive_best(windows, starts, ends, visible, n_best, max_answer):
+    """Lists and loops in the order of the published program."""
+    found = []
+    for index, window in enumerate(windows):
+        ranked = [
+            sorted(enumerate(logits[index].tolist()), key=lambda pair: pair[1], reverse=True)
+            for logits in (starts, ends)
+        ]
+        for i, start in ranked[0][:n_best]:
+            for j, end in ranked[1][:n_best]:
+                first, last = i - window.offset + window.start, j - window.offset + window.start
+                if i < window.offset or j < window.offset:
+                    continue
+                if i >= window.offset + window.length or j >= window.offset + window.length:
+                    continue
+                if naive_owner(windows, first) != index or j < i or j - i + 1 > max_answer:
+                    continue
+                if not any(visible[first : last + 1]):
+                    continue
+                found.append((start + end, (first, last)))
+    found.sort(key=lambda pair: pair[0], reverse=True)
+    return found[0] if found else (-math.inf, None)
+
+
+@settings(deadline=None)
+@given(SIZES, st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 5))
+def test_equal_to_the_loops(
+    sizes: tuple[int, int, int, int], seed: int, n_best: int, max_answer: int
+) -> None:
+    question, context, length, stride = sizes
+    windows = context_windows(question, context, max_length=length, stride=stride)
+    draw = np.random.default_rng(seed)
+    # Few different values, so that there are many equal sums.
+    starts = [draw.integers(-3, 4, w.positions).astype(float) for w in windows]
+    ends = [draw.integers(-3, 4, w.positions).astype(float) for w in windows]
+    visible = draw.random(context) < 0.8
+    ours = best_span(windows, starts, ends, visible, n_best=n_best, max_answer=max_answer)
+    expected = naive_best(windows, starts, ends, visible.tolist(), n_best, max_answer)
+    assert (ours.score, ours.span) == expected
+    null = [float(start[0] + end[0]) for start, end in zip(starts, ends, strict=True)]
+    assert ours.null_score == min(null)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more", "message"),
+    [
+        ((3, 0), {}, "context_tokens is 0"),
+        ((3, 5), {"stride": 0}, "stride is 0"),
+        ((-1, 5), {}, "question_tokens is -1"),
+        ((64, 5), {"max_length": 67}, "max_length is 67.*needs at least 68"),
+    ],
+)
+def test_mistakes_in_sizes(sizes: tuple[int, int], more: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        context_windows(*sizes, **more)
+
+
+def test_mistakes_in_labels_and_logits() -> None:
+    windows = context_windows(3, 6)
+    logits, visible = logits_of(windows), see_all(windows)
+    with pytest.raises(UserError, match="the answer is 3 to 2"):
+        window_label(windows[0], (3, 2))
+    with pytest.raises(UserError, match="the answer is -1 to 2"):
+        window_label(windows[0], (-1, 2))
+    with pytest.raises(UserError, match="1 windows, 1 start_logits and 2 end_logits"):
+        best_span(windows, logits, logits * 2, visible)
+    with pytest.raises(UserError, match="visible has 5 tokens; the context has 6"):
+        best_span(windows, logits, logits, visible[1:])
+    with pytest.raises(UserError, match=r"start_logits of window 0 has shape \(11,\).*12"):
+        best_span(windows, [logits[0][1:]], logits, visible)
+    with pytest.raises(UserError, match="n_best is 0"):
+        best_span(windows, logits, logits, visible, n_best=0)
+    for position, value in ((7, math.nan), (7, math.inf), (0, -math.inf)):
+        wrong = logits[0].copy()
+        wrong[position] = value
+        with pytest.raises(UserError, match="end_logits of window 0 holds NaN or inf"):
+            best_span(windows, logits, [wrong], visible)
