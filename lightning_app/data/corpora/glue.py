@@ -169,7 +169,8 @@ class GlueReader(CorpusReader):
         """Return the number of rows, and whether it is that of the published tables."""
         expected = dict(zip(("train", "valid", "test"), self.published, strict=False))
         same = "the published counts" if counts == expected else "not the published counts"
-        tables = " / ".join(of["table"].name for of in source.columns.values())
+        # The stem alone: a compressed table has the same rows.
+        tables = " / ".join(of["table"].name.partition(".")[0] for of in source.columns.values())
         return f"GLUE {self.task.name}: {split_sizes(counts)} rows of {tables}, {same}"
 
 
