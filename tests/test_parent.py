@@ -10,10 +10,12 @@ import torch
 import yaml
 from torch import Tensor
 
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import expand
 from lightning_app.cli import main
 from lightning_app.config import parse, resolve
 from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id
+from lightning_app.experiment import cell_id, identity_of
 from lightning_app.parent import find_parent
 from lightning_app.parser import data_module, transformer_module
 from lightning_app.run_folder import RunFolder
@@ -311,3 +313,19 @@ def refused(
     assert len(output) == 1, output
     assert said in output[0]
     assert not run.exists()
+
+
+def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents: Any) -> None:
+    """Its cells have ids of their own; another path in `model` is still refused."""
+    tree["trainer"] = {"max_steps": 2, "val_check_interval": 2}
+    base = changed(tree, model__init_from=None)
+    axes = {"model.init_from": [None, *map(str, parents.values())]}
+    path = tmp_path / "children.yaml"
+    grid = {"name": "children", "base_config": base, "axes": axes}
+    path.write_text(yaml.safe_dump(grid))
+    plan, _ = expand(read_spec(path), resolve, identity_of)
+    assert len({cell.id for cell in plan.cells}) == 3
+    grid["base_config"] = changed(base, model__compile="/a/file")
+    path.write_text(yaml.safe_dump(grid))
+    with pytest.raises(UserError, match=r"model\.compile: a grid file may not name files"):
+        read_spec(path)
