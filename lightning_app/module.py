@@ -163,6 +163,7 @@ class TransformerModule(pl.LightningModule):
         add_heads(self.model, self.objective.config.auxiliary())
         if self.init_from is not None:
             load_parent(self.model, self.init_from)
+            self.profiled = True  # its skips were, at the start of the parent
         if self.rounding:
             perturb_rounding(self.model, self.rounding)
 

@@ -329,3 +329,17 @@ def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents:
     path.write_text(yaml.safe_dump(grid))
     with pytest.raises(UserError, match=r"model\.compile: a grid file may not name files"):
         read_spec(path)
+
+
+def test_skips_of_admin_stay_as_they_were_learned(tmp_path: Path, tree: dict[str, Any]) -> None:
+    """A fresh run measures them at its first step, which would replace those of the parent."""
+    parent = run_tree(write_documents(tmp_path / "documents", documents=9))
+    parent = changed(parent, model__block__preset="admin")
+    parent["model"]["architecture"] |= ARCHITECTURE
+    run = fit(parent, tmp_path / "parent")
+    child = changed(tree, model__block__preset="admin", model__init_from=str(run))
+    child = changed(child, model__optimizer__lr=1e-12, trainer__max_steps=2)
+    after = weights(fit(child, tmp_path / "child", trainer__val_check_interval=2))
+    for name, value in weights(run).items():
+        if name.startswith(("embedding.", "encoder.")):
+            torch.testing.assert_close(after[name], value, rtol=0, atol=1e-9)
