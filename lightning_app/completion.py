@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from lightning_app.names import SECTIONS
 from lightning_app.sections import PARTS, hints_of, kinds_of, part_of
+from lightning_app.task_facts import glue_task_of
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS, Argument, trainer_arguments
 
 # Text that is neither a number, nor a YAML keyword, nor a path in a home folder.
@@ -43,7 +44,10 @@ def complete_plain(tree: Mapping[str, Any]) -> dict[str, Any] | None:
     # The parser links these fields.
     objective = sections["model"]["objective"]
     sections["data"] |= {"task": objective["kind"], "next_sentence": objective["next_sentence"]}
-    sections["data"] |= {"seed": seed}
+    sections["data"] |= {"seed": seed, "init_from": sections["model"]["init_from"]}
+    sections["model"] |= {
+        "objective": {**objective, "glue": glue_task_of(sections["data"]["name"])}
+    }
     # A copy, since the next config uses the same defaults.
     return deepcopy({"seed_everything": seed, "trainer": trainer, **sections})
 

@@ -9,6 +9,7 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
 from lightning_app.names import check_names
+from lightning_app.parent_weights import check_parent
 from lightning_app.sections import arguments, hints_of, model_config
 from lightning_app.task_facts import TASKS, fill_by_task
 
@@ -100,6 +101,7 @@ def check(tree: dict[str, Any]) -> None:
             f"data.order: '{corpus.order}' with model.block.memory, which needs the segments of a "
             "text one after another; use 'streams'"
         )
+    check_parent(tree)
     if tree["model"]["objective"]["evaluate_test"]:
         require_test(corpus)
 

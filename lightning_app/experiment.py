@@ -9,6 +9,7 @@ from typing import Any
 from lightning_app.data.corpus import corpus_of
 from lightning_app.identity.ids import Identity, identify
 from lightning_app.identity.relevant import completed, relevant_blocks
+from lightning_app.parent import with_parent
 from lightning_app.sections import ModelConfig, arguments, hints_of
 
 Tree = Mapping[str, Any]
@@ -26,7 +27,7 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
         UserError: if files of the corpus are missing.
     """
     blocks = _blocks(_wiring(config))
-    return identify(config, blocks=blocks, corpus=corpus_of(config["data"], fetch))
+    return identify(with_parent(config), blocks=blocks, corpus=corpus_of(config["data"], fetch))
 
 
 def cell_id(config: Tree) -> str:

@@ -23,6 +23,7 @@ from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
 from lightning_app.objectives.token_count import TokenCount
 from lightning_app.objectives.validation_parts import PartSums
 from lightning_app.optim import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
+from lightning_app.parent_weights import load_parent
 from lightning_app.saved import is_finite
 from lightning_app.tasks.base import build_task, join_ranks
 from lightning_app.trainer_limits import training_steps
@@ -94,6 +95,9 @@ class TransformerModule(pl.LightningModule):
         rounding: A rerun under perturbed rounding: with n > 0 each initial value changes by one
             unit of rounding or stays, drawn by n. Runs that differ only here show how much of the
             difference between seeds any other order of operations would give as well.
+        init_from: The run that a fine-tuned model starts from: the folder of a finished run, which
+            means its `checkpoints/last.ckpt`, or a checkpoint file. Weights and tokenizer are the
+            parent's, and block and sizes must be; heads start fresh. null: from initial values.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class TransformerModule(pl.LightningModule):
         schedule: ScheduleConfig = ScheduleConfig(),
         compile: Literal["none", "blocks"] = "none",
         rounding: int = 0,
+        init_from: str | None = None,
     ) -> None:
         super().__init__()
         parts = {
@@ -125,6 +130,7 @@ class TransformerModule(pl.LightningModule):
         self.optimizer = optimizer
         self.compilation = compile
         self.rounding = rounding
+        self.init_from = init_from
         self.objective = build_task(objective)
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
@@ -155,6 +161,9 @@ class TransformerModule(pl.LightningModule):
         self.vocab_size = vocab_size
         self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
         add_heads(self.model, self.objective.config.auxiliary())
+        if self.init_from is not None:
+            load_parent(self.model, self.init_from)
+            self.profiled = True  # its skips were, at the start of the parent
         if self.rounding:
             perturb_rounding(self.model, self.rounding)
 
@@ -316,8 +325,9 @@ class TransformerModule(pl.LightningModule):
         metrics = {
             f"{stage}/nll": mean,
             f"{stage}/perplexity": float(torch.tensor(mean).exp()),
-            f"{stage}/accuracy": correct / tokens,
         }
+        if self.objective.classifies:
+            metrics[f"{stage}/accuracy"] = correct / tokens
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, tokens))
         # The same number on every rank: its parts were summed or gathered before.

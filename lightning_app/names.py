@@ -1,17 +1,24 @@
 """Refuse unknown keys and presets in a config, without importing Lightning."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lightning_app.errors import UserError, nearest
 from lightning_app.identity.relevant import leaves
+from lightning_app.task_facts import glue_task_of
 from lightning_app.trainer_arguments import trainer_arguments
 
 SECTIONS = ("seed_everything", "trainer", "model", "data")
+LINKED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "data.next_sentence": ("model.objective.next_sentence", lambda given: given),
+    "data.init_from": ("model.init_from", lambda given: given),
+    "model.objective.glue": ("data.name", lambda name: glue_task_of(str(name))),
+}
+"""Fields that the parser sets from another one, and how; another value would be replaced."""
 
 
 def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-    """Refuse unknown keys, and a field that is set from another one which is not there.
+    """Refuse unknown keys, and a field that is set from another one where they do not fit.
 
     The parser checks values that are not mappings, and the keys of classes that a value names.
 
@@ -28,16 +35,21 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
         if isinstance(key, str) and key.partition(".")[0] not in known:
             raise UserError(_unknown(key, known))
     try:
-        keys = [key for key, _ in leaves(tree)]
+        written = dict(leaves(tree))
     except RecursionError as error:
         raise UserError("the config is nested too deeply") from error
-    for key in keys:
+    for key in written:
         _check_key(key)
-    if "data.next_sentence" in keys and "model.objective.next_sentence" not in keys:
-        raise UserError(
-            "data.next_sentence: set from model.objective.next_sentence, which is not there; set "
-            "that instead"
-        )
+    for key, (source, linked) in LINKED.items():
+        if key not in written:
+            continue
+        if source not in written:
+            raise UserError(f"{key}: set from {source}, which is not there; set that instead")
+        if written[key] != (expected := linked(written[source])):
+            raise UserError(
+                f"{key}: set from {source}, so it is {expected} and not {written[key]}; leave it "
+                "out"
+            )
 
 
 def _check_key(key: str) -> None:

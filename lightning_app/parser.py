@@ -29,7 +29,7 @@ from lightning_app.sections import (
     model_config,
     type_name,
 )
-from lightning_app.task_facts import fill_by_task
+from lightning_app.task_facts import fill_by_task, glue_task_of
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS
 
 # Warnings of Lightning and torch that do not apply to this program.
@@ -102,6 +102,8 @@ class RunCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("model.objective.kind", "data.task")
         parser.link_arguments("model.objective.next_sentence", "data.next_sentence")
+        parser.link_arguments("data.name", "model.objective.glue", compute_fn=glue_task_of)
+        parser.link_arguments("model.init_from", "data.init_from")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def after_instantiate_classes(self) -> None:

@@ -26,6 +26,7 @@ class ModelConfig:
     schedule: ScheduleConfig = ScheduleConfig()
     compile: Literal["none", "blocks"] = "none"
     rounding: int = 0
+    init_from: str | None = None
 
 
 PARTS: Mapping[str, type] = {"model": ModelConfig, "data": DataConfig}

@@ -52,6 +52,8 @@ class TaskFacts:
         pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
             lines of one language.
         running_text: Whether that is a running text, with its blank lines.
+        labelled: Whether its corpus holds texts with labels, one or two texts a row. Only such a
+            task can start from another run (`model.init_from`).
         label_smoothing: The share of label smoothing where a config has null.
         length: The field of `data` that bounds the tokens of a text.
         marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
@@ -67,6 +69,7 @@ class TaskFacts:
     architecture: str
     pairs: bool = False
     running_text: bool = False
+    labelled: bool = False
     label_smoothing: float = 0.1
     length: str = "window"
     marks: int = 0
@@ -153,6 +156,41 @@ TASKS.add(
         "predicted from those before it.",
     ),
 )
+
+GLUE_CORPORA: Mapping[str, str] = {
+    "cola": "CoLA",
+    "sst2": "SST-2",
+    "mrpc": "MRPC",
+    "stsb": "STS-B",
+    "qqp": "QQP",
+    "mnli": "MNLI",
+    "qnli": "QNLI",
+    "rte": "RTE",
+}
+"""The task of GLUE of each corpus with labels; the keys are values of `data.name`."""
+
+TASKS.add(
+    "glue",
+    TaskFacts(
+        title="fine-tuning on GLUE",
+        architecture="encoder",
+        labelled=True,
+        label_smoothing=0.0,
+        monitored=Monitored(floor="loss of the best constant output"),
+        scores=(
+            QualityMetric("val/matthews", "Matthews correlation", "Matthews correlation"),
+            QualityMetric("val/f1", "F1 of class 1", "F1, a fraction"),
+            QualityMetric("val/pearson", "Pearson correlation", "Pearson correlation"),
+            QualityMetric("val/spearman", "Spearman correlation", "Spearman correlation"),
+        ),
+        method="Texts are cut to {data.window} tokens, and rows of similar length make a batch.",
+    ),
+)
+
+
+def glue_task_of(corpus: str) -> str | None:
+    """Return the task of GLUE whose labels a corpus has, None for a corpus of another kind."""
+    return GLUE_CORPORA.get(corpus)
 
 
 def fill_by_task(objective: MutableMapping[str, Any]) -> None:

@@ -102,7 +102,8 @@ def check_config(config: Mapping[str, Any]) -> None:
             elif name in _PARTS and not isinstance(part, Mapping):
                 raise UserError(f"{field}: expected a mapping, found {part!r}")
             else:
-                _check_values(field, part, text=key != "model")
+                # A parent's checkpoint is data: it is read without running code of it.
+                _check_values(field, part, text=field == "model.init_from" or key != "model")
 
 
 def _check_classes(field: str, value: Any, words: tuple[str, ...]) -> None:

@@ -54,6 +54,7 @@ from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
+from lightning_app.parent import origin_of, with_parent
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
 from lightning_app.records import SCHEMA, SIGNATURES
@@ -124,7 +125,8 @@ class Run(RunCLI):
         keep_numbers(self._written, self.tree)
         check(self.tree)
         self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
-        self.record = Record.of(self.tree, stacks_of(self.tree), corpus_of(self.tree["data"]))
+        corpus = corpus_of(self.tree["data"])
+        self.record = Record.of(with_parent(self.tree), stacks_of(self.tree), corpus)
         self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]
         named = Path("experiments/fit/runs") / run_name(self.tree)
@@ -222,7 +224,7 @@ class Run(RunCLI):
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
         if self._trains:
             progress = Progress(self.attempt_folder.progress)
-            made = {**self._software, "plugins": plugins(self.tree)}
+            made = {**self._software, "plugins": plugins(self.tree), **origin_of(self.tree)}
             self.origin = Origin(self.attempt_folder.provenance, made, self.resumed)
             callbacks += [self.origin, self.divergence, self.throughput, self.clock]
             callbacks += [GainLogger(), progress]

@@ -10,12 +10,12 @@ from torch import nn
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import prepare
-from lightning_app.data.tokenizer import PAD
-from lightning_app.models.auxiliary_heads import AuxiliarySpec, add_heads
+from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.counting import count_parameters
-from lightning_app.models.heads import ArchitectureConfig, build_model
-from lightning_app.models.next_sentence import add_next_sentence
+from lightning_app.models.heads import ArchitectureConfig
+from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.sections import model_config
+from lightning_app.tasks.base import build_task
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -26,23 +26,19 @@ def parameters(config: dict[str, Any]) -> int:
         vocab_size = _words(json.dumps(config["data"]))
     # Dropout has no parameters, and may be an axis of many values.
     architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
-    heads, pairs = said.objective.auxiliary(), said.objective.next_sentence
-    return _count(architecture, said.block, heads, vocab_size, pairs)
+    return _count(architecture, said.block, said.objective, vocab_size)
 
 
 @cache
 def _count(
     architecture: ArchitectureConfig,
     block: BlockConfig,
-    heads: AuxiliarySpec,
+    objective: ObjectiveConfig,
     vocab_size: int,
-    next_sentence: bool,
 ) -> int:
     def build() -> nn.Module:
-        model = build_model(architecture, block, vocab_size, PAD)
-        if next_sentence:
-            add_next_sentence(model)
-        add_heads(model, heads)
+        model = build_task(objective).build_model(architecture, block, vocab_size)
+        add_heads(model, objective.auxiliary())
         return model
 
     return count_parameters(build)

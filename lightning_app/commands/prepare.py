@@ -45,7 +45,8 @@ def shipped_data(name: str) -> DataConfig:
     """
     text = (shipped_folder() / "base" / CORPORA[name].base).read_text(encoding="utf-8")
     tree = yaml.safe_load(text)
-    return DataConfig(**tree["data"], task=tree["model"]["objective"]["kind"])
+    # Several corpora share a file, which names one of them.
+    return DataConfig(**{**tree["data"], "name": name}, task=tree["model"]["objective"]["kind"])
 
 
 def read_data(config: Path) -> DataConfig:

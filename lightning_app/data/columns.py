@@ -1,8 +1,10 @@
-"""What a row of a corpus is: a line of one language, of a running text, or a pair of lines."""
+"""What a row of a corpus is: a line, a pair of lines, or one or two texts with a label."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
+
+from lightning_app.task_facts import TASKS
 
 Columns = dict[str, list[Any]]
 Dropped = dict[str, int]
@@ -18,6 +20,7 @@ class RowKind:
         budgets: The tokens of a batch for which the share of padding is written down; windows of
             packed text have none.
         strips: Whether lines lose the white space around them.
+        label: The column that holds a number for each row; empty for rows without one.
     """
 
     unit: ClassVar[str] = "lines"
@@ -25,6 +28,7 @@ class RowKind:
     unused: ClassVar[Sequence[str]] = ("source_language", "max_length", "document_separator")
     budgets: ClassVar[Sequence[int]] = ()
     strips: ClassVar[bool] = True
+    label: ClassVar[str] = ""
 
     def languages(self, source: str, target: str) -> list[str]:
         """Return those that are read."""
@@ -142,6 +146,40 @@ class SentencePairs(RowKind):
         if reference is None:
             reference = [plain(line) for line in rows["target"]]
         return {**rows, "reference": reference}
+
+
+class LabelledTexts(RowKind):
+    """One or two texts, in the columns `first` and `second`, and the number in `label`.
+
+    A label is a class from 0 on, or a score. No row is left out, so that scores are of whole
+    splits.
+    """
+
+    unit = "rows"
+    predicted = "first"
+    unused = ("source_language", "max_length", "document_separator")
+    strips = False  # a table may have empty columns at the end of a line
+    label = "label"
+
+    def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
+        """Leave out nothing."""
+        return rows, {}
+
+    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
+        """Return nothing."""
+        return ""
+
+
+def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:
+    """Return what a row of the corpus of a task is."""
+    facts = TASKS[task]
+    if next_sentence:
+        return SentencesOfDocuments()
+    if facts.pairs:
+        return SentencePairs()
+    if facts.labelled:
+        return LabelledTexts()
+    return RunningText() if facts.running_text else RowKind()
 
 
 def _columns(pairs: Sequence[tuple[Any, Any]]) -> Columns:

@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from lightning_app.data.columns import RowKind, RunningText, SentencePairs, SentencesOfDocuments
+from lightning_app.data.columns import RowKind, row_kind
 from lightning_app.data.source import Source
 from lightning_app.errors import UserError
 from lightning_app.registry import Registry
@@ -15,16 +15,6 @@ from lightning_app.task_facts import DEFAULT_TASK, TASKS
 
 CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
-
-
-def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:
-    """Return what a row of the corpus of a task is."""
-    facts = TASKS[task]
-    if next_sentence:
-        return SentencesOfDocuments()
-    if facts.pairs:
-        return SentencePairs()
-    return RunningText() if facts.running_text else RowKind()
 
 
 TokenizerKind = Literal["bpe", "word", "char", "byte"]
@@ -64,10 +54,10 @@ class DataConfig:
     name: str = "synthetic"
     """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles),
     tinyshakespeare (plays), text (own files in `root`), synthetic (built-in German-English grammar,
-    needs no download)."""
+    needs no download); for the task glue cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte."""
     root: str | None = None
-    """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2 or
-    .../tinyshakespeare if that variable is set, else the corpus is downloaded once.
+    """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2,
+    .../tinyshakespeare or .../glue/RTE if that variable is set, else the corpus is downloaded once.
     ``hf://OWNER/NAME``: the parquet files of that dataset on the hub."""
     cache: str | None = None
     """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
@@ -76,6 +66,8 @@ class DataConfig:
     """Set from model.objective.kind."""
     next_sentence: bool = False
     """Set from model.objective.next_sentence."""
+    init_from: str | None = None
+    """Set from model.init_from: the run whose tokenizer is used; null to train one."""
     tokens_per_batch: int = 4096
     """Budget of the global batch of one step, whatever the number of devices: in tokens of the
     longer side, with padding."""
@@ -86,8 +78,8 @@ class DataConfig:
     """Number of ids, shared by both languages; null for every word or character of the training
     split, which char and byte always have."""
     window: int = 128
-    """Tokens in a window of packed text (masked_lm, causal_lm), and the most tokens of a pair of
-    texts where next sentences are predicted."""
+    """Tokens in a window of packed text (masked_lm, causal_lm), and the most tokens of a row, marks
+    included, where next sentences are predicted and in glue, which cuts longer texts."""
     evaluation_stride: int | None = None
     """Tokens from the start of a window to that of the next one in an evaluation, where each window
     predicts what the one before it did not; null for window, which is no overlap (causal_lm)."""
@@ -155,11 +147,14 @@ class DataConfig:
         if self.vocab_size is not None and self.vocab_size < 6:
             raise UserError(f"data.vocab_size is {self.vocab_size}: at least 6 needed")
         reader = CORPORA[self.name]()
+        self._check_labels(reader)
         self._check_whole_word()
         self._check_sentences(reader)
         self._check_documents(reader)
         if self.pairs and not reader.pairs:
-            fitting = " or ".join(f"'{name}'" for name, task in TASKS.items() if not task.pairs)
+            fitting = " or ".join(
+                f"'{name}'" for name, task in TASKS.items() if not (task.pairs or task.labelled)
+            )
             raise UserError(
                 f"data.name '{self.name}' has one language: data.task {fitting} needed, "
                 f"not '{self.task}'"
@@ -179,6 +174,25 @@ class DataConfig:
                 raise UserError(
                     f"data.{field} is '{getattr(self, field)}': data.name '{self.name}' has {known}"
                 )
+
+    def _check_labels(self, reader: "CorpusReader") -> None:
+        labelled = TASKS[self.task].labelled
+        if labelled != reader.labelled:
+            has, needs = ("labels", "no labels") if reader.labelled else ("no labels", "labels")
+            raise UserError(
+                f"data.name '{self.name}' has {has}: model.objective.kind '{self.task}' needs "
+                f"a corpus with {needs}"
+            )
+        if self.init_from is not None and not labelled:
+            raise UserError(
+                f"model.init_from is '{self.init_from}': model.objective.kind '{self.task}' trains "
+                "from its own initial values, so null is needed"
+            )
+        if labelled and self.window < LEAST_PAIR:
+            raise UserError(
+                f"data.window is {self.window}: two texts and their 3 marks need at least "
+                f"{LEAST_PAIR}"
+            )
 
     def _check_whole_word(self) -> None:
         if not self.whole_word:
@@ -283,6 +297,7 @@ class CorpusReader:
         folder: The name of its folder below $LIGHTNING_APP_DATA; empty where it has none there.
         tokenized: Whether words and punctuation are separated by spaces.
         separated: Whether `data.document_separator` says where its documents end.
+        labelled: Whether its rows are texts with labels.
         base: The shipped config whose `data` section `ablate prepare --data NAME` uses.
     """
 
@@ -292,6 +307,7 @@ class CorpusReader:
     folder: ClassVar[str] = ""
     tokenized: ClassVar[bool] = True
     separated: ClassVar[bool] = False
+    labelled: ClassVar[bool] = False
     base: ClassVar[str] = ""
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
@@ -318,6 +334,18 @@ class CorpusReader:
             UserError: no network, no such file, or not what was expected.
         """
         raise NotImplementedError
+
+    def parse(self, columns: dict[str, list[str]], path: Path) -> dict[str, list[Any]]:
+        """Return the columns of a split, from the lines of its files.
+
+        Args:
+            columns: The lines by the name of their file in `file_names`.
+            path: The first of the files, for messages.
+
+        Raises:
+            UserError: naming the file and the line that is no row.
+        """
+        return columns
 
     def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int] | None:
         """Return the lines at which the documents of a running text begin, the first one at 0.

@@ -6,7 +6,7 @@ appears complete or not at all. The hub needs a network; the tests use a replace
 
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lightning_app.data.folders import complete
 from lightning_app.errors import UserError
 
 HUB = "hf://"
+HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 NOTES = "protocol.txt"
 TIMEOUT = 60  # seconds without an answer
 
@@ -81,7 +82,11 @@ def hub_name(config: DataConfig, home: str) -> str:
 
 
 def load_from_hub(
-    config: DataConfig, home: str, name: str | None, revision: str | None
+    config: DataConfig,
+    home: str,
+    name: str | None,
+    revision: str | None,
+    splits: Mapping[str, str] = HUB_SPLITS,
 ) -> dict[str, Any]:
     """Return split -> rows of the hub's dataset: of `data.root`, or of the public dataset.
 
@@ -89,7 +94,8 @@ def load_from_hub(
         config: The `data` section of a run.
         home: The public dataset, for `data.root` null.
         name: The configuration of the dataset.
-        revision: Its branch; null for main.
+        revision: Its branch or commit; null for main.
+        splits: The name on the hub of each of our splits.
 
     Raises:
         UserError: it cannot be loaded.
@@ -105,7 +111,7 @@ def load_from_hub(
             f"data.name '{config.name}': cannot load {HUB}{repository} ({error}); give its folder "
             f"as data.root, or the folder above it as LIGHTNING_APP_DATA"
         ) from error
-    return {"train": loaded["train"], "valid": loaded["validation"], "test": loaded["test"]}
+    return {split: loaded[theirs] for split, theirs in splits.items()}
 
 
 def _repository(config: DataConfig, home: str) -> str:

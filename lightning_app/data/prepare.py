@@ -3,6 +3,7 @@
 <cache>/<name>-<checksum of what made it>/
     meta.json  tokenizer.model  digests.sha256
     <split>.<column>.{ids,offsets}.npy      row i is ids[offsets[i]:offsets[i + 1]], ends in EOS
+    <split>.labels.npy                      the label of each row, where rows have labels
     <split>.documents.npy                   places of ids at which documents begin, where known;
                                             a row is a sentence where next sentences are predicted
     <split>.{source,target,reference}.txt   valid and test of a translation corpus
@@ -22,13 +23,14 @@ from typing import Any
 import numpy as np
 
 from lightning_app.data import moses, sources, token_batching, tokenizer
-from lightning_app.data.columns import Columns
-from lightning_app.data.config import CORPORA, DataConfig, row_kind
+from lightning_app.data.columns import Columns, row_kind
+from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.corpus import known_digest
 from lightning_app.data.digests import digest_of, find_damage, write_list
 from lightning_app.data.folders import complete
 from lightning_app.data.source import Corpus, Source, split_sizes
 from lightning_app.errors import UserError
+from lightning_app.parent import find_parent
 
 # The fields of the config that decide what is in the folder, and the code that makes it.
 _KEY = (
@@ -93,6 +95,10 @@ class PreparedCorpus:
         """Return the tokens of each row, EOS included."""
         return np.diff(self.offsets(split, column))
 
+    def labels(self, split: str) -> np.ndarray:
+        """Return the label of each row, float64: a class from 0 on, or a score."""
+        return np.load(self.folder / f"{split}.labels.npy", mmap_mode="r")
+
     def documents(self, split: str) -> np.ndarray:
         """Return the place of the first token of each document of a running text, int64."""
         return np.load(self.folder / f"{split}.documents.npy", mmap_mode="r")
@@ -155,11 +161,19 @@ def _folder(config: DataConfig, source: Source) -> Path:
             *(tokenizer.sha256((code / f"{name}.py").read_bytes()) for name in _CODE),
             tokenizer.sha256(Path(inspect.getfile(CORPORA[config.name])).read_bytes()),
         ],
+        "tokenizer": _given_tokenizer(config),
         "sentencepiece": importlib.metadata.version("sentencepiece"),
     }
     text = json.dumps(made_of, sort_keys=True)
     checksum = hashlib.sha256(text.encode()).hexdigest()[:16]
     return sources.cache_root(config) / f"{config.name}-{checksum}"
+
+
+def _given_tokenizer(config: DataConfig) -> str | None:
+    """The digest of the tokenizer of another run, if it is used."""
+    if config.init_from is None:
+        return None
+    return tokenizer.sha256(find_parent(config.init_from).tokenizer.read_bytes())
 
 
 def _write(folder: Path, config: DataConfig, source: Source) -> None:
@@ -169,6 +183,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         split: {column: list(rows[column]) for column in rows.column_names}
         for split, rows in corpus.splits.items()
     }
+    labels = {split: columns.pop(kind.label) for split, columns in splits.items() if kind.label}
     dropped: dict[str, dict[str, int]] = {}
     for split in splits:
         splits[split], dropped[split] = kind.usable(splits[split], split, corpus.max_ratio)
@@ -178,7 +193,10 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         for column in splits["train"].values():
             yield from column
 
-    model = tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
+    if config.init_from is None:
+        model = tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
+    else:
+        model = find_parent(config.init_from).tokenizer.read_bytes()
     path = folder / "tokenizer.model"
     path.write_bytes(model)
     trained = tokenizer.load_tokenizer(path)
@@ -202,6 +220,10 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             _save(folder / f"{split}.{column}.offsets.npy", offsets)
             content.update(ids.tobytes())
             content.update(offsets.tobytes())
+    for split, numbers in labels.items():
+        array = np.array(numbers, dtype=np.float64)
+        _save(folder / f"{split}.labels.npy", array)
+        content.update(array.tobytes())
     for split, begins in corpus.documents.items():
         _save(folder / f"{split}.documents.npy", flat[split]["text"][1][begins])
     _write_text(folder, splits, corpus, config)
@@ -281,6 +303,14 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
     return 1 - float(source.sum() + target.sum()) / places
 
 
+def _label_counts(labels: np.ndarray) -> str:
+    values, counts = np.unique(labels, return_counts=True)
+    if len(values) > 3:
+        return f"{labels.min():g} to {labels.max():g}, mean {labels.mean():.3f}, of valid"
+    shares = (f"{n:,} of class {v:g}" for v, n in zip(values, counts, strict=True))
+    return f"{', '.join(shares)}, of valid"
+
+
 def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     """Return what `ablate prepare` prints: pairs, drops, tokens, unknown rate, padding, place."""
     meta = corpus.meta
@@ -303,8 +333,11 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
     if meta["documents"]:
         rows.append(("documents", split_sizes(meta["documents"])))
-    entropy = meta["unigram_entropy"]["valid"]
-    rows.append(("entropy", f"{entropy:.3f} nats a validation token, unigram"))
+    if kind.label:
+        rows.append(("labels", _label_counts(corpus.labels("valid"))))
+    else:
+        entropy = meta["unigram_entropy"]["valid"]
+        rows.append(("entropy", f"{entropy:.3f} nats a validation token, unigram"))
     if kind.budgets:
         share = corpus.padding_share(tokens_per_batch)
         rows.append(("padding", f"{share:.1%} of batches of {tokens_per_batch:,} tokens"))

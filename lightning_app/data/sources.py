@@ -207,7 +207,10 @@ def read(source: Source, config: DataConfig) -> Corpus:
         lines = reader.generate(config)
     else:
         strips = config.rows.strips
-        lines = {split: _read_split(columns, strips) for split, columns in source.columns.items()}
+        lines = {
+            split: reader.parse(_read_split(columns, strips), next(iter(columns.values())))
+            for split, columns in source.columns.items()
+        }
     references = {split: read_lines(path) for split, path in source.references.items()}
     for split, reference in references.items():
         if len(reference) != len(lines[split]["target"]):

@@ -1,6 +1,7 @@
 """The kinds of model: encoder-decoder, encoder with a head for masked tokens, decoder alone."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -305,14 +306,13 @@ class CausalLanguageModel(nn.Module):
         return step(self.embedding, self.decoder, tokens, state)
 
 
-def build_model(
-    architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int, pad: int
-) -> EncoderDecoder | MaskedLanguageModel | CausalLanguageModel:
-    """Return the model with its initial values."""
-    stacks, sizes = architecture.stacks(block), architecture.sizes()
+def embedding_of(
+    architecture: ArchitectureConfig, stacks: Mapping[str, StackSpec], vocab_size: int, pad: int
+) -> EmbeddingSpec:
+    """Return the specification of the embedding that serves `stacks`."""
     gains = {spec.embedding_gain for spec in stacks.values()}
     assert len(gains) == 1, "one table serves every stack"
-    embedding = EmbeddingSpec(
+    return EmbeddingSpec(
         vocab_size=vocab_size,
         pad=pad,
         positions=architecture.order(),
@@ -320,6 +320,14 @@ def build_model(
         norm=architecture.embedding_norm,
         adds_positions={spec.step_signal for spec in stacks.values()} == {"none"},
     )
+
+
+def build_model(
+    architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int, pad: int
+) -> EncoderDecoder | MaskedLanguageModel | CausalLanguageModel:
+    """Return the model with its initial values."""
+    stacks, sizes = architecture.stacks(block), architecture.sizes()
+    embedding = embedding_of(architecture, stacks, vocab_size, pad)
     match architecture.kind:
         case "encoder_decoder":
             return EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, embedding)

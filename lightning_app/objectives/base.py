@@ -17,11 +17,11 @@ class ObjectiveConfig:
     """What is trained for and how it is evaluated."""
 
     kind: str = DEFAULT_TASK
-    """The task: translation needs an encoder_decoder, masked_lm an encoder, causal_lm a
-    decoder."""
+    """The task: translation needs an encoder_decoder, masked_lm and glue an encoder,
+    causal_lm a decoder."""
     label_smoothing: float | None = None
     """Share of the target's probability spread evenly over the vocabulary, in the loss alone. null:
-    0.1, and 0 for causal_lm."""
+    0.1, and 0 for causal_lm and glue."""
     intermediate_weight: float = 0.0
     """Weight of the losses of layers below the last: layer l of n predicts too until l / (2n) of
     the steps are done (Al-Rfou et al. 2019: 1); 0 for none."""
@@ -32,6 +32,8 @@ class ObjectiveConfig:
     next_sentence: bool = False
     """Whether masked_lm also predicts if the second of two texts follows the first in its document
     (BERT); it then reads pairs of texts instead of windows."""
+    glue: str | None = None
+    """Set from data.name: the task of GLUE whose labels are predicted; null for other tasks."""
     beam: int = 5
     """Beams of the final test and of `ablate translate`; 1 is greedy search."""
     length_penalty: float = 1.0
@@ -50,10 +52,26 @@ class ObjectiveConfig:
             raise ValueError(
                 f"next_sentence true: of kind masked_lm alone; kind {self.kind} takes false"
             )
+        self._check_labels()
         if self.validation_bleu < 0:
             raise ValueError(f"validation_bleu {self.validation_bleu}: at least 0 sentences")
         if self.beam < 1:
             raise ValueError(f"beam {self.beam}: at least 1, which is greedy search")
+
+    def _check_labels(self) -> None:
+        if not TASKS[self.kind].labelled:
+            return
+        if not self.auxiliary().absent:
+            raise ValueError(
+                f"intermediate_weight {self.intermediate_weight}, second_target_weight "
+                f"{self.second_target_weight}: of kinds that predict tokens; kind {self.kind} "
+                "takes 0 for both"
+            )
+        if self.glue == "STS-B" and self.smoothing:
+            raise ValueError(
+                f"label_smoothing {self.smoothing}: the labels of STS-B are scores, not classes; 0 "
+                "needed"
+            )
 
     @property
     def smoothing(self) -> float:

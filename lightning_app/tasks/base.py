@@ -34,10 +34,12 @@ class Task(ABC):
         pad: The token that fills short rows.
         hypotheses: The texts that were decoded from the test split; empty where nothing is.
         targets: What they are compared with.
+        classifies: Whether an output is right or wrong, so that there is an accuracy.
         signatures: How the scores of the test split were computed, by field of `result.json`.
     """
 
     pad = PAD
+    classifies = True
 
     def __init__(self, config: ObjectiveConfig) -> None:
         self.config = config

@@ -1,0 +1,288 @@
+"""The tasks of GLUE (Wang et al. 2018, 1804.07461), from the published tables or from the hub.
+
+A table has one row a line, columns between tabs, and no quoting: a quotation mark is text. CoLA has
+no header. The dev set is our validation split. GLUE keeps the labels of its test sets, so a test
+split is read only from a file of your own, `test_labelled.tsv`; that of MNLI is its mismatched dev
+set. A label in words becomes the number that the hub gives it.
+
+The hub needs a network; it was not tried, only a replacement of `load_dataset` in tests.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
+from lightning_app.data.download import hub_name, load_from_hub, write_lines
+from lightning_app.data.source import Source, split_sizes
+from lightning_app.errors import UserError
+from lightning_app.scores.glue import WNLI, GlueTask, glue_task
+from lightning_app.task_facts import GLUE_CORPORA
+
+_HUB = "nyu-mll/glue"
+_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
+_STEMS = {"valid": "dev", "test": "test_labelled"}
+_COLA = ("source", "label", "mark", "sentence")
+LARGEST_SCORE = 5.0
+"""Of STS-B, whose scores begin at 0."""
+
+
+class GlueReader(CorpusReader):
+    """Read one task. A subclass says which columns it has.
+
+    Attributes:
+        corpus: Its `data.name`.
+        texts: The columns of its one or two texts.
+        label: The column of the label.
+        words: The labels in words, class 0 first; empty where labels are numbers.
+        header: The names of the columns of a table without a header.
+        leaves_out_short: Whether a line with too few columns is left out, as the published readers
+            of QQP do, instead of refused.
+        published: The rows of the published tables of train, valid and, if it has one, test.
+        hub_texts: The texts' columns on the hub, where they have other names.
+    """
+
+    pairs = False
+    needs_root = False
+    tokenized = False
+    labelled = True
+    base = "finetune_rte.yaml"
+    corpus: ClassVar[str]
+    texts: ClassVar[tuple[str, ...]] = ("sentence1", "sentence2")
+    label: ClassVar[str] = "label"
+    words: ClassVar[tuple[str, ...]] = ()
+    header: ClassVar[tuple[str, ...]] = ()
+    leaves_out_short: ClassVar[bool] = False
+    published: ClassVar[tuple[int, ...]]
+    hub_texts: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def task(self) -> GlueTask:
+        """What GLUE says of the task."""
+        return glue_task(GLUE_CORPORA[self.corpus])
+
+    def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
+        """Return the name of the table; the default stem `valid` means `dev`."""
+        return {"table": (f"{self._stems().get(stem, stem)}.tsv",)}
+
+    def _stems(self) -> Mapping[str, str]:
+        return _STEMS
+
+    def parse(self, columns: dict[str, list[str]], path: Path) -> dict[str, list[Any]]:
+        """Return the columns `first`, `second` where there are two texts, and `label`.
+
+        Raises:
+            UserError: naming the file and the line of a missing column, an empty text or a label
+                that the task does not have.
+        """
+        lines = columns["table"]
+        header = list(self.header) or lines[0].split("\t")
+        begin = 0 if self.header else 1
+        wanted = (*self.texts, self.label)
+        for name in wanted:
+            if header.count(name) != 1:
+                raise UserError(
+                    f"{path}: line 1: expected the columns {', '.join(wanted)} of "
+                    f"{self.task.name}, found {header.count(name)} columns '{name}'"
+                )
+        places = [header.index(name) for name in wanted]
+        rows: list[list[Any]] = []
+        for number, line in enumerate(lines[begin:], start=begin + 1):
+            cells = line.split("\t")
+            if len(cells) < len(header) and self.leaves_out_short:
+                continue
+            if len(cells) != len(header):
+                raise UserError(
+                    f"{path}: line {number}: expected {len(header)} columns between tabs, as "
+                    f"{self.task.name} has, found {len(cells)}"
+                )
+            *texts, label = (cells[place].strip() for place in places)
+            for name, text in zip(self.texts, texts, strict=True):
+                if not text and not self.leaves_out_short:
+                    raise UserError(f"{path}: line {number}: the column '{name}' is empty")
+            rows.append([*texts, self._label(label, path, number)])
+        if not rows:
+            raise UserError(f"{path}: empty, no row below its header")
+        names = ("first", "second")[: len(self.texts)]
+        return dict(zip((*names, "label"), map(list, zip(*rows, strict=True)), strict=True))
+
+    def _label(self, text: str, path: Path, number: int) -> float:
+        """Return a label as a number."""
+        classes = self.task.classes
+        if classes is None:
+            try:
+                score = float(text)
+            except ValueError:
+                score = math.nan
+            if not 0.0 <= score <= LARGEST_SCORE:
+                self._refuse(path, number, text, f"a score from 0 to {LARGEST_SCORE:g}")
+            return score
+        known = self.words or tuple(map(str, range(classes)))
+        if text not in known:
+            self._refuse(path, number, text, " or ".join(map(repr, known)))
+        return float(known.index(text))
+
+    def _refuse(self, path: Path, number: int, text: str, right: str) -> NoReturn:
+        raise UserError(
+            f"{path}: line {number}: the label '{text:.40}' is not one of {self.task.name}: "
+            f"expected {right}"
+        )
+
+    def download_name(self, config: DataConfig) -> str:
+        """Return the name of the dataset on the hub."""
+        return hub_name(config, _HUB)
+
+    def download(self, config: DataConfig, folder: Path) -> None:
+        """Write tables with the columns that are read, from the hub's pinned revision."""
+        revision = None if config.root else _REVISION
+        for split, rows in load_from_hub(
+            config, _HUB, self.corpus, revision, self._hub_splits()
+        ).items():
+            stem = dict(config.splits.items())[split]
+            (name,) = self.file_names(config, stem)["table"]
+            write_lines(folder / name, self._lines(rows))
+
+    def _hub_splits(self) -> Mapping[str, str]:
+        return {"train": "train", "valid": "validation"}
+
+    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        lines = [] if self.header else ["\t".join((*self.texts, self.label))]
+        for row in rows:
+            texts = [_one_cell(row[name]) for name in self.hub_texts or self.texts]
+            label = self._written(row["label"])
+            if self.header:
+                cells = {"source": "hub", "label": label, "mark": "", self.texts[0]: texts[0]}
+                lines.append("\t".join(cells[name] for name in self.header))
+            else:
+                lines.append("\t".join((*texts, label)))
+        return lines
+
+    def _written(self, label: float) -> str:
+        if self.task.classes is None:
+            return f"{label:.3f}"  # the hub has them as float32, the published table with 3 digits
+        return self.words[int(label)] if self.words else str(int(label))
+
+    def protocol(
+        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
+    ) -> str:
+        """Return the number of rows, and whether it is that of the published tables."""
+        expected = dict(zip(("train", "valid", "test"), self.published, strict=False))
+        same = "the published counts" if counts == expected else "not the published counts"
+        # The stem alone: a compressed table has the same rows.
+        tables = " / ".join(of["table"].name.partition(".")[0] for of in source.columns.values())
+        return f"GLUE {self.task.name}: {split_sizes(counts)} rows of {tables}, {same}"
+
+
+def _one_cell(text: str) -> str:
+    for mark in "\t\r\n":
+        text = text.replace(mark, " ")
+    return text
+
+
+@CORPORA.register("cola")
+class CoLA(GlueReader):
+    """Whether a sentence is acceptable English: 1 if it is."""
+
+    corpus = "cola"
+    folder = "glue/CoLA"
+    texts = ("sentence",)
+    header = _COLA
+    published = (8_551, 1_043)
+
+
+@CORPORA.register("sst2")
+class SST2(GlueReader):
+    """Whether a phrase of a film review is positive: 1 if it is."""
+
+    corpus = "sst2"
+    folder = "glue/SST-2"
+    texts = ("sentence",)
+    published = (67_349, 872)
+
+
+@CORPORA.register("mrpc")
+class MRPC(GlueReader):
+    """Whether two sentences of news mean the same: 1 if they do."""
+
+    corpus = "mrpc"
+    folder = "glue/MRPC"
+    texts = ("#1 String", "#2 String")
+    label = "Quality"
+    hub_texts = ("sentence1", "sentence2")
+    published = (3_668, 408)
+
+
+@CORPORA.register("stsb")
+class STSB(GlueReader):
+    """How similar two sentences are, from 0 to 5."""
+
+    corpus = "stsb"
+    folder = "glue/STS-B"
+    label = "score"
+    published = (5_749, 1_500)
+
+
+@CORPORA.register("qqp")
+class QQP(GlueReader):
+    """Whether two questions ask the same: 1 if they do."""
+
+    corpus = "qqp"
+    folder = "glue/QQP"
+    texts = ("question1", "question2")
+    label = "is_duplicate"
+    leaves_out_short = True
+    published = (363_846, 40_430)
+
+
+@CORPORA.register("mnli")
+class MNLI(GlueReader):
+    """Whether a premise entails a hypothesis (0), is neutral (1) or contradicts it (2).
+
+    The matched dev set is the validation split, the mismatched one the test split.
+    """
+
+    corpus = "mnli"
+    folder = "glue/MNLI"
+    label = "gold_label"
+    words = ("entailment", "neutral", "contradiction")
+    hub_texts = ("premise", "hypothesis")
+    published = (392_702, 9_815, 9_832)
+
+    def _stems(self) -> Mapping[str, str]:
+        return {"valid": "dev_matched", "test": "dev_mismatched"}
+
+    def _hub_splits(self) -> Mapping[str, str]:
+        matched, mismatched = "validation_matched", "validation_mismatched"
+        return {"train": "train", "valid": matched, "test": mismatched}
+
+
+@CORPORA.register("qnli")
+class QNLI(GlueReader):
+    """Whether a sentence answers a question: 0 if it does."""
+
+    corpus = "qnli"
+    folder = "glue/QNLI"
+    texts = ("question", "sentence")
+    words = ("entailment", "not_entailment")
+    published = (104_743, 5_463)
+
+
+@CORPORA.register("rte")
+class RTE(GlueReader):
+    """Whether a text entails a hypothesis: 0 if it does."""
+
+    corpus = "rte"
+    folder = "glue/RTE"
+    words = ("entailment", "not_entailment")
+    published = (2_490, 277)
+
+
+@CORPORA.register("wnli")
+class WNLIReader(CorpusReader):
+    """Refuses the one task of GLUE that is left out, with the reason."""
+
+    base = "finetune_rte.yaml"
+
+    def __init__(self) -> None:
+        raise UserError(f"data.name 'wnli': {WNLI}")

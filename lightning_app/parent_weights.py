@@ -1,0 +1,147 @@
+"""Start a model from the weights of another run: `model.init_from`.
+
+The parent's embedding and stack are taken whole, and its pooler where it has one; its heads are
+left out. What the parent does not have starts as in a run from step 0, except that a new table of
+segments is zero, so that the encoder computes what it did in the parent.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_app.errors import UserError
+from lightning_app.parent import FIELD, Parent, find_parent
+
+_OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
+_RENAMED = {"next_sentence.pooler.": "pooler."}
+_FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}
+"""The parts of a model that must be the parent's, except for these fields, which have no weights"""
+
+
+def check_parent(tree: Mapping[str, Any]) -> None:
+    """Refuse a config whose parent has another vocabulary, block or architecture.
+
+    Raises:
+        UserError: naming the parent, and the first field that differs.
+    """
+    given = tree["model"]["init_from"]
+    if given is None:
+        return
+    parent = find_parent(given)
+    stored = _stored(parent)
+    for part, free in _FREE.items():
+        there, here = stored[part], dict(_leaves(tree["model"][part]))
+        for key in sorted((there.keys() | here.keys()) - free):
+            if there.get(key) != here.get(key):
+                raise UserError(
+                    f"{FIELD}: {parent.checkpoint}: model.{part}.{key} is {there.get(key)} there "
+                    f"and {here.get(key)} in the config; the block and the sizes of the parent "
+                    "are needed"
+                )
+    section = _data_of(parent.config)
+    for field in ("tokenizer", "vocab_size"):
+        there, here = section[field], tree["data"][field]
+        if there != here:
+            raise UserError(
+                f"{FIELD}: {parent.config}: data.{field} is {there} there and {here} in the "
+                "config; the vocabulary of the parent is needed"
+            )
+    if stored["tokenizer_sha256"] is None:
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: does not record its tokenizer, as a checkpoint of an "
+            "early version; train it again"
+        )
+    found = hashlib.sha256(parent.tokenizer.read_bytes()).hexdigest()
+    if found != stored["tokenizer_sha256"]:
+        raise UserError(
+            f"{FIELD}: {parent.tokenizer}: not the tokenizer of {parent.checkpoint.name}: its "
+            f"SHA-256 is {found[:16]}, that of the checkpoint {stored['tokenizer_sha256'][:16]}"
+        )
+
+
+def load_parent(model: Any, given: str) -> None:
+    """Replace the initial values of `model` by the parent's weights.
+
+    Raises:
+        UserError: a weight of the encoder is missing, left over or of another shape.
+    """
+    import torch
+
+    parent = find_parent(given)
+    state = _read(parent.checkpoint)["state_dict"]
+    weights: dict[str, Any] = {}
+    for name, value in state.items():
+        if not name.startswith("model."):
+            continue  # sums of an evaluation
+        name = name.removeprefix("model.")
+        for theirs, ours in _RENAMED.items():
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)
+        if not name.startswith(_OF_HEADS):
+            weights[name] = value
+    own = model.state_dict()
+    fresh = {name for name in own if name.startswith("output.")}
+    for optional in ("pooler.", "embedding.segments."):
+        if not any(name.startswith(optional) for name in weights):
+            fresh |= {name for name in own if name.startswith(optional)}
+    expected = own.keys() - fresh
+    for name in sorted(weights.keys() ^ expected):
+        where = "the model" if name in weights else "the parent"
+        raise UserError(f"{FIELD}: {parent.checkpoint}: {where} has no weight '{name}'")
+    for name in sorted(expected):
+        there, here = tuple(weights[name].shape), tuple(own[name].shape)
+        if there != here:
+            raise UserError(
+                f"{FIELD}: {parent.checkpoint}: '{name}' has the shape {there} there and {here} "
+                "in the model"
+            )
+    with torch.no_grad():
+        for name in expected:
+            own[name].copy_(weights[name])
+        if any(name.startswith("embedding.segments.") for name in fresh):
+            model.embedding.segments.weight.zero_()
+
+
+def _data_of(config: Path) -> Mapping[str, Any]:
+    """Return the section `data` of a run's config."""
+    try:
+        section = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]
+        return {field: section[field] for field in ("tokenizer", "vocab_size")}
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise UserError(f"{FIELD}: {config}: damaged; it holds no section data") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from lightning_app.saved import read_checkpoint
+
+    try:
+        return read_checkpoint(path)
+    except UserError as error:
+        raise UserError(f"{FIELD}: {error}") from error
+
+
+def _stored(parent: Parent) -> Mapping[str, Any]:
+    """Return what a checkpoint says of its model, read once while the file stays as it is."""
+    return _stored_at(parent.checkpoint, parent.digest)
+
+
+@lru_cache(maxsize=64)
+def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
+    checkpoint = _read(path)
+    parameters = checkpoint["hyper_parameters"]
+    data = checkpoint.get("TextDataModule") or {}
+    return {
+        **{part: dict(_leaves(parameters[part])) for part in _FREE},
+        "tokenizer_sha256": data.get("tokenizer_sha256"),
+    }
+
+
+def _leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return dotted keys with plain values: a tuple of a checkpoint is a list in a config."""
+    from lightning_app.identity.relevant import leaves
+
+    return [(k, list(v) if isinstance(v, tuple) else v) for k, v in leaves(tree)]

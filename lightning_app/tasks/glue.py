@@ -1,0 +1,236 @@
+"""Fine-tuning on the tasks of GLUE (Wang et al. 2018, 1804.07461)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import PreparedCorpus
+from lightning_app.data.tokenizer import BOS, SPECIALS, unigram_entropy
+from lightning_app.models.classifier import TextClassifier
+from lightning_app.models.heads import ArchitectureConfig, embedding_of
+from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig, token_sums
+from lightning_app.scores.classification import (
+    accuracy,
+    count_pairs,
+    f1_of_class_1,
+    majority_share,
+    matthews_correlation,
+)
+from lightning_app.scores.correlation import pearson, spearman
+from lightning_app.scores.glue import GlueTask, glue_task
+from lightning_app.task_facts import GLUE_CORPORA
+from lightning_app.tasks.base import Predictions, Task, join_ranks, task
+from lightning_app.tasks.labelled_rows import LabelledBatch, LabelledRows, described_cuts
+
+HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+OF_CLASSES = {"f1": f1_of_class_1, "matthews": matthews_correlation}
+OF_SCORES = {"pearson": pearson, "spearman": spearman}
+
+
+@task("glue")
+@final
+class Glue(Task):
+    """The label of each row from the state of its first token; `data.name` is the task of GLUE.
+
+    Classes are trained on the mean cross-entropy in nats. The scores of STS-B, from 0 to 5, are
+    trained on the mean squared error: `train/loss` and `val/mse`. There `nll` is the negative
+    log-likelihood (y - z)^2 / 2 + ln(2 pi) / 2 of a normal distribution of variance 1 around the
+    output z, in nats: it orders models as the squared error does, and says what `val/nll` says
+    elsewhere. Accuracy is not reported there.
+
+    A row counts as one predicted token in sums, rates and `tokens` of a result.
+    """
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        super().__init__(config)
+        assert config.glue is not None, "checked with the corpus"
+        self.facts: GlueTask = glue_task(config.glue)
+        self.classifies = self.facts.classes is not None
+        self._scored: dict[int, tuple[float, float]] = {}  # (label, output) of an evaluation by row
+        self._last: dict[int, tuple[float, float]] = {}  # of the batch before
+
+    def build_model(
+        self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
+    ) -> nn.Module:
+        """Return the model with an output for each class, or one for a score."""
+        stacks, outputs = architecture.stacks(block), self.facts.classes or 1
+        embedding = embedding_of(architecture, stacks, vocab_size, self.pad)
+        return TextClassifier(stacks["encoder"], architecture.sizes(), embedding, outputs)
+
+    @classmethod
+    def rows(
+        cls,
+        corpus: PreparedCorpus,
+        split: str,
+        data: DataConfig,
+        seed: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> LabelledRows:
+        """Return a split as batches of rows of similar length."""
+        return LabelledRows(
+            corpus,
+            split,
+            window=data.window,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            regression=glue_task(GLUE_CORPORA[data.name]).classes is None,
+        )
+
+    @classmethod
+    def describe(cls, rows: Mapping[str, Any]) -> str:
+        """Say how many rows are cut."""
+        return described_cuts(rows)
+
+    @classmethod
+    def floor(cls, rows: Any, evaluated: np.ndarray | None = None) -> float:
+        """Return the loss of the best constant output.
+
+        For classes it is the entropy of their shares, for scores their variance / 2 + ln(2 pi) / 2.
+        """
+        labels = rows.targets(evaluated)
+        if rows.regression:
+            return 0.5 * float(np.var(labels)) + HALF_LOG_2_PI
+        return unigram_entropy(labels)
+
+    def logits(self, model: TextClassifier, batch: LabelledBatch) -> Tensor:
+        """Return the output of each row, ``(row, class)``, or ``(row, 1)`` for scores."""
+        return model(batch.tokens, batch.segments)
+
+    def sums(self, model: TextClassifier, batch: LabelledBatch) -> LossSums:
+        """Return the sums over the rows of `batch`."""
+        outputs, real = self.logits(model, batch), batch.index >= 0
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        if self.classifies:
+            found = token_sums(outputs, batch.labels.long(), real, self.config.smoothing)
+            answers = outputs.detach().argmax(dim=1)
+        else:
+            answers = outputs.detach()[:, 0]
+            found = squared_sums(outputs[:, 0], batch.labels, real)
+        if not torch.is_grad_enabled():
+            pairs = zip(batch.labels[real].tolist(), answers[real].tolist(), strict=True)
+            self._last = dict(zip(batch.index[real].tolist(), pairs, strict=True))
+        return found
+
+    def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
+        """Return the row of each label, -1 for a blank row."""
+        return batch.index
+
+    def start_decoding(self) -> None:
+        """Forget the outputs of the evaluation before."""
+        self._scored = {}
+
+    def decode(self, model: TextClassifier, batch: LabelledBatch, stage: str) -> None:
+        """Keep the outputs of the batch that was scored last, which is this one."""
+        self._scored |= self._last
+
+    def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
+        """Return the published scores of the task, each row counted once, from all ranks.
+
+        For classes also the accuracy of the most frequent one, `majority_accuracy`.
+        """
+        rows = join_ranks(self._scored)
+        assert len(rows) == found.tokens, "every row counts once"
+        labels, answers = zip(*(rows[row] for row in sorted(rows)), strict=True)
+        if self.facts.classes is None:
+            error = math.fsum((x - y) ** 2 for x, y in zip(labels, answers, strict=True))
+            scored = {name: OF_SCORES[name](labels, answers) for name in self.facts.metrics}
+            scored["mse"] = error / len(rows)
+        else:
+            counts = count_pairs(
+                [int(label) for label in labels], [int(x) for x in answers], self.facts.classes
+            )
+            further = [name for name in self.facts.metrics if name != "accuracy"]
+            scored = {name: OF_CLASSES[name](counts) for name in further}
+            scored["accuracy"] = accuracy(counts)
+            scored["majority_accuracy"] = majority_share(counts)
+        return {f"{stage}/{name}": value for name, value in scored.items()}
+
+    def predict(
+        self, model: TextClassifier, batch: LabelledBatch, datamodule: Any
+    ) -> list[tuple[int, str]]:
+        """Return the likeliest class of each row, or its score."""
+        outputs = self.logits(model, batch)
+        if self.classifies:
+            texts = [str(answer) for answer in outputs.argmax(dim=1).tolist()]
+        else:
+            texts = [f"{score:.4f}" for score in outputs[:, 0].tolist()]
+        rows = zip(batch.index.tolist(), texts, strict=True)
+        return [(row, text) for row, text in rows if row >= 0]
+
+    def predictions(self, model: TextClassifier, batch: LabelledBatch) -> Predictions:
+        """Return outputs and labels of the rows that count; a score is rounded to an integer."""
+        real = batch.index >= 0
+        return Predictions(self.logits(model, batch)[real], batch.labels[real].round().long())
+
+    def mean_loss(self, found: Predictions) -> Tensor:
+        """Return the mean training loss of `found`, of rounded scores for a regression."""
+        if self.classifies:
+            return super().mean_loss(found)
+        every = torch.ones_like(found.labels, dtype=torch.bool)
+        return squared_sums(found.logits[:, 0], found.labels, every).loss / len(found.labels)
+
+    def alone(self, batch: LabelledBatch, token: int) -> LabelledBatch:
+        """Return the row of the label `token`, which counts rows that are not blank."""
+        row = int((batch.index >= 0).nonzero()[token])
+        return _row(batch, row, batch.tokens.shape[1])
+
+    def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
+        """Return every token but padding and blank rows."""
+        return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
+
+    def longest(self, batch: LabelledBatch) -> LabelledBatch:
+        """Return the first row with the most tokens."""
+        lengths = (batch.tokens != self.pad).sum(dim=1)
+        row = int(lengths.argmax())
+        return _row(batch, row, int(lengths[row]))
+
+    def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
+        """Return the rows."""
+        return (batch.tokens,)
+
+    def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
+        """Return rows of random tokens without padding, whose second half is the second text."""
+        tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
+        tokens[:, 0] = BOS
+        segments = (torch.arange(length) >= length // 2).long().expand(rows, length)
+        labels = torch.randint(self.facts.classes or 6, (rows,)).double()
+        return LabelledBatch(tokens, segments, labels, torch.arange(rows), torch.tensor(rows))
+
+
+def squared_sums(
+    outputs: Float[Tensor, " row"], labels: Tensor, counted: Bool[Tensor, " row"]
+) -> LossSums:
+    """Sum ``loss = (z - y)^2`` and ``nll = loss / 2 + ln(2 pi) / 2`` over the `counted` rows."""
+    loss = (outputs - labels.to(outputs)) ** 2
+    nll = 0.5 * loss.detach() + HALF_LOG_2_PI
+    correct = by_token = None
+    if not torch.is_grad_enabled():
+        correct = torch.zeros((), dtype=torch.int64, device=loss.device)  # no output is right
+        by_token = torch.stack([nll * counted, counted.to(nll)])
+    return LossSums(
+        loss=(loss * counted).sum(),
+        nll=(nll * counted).sum(),
+        correct=correct,
+        tokens=counted.sum(),
+        by_token=by_token,
+    )
+
+
+def _row(batch: LabelledBatch, row: int, length: int) -> LabelledBatch:
+    """Return the first `length` tokens of one row as a batch."""
+    return LabelledBatch(
+        batch.tokens[row : row + 1, :length],
+        batch.segments[row : row + 1, :length],
+        batch.labels[row : row + 1],
+        batch.index[row : row + 1],
+        batch.predicted_tokens.new_ones(()),
+    )

@@ -1,0 +1,196 @@
+"""The tables of GLUE: what is read, what is refused, and what the hub's form becomes."""
+
+import hashlib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_app.data.config import CORPORA, DataConfig
+from lightning_app.data.corpora.glue import GlueReader
+from lightning_app.data.prepare import prepare
+from lightning_app.data.sources import locate, read, require_test
+from lightning_app.errors import UserError
+from lightning_app.scores.glue import GLUE_TASKS
+from lightning_app.task_facts import GLUE_CORPORA
+from tests import tables
+
+NAMES = list(GLUE_CORPORA)
+
+
+def config(root: Path, name: str, **fields: Any) -> DataConfig:
+    section = tables.fine_tuning(root, name)["data"]
+    return DataConfig(**{**section, "task": "glue", **fields})
+
+
+def parsed(root: Path, name: str, text: str, split: str = "dev") -> Any:
+    tables.write_table(root, name)
+    (root / f"{split}.tsv").write_text(text)
+    return read(locate(config(root, name)), config(root, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_task_is_read_in_its_published_format(tmp_path: Path, name: str) -> None:
+    root = tables.write_table(tmp_path, name)
+    corpus = prepare(config(root, name))
+    facts = GLUE_TASKS[GLUE_CORPORA[name]]
+    splits = {"train": 40, "valid": 71} | ({"test": 13} if name == "mnli" else {})
+    assert corpus.meta["sizes"] == splits
+    assert "not the published counts" in corpus.meta["protocol"]
+    for seed, (split, rows) in enumerate(splits.items()):
+        random, expected, first, second = np.random.default_rng(seed), [], [], []
+        for _ in range(rows):
+            label = int(random.integers(facts.classes or 6))
+            expected.append(label)
+            first.append(f"{tables.WORDS[label]} {tables.text(random)}")
+            second.append(tables.text(random))
+        assert corpus.labels(split).tolist() == expected
+        for column, texts in {"first": first, "second": second}.items():
+            if column == "second" and not facts.pair:
+                assert not (corpus.folder / f"{split}.second.ids.npy").exists()
+                continue
+            ids, offsets = corpus.ids(split, column), corpus.offsets(split, column)
+            decoded = [corpus.tokenizer.decode(ids[a:b].tolist()) for a, b in pairwise(offsets)]
+            assert decoded == texts
+
+
+def test_the_published_tables(shared_data: Path, tmp_path: Path) -> None:
+    """The counts of the paper, the known majorities, and texts with quotation marks as they are."""
+    majorities = {"cola": 0.6913, "sst2": 0.5092, "mrpc": 0.6838, "rte": 0.5271}
+    for name in ("cola", "sst2", "mrpc", "rte", "stsb"):
+        folder = shared_data / "glue" / tables.FOLDERS[name]
+        of = config(folder, name, cache=str(tmp_path), tokenizer="word", vocab_size=None)
+        corpus = read(locate(of), of)
+        assert corpus.protocol.endswith(", the published counts"), corpus.protocol
+        labels = np.array(corpus.splits["valid"]["label"])
+        if name == "stsb":
+            assert labels.min() == 0
+            assert labels.max() == 5
+            continue
+        share = np.unique(labels, return_counts=True)[1].max() / len(labels)
+        assert round(float(share), 4) == majorities[name]
+        texts = [*corpus.splits["valid"]["first"], *corpus.splits["train"]["first"]]
+        assert any(text.count('"') == 1 for text in texts) or name != "mrpc"
+
+
+REFUSED = [
+    ("rte", "index\tsentence1\tlabel\n0\ta\tentailment\n", "line 1: expected the columns"),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\n", "line 2: expected 4 columns"),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tc\tentailment\n", "found 5"),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tneutral\n", "label 'neutral' is not"),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\t\tb\tentailment\n", "'sentence1' is empty"),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n", "empty, no row below its header"),
+    ("rte", "", "empty, no line with text in it"),
+    ("rte", "label\tlabel\tsentence1\tsentence2\n", "found 2 columns 'label'"),
+    ("sst2", "sentence\tlabel\na film\t2\n", "'2' is not one of SST-2: expected '0' or '1'"),
+    ("sst2", "sentence\tlabel\na film\t-1\n", "label '-1'"),
+    ("mrpc", f"{tables.HEADERS['mrpc']}\n3.8\t1\t2\ta\tb\n", "label '3.8' is not one of MRPC"),
+    ("stsb", f"{tables.HEADERS['stsb']}\n" + "x\t" * 9 + "5.5\n", "expected a score from 0 to 5"),
+    ("stsb", f"{tables.HEADERS['stsb']}\n" + "x\t" * 9 + "nan\n", "label 'nan'"),
+    ("stsb", f"{tables.HEADERS['stsb']}\n" + "x\t" * 9 + "good\n", "label 'good'"),
+    ("cola", "sentence\tlabel\na film\t1\n", "line 1: expected 4 columns"),
+    ("cola", "source\tlabel\tmark\tsentence\n", "label 'label' is not one of CoLA"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), REFUSED)
+def test_a_wrong_table_is_refused_in_one_line(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        parsed(tmp_path, name, text)
+    assert said in str(caught.value)
+    assert f"{tmp_path}/dev.tsv" in str(caught.value)
+
+
+def test_qqp_leaves_out_short_lines_and_keeps_empty_questions(tmp_path: Path) -> None:
+    header = tables.HEADERS["qqp"]
+    rows = parsed(tmp_path, "qqp", f"{header}\n0\t1\t2\ta\t\t1\n1\t1\t2\ta\n2\t1\t2\tb\tc\t0\n")
+    assert rows.splits["valid"]["first"] == ["a", "b"]
+    assert rows.splits["valid"]["second"] == ["", "c"]
+    assert rows.splits["valid"]["label"] == [1, 0]
+
+
+def test_corpora_and_tasks_fit_together(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="sentences of its dev set are in its training set"):
+        config(tmp_path, "wnli")
+    with pytest.raises(UserError, match=r"'text' has no labels: model.objective.kind 'glue'"):
+        config(tmp_path, "text")
+    with pytest.raises(UserError, match=r"'rte' has labels: model.objective.kind 'masked_lm'"):
+        config(tmp_path, "rte", task="masked_lm")
+    with pytest.raises(UserError, match="so null is needed"):
+        DataConfig(task="masked_lm", init_from="run")
+    with pytest.raises(UserError, match="window is 4"):
+        config(tmp_path, "rte", window=4)
+    tables.write_table(tmp_path, "rte")
+    (tmp_path / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    with pytest.raises(UserError, match=r"test_labelled\.tsv"):
+        require_test(config(tmp_path, "rte"))
+    assert "test" not in locate(config(tmp_path, "rte")).columns  # GLUE keeps its labels
+    (tmp_path / "test_labelled.tsv").write_text((tmp_path / "dev.tsv").read_text())
+    assert "test" in locate(config(tmp_path, "rte")).columns
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_hub_gives_the_rows_of_the_published_tables(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a replacement of the hub, whose columns and classes are those of nyu-mll/glue."""
+    import datasets
+
+    facts, reader = GLUE_TASKS[GLUE_CORPORA[name]], CORPORA[name]()
+    assert isinstance(reader, GlueReader)
+    columns = {
+        **dict.fromkeys(("cola", "sst2"), ("sentence",)),
+        **dict.fromkeys(("mrpc", "stsb", "rte"), ("sentence1", "sentence2")),
+        "qqp": ("question1", "question2"),
+        "mnli": ("premise", "hypothesis"),
+        "qnli": ("question", "sentence"),
+    }[name]
+
+    def rows(split: str) -> list[dict[str, Any]]:
+        labels = range(facts.classes) if facts.classes else [2.5999999046325684, 5.0]
+        return [
+            {**{of: f'{split} {of}\t"{x}' for of in columns}, "label": x, "idx": 0} for x in labels
+        ]
+
+    asked = []
+
+    def load_dataset(repository: str, name: str, revision: str | None) -> dict[str, Any]:
+        asked.append((repository, name, revision))
+        found = ("train", "validation", "validation_matched", "validation_mismatched")
+        return {split: rows(split) for split in found}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    given = replace(config(tmp_path, name), root=None)
+    corpus = read(locate(given), given)
+    assert asked == [("nyu-mll/glue", name, "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")]
+    valid = "validation_matched" if name == "mnli" else "validation"
+    assert ("test" in corpus.splits) == (name == "mnli")
+    labels = list(range(facts.classes)) if facts.classes else [2.6, 5.0]
+    assert corpus.splits["valid"]["label"] == labels
+    for of, column in zip(columns, ("first", "second"), strict=False):
+        expected = [f'{valid} {of} "{row["label"]}' for row in rows(valid)]
+        assert corpus.splits["valid"][column] == expected
+
+
+def test_labels_are_a_part_of_what_is_prepared(tmp_path: Path) -> None:
+    """Another label is another corpus, and one changed bit in a prepared label is found."""
+    root = tables.write_table(tmp_path, "rte")
+    before = prepare(config(root, "rte"))
+    path = before.folder / "valid.labels.npy"
+    kept = hashlib.sha256(path.read_bytes()).hexdigest()
+    damaged = bytearray(path.read_bytes())
+    damaged[-2] ^= 1
+    path.write_bytes(bytes(damaged))
+    again = prepare(config(root, "rte"))
+    assert hashlib.sha256((again.folder / path.name).read_bytes()).hexdigest() == kept
+    table = root / "dev.tsv"
+    text = table.read_text()
+    table.write_text(text.replace("\tentailment", "\tnot_entailment", 1))
+    after = prepare(config(root, "rte"))
+    assert after.meta["checksum"] != before.meta["checksum"]
+    assert after.digest != before.digest

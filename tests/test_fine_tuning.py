@@ -1,0 +1,249 @@
+"""Fine-tuning runs on small tables of GLUE, from the config to the result."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lightning_app.ablation.size import parameters
+from lightning_app.cli import main
+from lightning_app.config import parse, resolve
+from lightning_app.data.prepare import prepare
+from lightning_app.experiment import cell_id
+from lightning_app.parser import data_module, transformer_module
+from lightning_app.saved import read_checkpoint
+from tests import tables, warm
+from tests.tables import changed
+
+
+def fit(tree: dict[str, Any], folder: Path, *more: str, **fields: Any) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    path = folder / "run.yaml"
+    whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
+    path.write_text(yaml.safe_dump(whole))
+    done = warm.run(["-m", "lightning_app", "fit", "--config", str(path), *more])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "it" / "result.json").read_text())
+
+
+def single_precision(value: float) -> float:
+    """Lightning keeps what a module logs in float32."""
+    return float(np.float32(value))
+
+
+def outputs_one_by_one(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and outputs of the validation rows, each row computed alone, without the harness."""
+    tree = yaml.safe_load((folder / "config.yaml").read_text())
+    data = data_module(tree["data"])
+    data.setup()
+    module = transformer_module(tree["model"])
+    module.build(data.vocab_size)
+    state = read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+    module.double().load_state_dict(state)
+    module.eval()
+    rows: Any = data.val_dataloader().dataset
+    found = []
+    with torch.no_grad():
+        for row in range(len(rows)):
+            batch = rows[0, np.array([row])]
+            assert module.model is not None
+            found.append(module.model(batch.tokens, batch.segments)[0].numpy())
+    return rows.labels, np.array(found)
+
+
+@pytest.mark.parametrize("name", ["mrpc", "cola", "stsb", "mnli"])
+def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> None:
+    """71 rows on two ranks, each of them once; the scores again from rows computed alone."""
+    tree = tables.fine_tuning(tables.write_table(tmp_path / "table", name), name)
+    settings: dict[str, Any] = {"trainer__precision": "64-true", "trainer__max_steps": 7}
+    settings |= {"trainer__val_check_interval": 7, "data__tokens_per_batch": 100}
+    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp"}
+    single = fit(tree, tmp_path / "one", **settings)
+    double = fit(tree, tmp_path / "two", **settings, **ddp)
+    assert double["devices"] == 2
+    assert single["id"] == double["id"]
+    assert single["tokens"] == double["tokens"]
+    metrics, others = single["metrics"], double["metrics"]
+    assert metrics.keys() == others.keys()
+    exact = {"accuracy", "f1", "matthews", "majority_accuracy"}
+    for key, value in metrics.items():
+        if key.partition("/")[2] in exact:
+            assert others[key] == value, key
+        elif key != "train/tokens_per_second":
+            assert others[key] == pytest.approx(value, rel=1e-6), key
+    assert sum(single["validation_parts"]["tokens"]) == 71
+    assert single["validation_parts"]["tokens"] == double["validation_parts"]["tokens"]
+
+    labels, outputs = outputs_one_by_one(tmp_path / "one" / "it")
+    assert len(labels) == 71
+    if name == "stsb":
+        answers = outputs[:, 0]
+        assert metrics["val/mse"] == pytest.approx(float(np.mean((answers - labels) ** 2)))
+        correlation = float(np.corrcoef(answers, labels)[0, 1])
+        assert metrics["val/pearson"] == pytest.approx(correlation)
+        assert "val/spearman" in metrics
+        assert not {"val/accuracy", "val/majority_accuracy"} & metrics.keys()
+        nll = 0.5 * metrics["val/mse"] + 0.5 * math.log(2 * math.pi)
+        floor = 0.5 * float(np.var(labels)) + 0.5 * math.log(2 * math.pi)
+    else:
+        answers = outputs.argmax(axis=1)
+        assert metrics["val/accuracy"] == single_precision(float(np.mean(answers == labels)))
+        shares = np.unique(labels, return_counts=True)[1] / 71
+        assert metrics["val/majority_accuracy"] == single_precision(float(shares.max()))
+        floor = float(-(shares * np.log(shares)).sum())
+        shifted = outputs - outputs.max(axis=1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        nll = -float(np.mean(logs[np.arange(71), labels.astype(int)]))
+    assert metrics["val/nll"] == pytest.approx(nll, rel=1e-6)
+    assert single["unigram_entropy"] == pytest.approx(floor)
+    tp = int(np.sum((answers == 1) & (labels == 1)))
+    fp, fn = (int(np.sum((answers == a) & (labels == 1 - a))) for a in (1, 0))
+    tn = 71 - tp - fp - fn
+    if name == "mrpc":
+        expected = 2 * tp / (2 * tp + fp + fn) if tp + fp + fn else 0.0
+        assert metrics["val/f1"] == single_precision(expected)
+    if name == "cola":
+        root = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+        expected = (tp * tn - fp * fn) / math.sqrt(root) if root else 0.0
+        assert metrics["val/matthews"] == pytest.approx(expected)
+    assert ("test/accuracy" in metrics) == (name == "mnli")
+
+
+def test_a_task_with_a_telling_word_is_learned(tmp_path: Path) -> None:
+    """And its checkpoint validates, predicts and continues to the same numbers."""
+    tree = tables.fine_tuning(tables.write_table(tmp_path / "table", "mnli", train=150), "mnli")
+    settings: dict[str, Any] = {"trainer__max_steps": 200, "trainer__val_check_interval": 100}
+    settings |= {"model__optimizer__lr": 0.01, "data__tokens_per_batch": 512}
+    found = fit(tree, tmp_path / "run", **settings)
+    assert found["outcome"] == "trained"
+    assert found["metrics"]["val/accuracy"] > 0.9
+    folder = tmp_path / "run" / "it"
+    call = ["--config", str(folder / "config.yaml"), "--ckpt_path", "last"]
+    done = warm.run(["-m", "lightning_app", "predict", *call])
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = done.stdout.split()
+    lines = (tmp_path / "table" / "dev_mismatched.tsv").read_text().splitlines()[1:]
+    labels = [str(tables.MNLI.index(line.split("\t")[-1])) for line in lines]
+    right = sum(a == b for a, b in zip(answers, labels, strict=True))
+    assert right / len(labels) == pytest.approx(found["metrics"]["test/accuracy"])
+
+
+def test_a_part_of_the_validation_set_has_its_own_floor(tmp_path: Path) -> None:
+    tree = tables.fine_tuning(tables.write_table(tmp_path / "table", "rte"), "rte")
+    found = fit(tree, tmp_path / "run", trainer__limit_val_batches=2)
+    count = sum(found["validation_parts"]["tokens"])
+    assert 0 < count < 71
+    assert f"{count} of 71 rows of valid are evaluated" in found["data"]["protocol"]
+    share = found["metrics"]["val/majority_accuracy"]
+    assert share * count == pytest.approx(round(share * count))
+    entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p)
+    assert found["unigram_entropy"] == pytest.approx(entropy)
+
+
+def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
+    for name, task in (("rte", "RTE"), ("stsb", "STS-B")):
+        tree = tables.fine_tuning(tables.write_table(tmp_path / name, name), name)
+        complete = resolve(tree, "a")
+        assert complete["model"]["objective"]["glue"] == task
+        assert complete["model"]["objective"]["label_smoothing"] == 0.0
+        assert parse(tree, "a") == complete
+        assert resolve(complete, "a") == complete
+        assert parse(complete, "a") == complete
+
+
+def test_parameters_are_counted(tmp_path: Path) -> None:
+    """A plan counts the classes of the corpus."""
+    counts = []
+    for name in ("rte", "mnli", "stsb"):
+        tree = resolve(tables.fine_tuning(tables.write_table(tmp_path / name, name), name), "a")
+        data = data_module(tree["data"])
+        data.setup()
+        module = transformer_module(tree["model"])
+        module.build(data.vocab_size)
+        counts.append(parameters(tree))
+        assert counts[-1] == sum(p.numel() for p in module.parameters())
+    assert counts[1] - counts[0] == 13
+    assert counts[0] - counts[2] == 13
+
+
+def test_labels_and_texts_are_a_part_of_the_id(tmp_path: Path) -> None:
+    root = tables.write_table(tmp_path / "rte", "rte")
+    tree = tables.fine_tuning(root, "rte")
+    before = cell_id(resolve(tree, "a"))
+    moved = tables.write_table(tmp_path / "moved", "rte")
+    assert cell_id(resolve(tables.fine_tuning(moved, "rte"), "a")) == before
+    table = root / "dev.tsv"
+    table.write_text(table.read_text().replace("\tentailment", "\tnot_entailment", 1))
+    assert cell_id(resolve(tree, "a")) != before
+    prepare(data_module(resolve(tree, "a")["data"]).config)
+
+
+REFUSED = [
+    ({"data__window": 16, **dict.fromkeys(("x",))}, "unknown key 'x'"),
+    (
+        {
+            "data__window": 40,
+            "model__architecture__positions": "learned",
+            "model__architecture__max_positions": 32,
+        },
+        "model.architecture.max_positions: 32 learned positions are too few for data.window 40",
+    ),
+    ({"model__architecture__kind": "decoder"}, "cannot serve model.objective.kind 'glue'"),
+    ({"model__objective__evaluate_test": True}, "has no file test_labelled.tsv"),
+    ({"model__objective__glue": "SST-2"}, "model.objective.glue: set from data.name"),
+    ({"model__objective__next_sentence": True}, "next_sentence true: of kind masked_lm alone"),
+    ({"model__objective__intermediate_weight": 1.0}, "kind glue takes 0 for both"),
+    ({"data__name": "wnli"}, "WNLI is not offered"),
+    ({"data__name": "synthetic", "data__root": None}, "'synthetic' has no labels"),
+    ({"data__root": "nowhere"}, "data.root: nowhere is not a folder"),
+    ({"model__init_from": "nowhere"}, "model.init_from: there is no run folder or checkpoint"),
+    ({"data__init_from": "nowhere"}, "data.init_from: set from model.init_from"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), REFUSED)
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str
+) -> None:
+    tree = tables.fine_tuning(tables.write_table(tmp_path / "table", "rte"), "rte")
+    refused(tree, tmp_path, capsys, said, **fields)
+
+
+TABLES = [
+    ("rte", "index\tsentence1\tsentence2\n0\ta\tb\n", "expected the columns"),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n", "empty, no row below its header"),
+    ("mrpc", f"{tables.HEADERS['mrpc']}\n4.2\t1\t2\ta\tb\n", "the label '4.2' is not one of MRPC"),
+    ("sst2", "sentence\tlabel\na film\t2\n", "the label '2' is not one of SST-2"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), TABLES)
+def test_a_wrong_table_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, said: str
+) -> None:
+    root = tables.write_table(tmp_path / "table", name)
+    (root / "dev.tsv").write_text(text)
+    refused(tables.fine_tuning(root, name), tmp_path, capsys, said)
+
+
+def refused(
+    tree: dict[str, Any],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    said: str,
+    **fields: Any,
+) -> None:
+    """`ablate fit` says so in one line, ends with code 2, and makes no folder of a run."""
+    path = folder / "mistake.yaml"
+    run = folder / "mistake"
+    path.write_text(yaml.safe_dump(changed(tree, trainer__default_root_dir=str(run), **fields)))
+    assert main(["fit", "--config", str(path)]) == 2
+    output = capsys.readouterr().err.strip().splitlines()
+    assert len(output) == 1, output
+    assert said in output[0]
+    assert not run.exists()

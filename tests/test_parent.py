@@ -1,0 +1,345 @@
+"""Models that start from another run: weights, tokenizer, identity, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import expand
+from lightning_app.cli import main
+from lightning_app.config import parse, resolve
+from lightning_app.errors import UserError
+from lightning_app.experiment import cell_id, identity_of
+from lightning_app.parent import find_parent
+from lightning_app.parser import data_module, transformer_module
+from lightning_app.run_folder import RunFolder
+from lightning_app.saved import read_checkpoint
+from tests import tables, warm
+from tests.documents import run_tree, write_documents
+from tests.tables import changed
+
+ARCHITECTURE = {"positions": "learned", "max_positions": 24, "embedding_norm": "layer_norm"}
+
+
+def fit(tree: dict[str, Any], folder: Path, *more: str, **fields: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "run.yaml"
+    whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
+    path.write_text(yaml.safe_dump(whole))
+    done = warm.run(["-m", "lightning_app", "fit", "--config", str(path), *more])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "it"
+
+
+@pytest.fixture(scope="module")
+def parents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of masked language modelling with next sentences, and one without."""
+    root = tmp_path_factory.mktemp("parents")
+    tree = run_tree(write_documents(root / "documents", documents=9))
+    tree = changed(tree, model__block__preset="post_ln")
+    tree["model"]["architecture"] |= ARCHITECTURE
+    alone = changed(tree, model__objective__next_sentence=False)
+    return {"pairs": fit(tree, root / "pairs"), "windows": fit(alone, root / "windows")}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, parents: dict[str, Path]) -> dict[str, Any]:
+    """A child of the run with next sentences."""
+    tree = tables.fine_tuning(tables.write_table(tmp_path / "rte", "rte"), "rte")
+    tree["model"]["architecture"] |= ARCHITECTURE
+    return changed(tree, model__init_from=str(parents["pairs"]))
+
+
+def built(tree: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
+    """The initial values of a run, and its data."""
+    complete = resolve(tree, "child.yaml")
+    data = data_module(complete["data"])
+    data.setup()
+    module = transformer_module(complete["model"])
+    torch.manual_seed(complete["seed_everything"])
+    module.build(data.vocab_size)
+    assert module.model is not None
+    return module.model.state_dict(), data
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    state = read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
+    return {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}
+
+
+def test_a_child_begins_with_all_but_the_heads(tree: dict[str, Any], parents: Any) -> None:
+    there, (here, data) = weights(parents["pairs"]), built(tree)
+    taken = {k for k in here if k.startswith(("embedding.", "encoder."))}
+    assert taken == {k for k in there if k.startswith(("embedding.", "encoder."))}
+    assert len(taken) > 30
+    for name in taken:
+        assert torch.equal(here[name], there[name]), name
+    for part in ("weight", "bias"):
+        assert torch.equal(here[f"pooler.{part}"], there[f"next_sentence.pooler.{part}"])
+    assert here["output.weight"].abs().max() <= 0.04
+    assert not here["output.bias"].any()
+    assert set(here) - taken == {
+        f"{x}.{y}" for x in ("pooler", "output") for y in ("weight", "bias")
+    }
+    own = (parents["pairs"] / "tokenizer.model").read_bytes()
+    assert data.corpus.tokenizer_file.read_bytes() == own
+
+
+def test_without_segments_the_encoder_computes_what_it_did(
+    tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """A parent of windows has no segments and no pooler: those are new, segments at zero."""
+    child = changed(tree, model__init_from=str(parents["windows"]))
+    there, (here, _) = weights(parents["windows"]), built(child)
+    assert not here["embedding.segments.weight"].any()
+    assert not any("segments" in name for name in there)
+    orphan = transformer_module(resolve(changed(child, model__init_from=None), "o")["model"])
+    torch.manual_seed(child["seed_everything"])
+    orphan.build(len(there["embedding.tokens.weight"]))
+    assert orphan.model is not None
+    fresh = orphan.model.state_dict()
+    for name in ("pooler.weight", "output.weight"):
+        assert torch.equal(here[name], fresh[name]), name
+    for name in here:
+        if name.startswith("encoder."):
+            assert torch.equal(here[name], there[name]), name
+    complete = resolve(yaml.safe_load((parents["windows"] / "config.yaml").read_text()), "p")
+    parent = transformer_module(complete["model"])
+    parent.build(len(there["embedding.tokens.weight"]))
+    parent.model.load_state_dict(there)  # pyright: ignore[reportOptionalMemberAccess]
+    module = transformer_module(resolve(child, "c")["model"])
+    module.build(len(here["embedding.tokens.weight"]))
+    tokens = torch.randint(5, 15, (2, 9))
+    seen: list[Tensor] = []
+    for model, inputs in (
+        (parent.model, (tokens, torch.arange(3))),
+        (module.model, (tokens, torch.ones_like(tokens))),
+    ):
+        assert model is not None
+        model.eval()
+        model.encoder.register_forward_hook(lambda _, __, out: seen.append(out))  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+        model(*inputs)
+    torch.testing.assert_close(seen[0], seen[1])
+
+
+def test_a_run_records_its_parent(
+    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """And goes on from its own checkpoint to the numbers of a run without interruption."""
+    run = fit(tree, tmp_path / "whole", trainer__max_steps=8, trainer__val_check_interval=4)
+    result = json.loads((run / "result.json").read_text())
+    parent = find_parent(str(parents["pairs"]))
+    record = json.loads((run / "identity.json").read_text())
+    assert record["config"]["model.init_from"] == f"{parent.id}@{parent.digest[:16]}"
+    assert "data.init_from" not in record["config"]
+    assert parent.id == json.loads((parents["pairs"] / "result.json").read_text())["id"]
+    assert result["provenance"]["parent"] == {
+        "id": parent.id,
+        "sha256": parent.digest,
+        "checkpoint": str(parents["pairs"] / "checkpoints" / "last.ckpt"),
+    }
+    assert result["id"] == cell_id(resolve(yaml.safe_load((run / "config.yaml").read_text()), "x"))
+
+    fields: dict[str, Any] = {"trainer__val_check_interval": 4}
+    fit(tree, tmp_path / "parts", trainer__max_steps=4, **fields)
+    again = fit(tree, tmp_path / "parts", "--ckpt_path", "last", trainer__max_steps=8, **fields)
+    for name, value in weights(run).items():
+        assert torch.equal(value, weights(again)[name]), name
+
+
+def test_a_changed_parent_is_another_child(
+    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """A moved parent is not."""
+    ids = {"pairs": cell_id(resolve(tree, "a"))}
+    moved = tmp_path / "moved"
+    shutil.copytree(parents["pairs"], moved)
+    assert cell_id(resolve(changed(tree, model__init_from=str(moved)), "a")) == ids["pairs"]
+    file = moved / "checkpoints" / "last.ckpt"
+    assert cell_id(resolve(changed(tree, model__init_from=str(file)), "a")) == ids["pairs"]
+    ids["windows"] = cell_id(resolve(changed(tree, model__init_from=str(parents["windows"])), "a"))
+    ids["none"] = cell_id(resolve(changed(tree, model__init_from=None), "a"))
+    shutil.copyfile(parents["windows"] / "checkpoints" / "last.ckpt", file)
+    shutil.copyfile(parents["windows"] / "tokenizer.model", moved / "tokenizer.model")
+    ids["changed"] = cell_id(resolve(changed(tree, model__init_from=str(moved)), "a"))
+    assert len(set(ids.values())) == 4
+
+
+def test_a_child_may_be_a_parent(tmp_path: Path, tree: dict[str, Any]) -> None:
+    """From three classes to two; the head is new, the pooler is taken."""
+    mnli = tables.write_table(tmp_path / "mnli", "mnli")
+    first = changed(tree, data__name="mnli", data__root=str(mnli))
+    run = fit(first, tmp_path / "first")
+    there, (here, _) = weights(run), built(changed(tree, model__init_from=str(run)))
+    assert there["output.weight"].shape == (3, 12)
+    assert here["output.weight"].shape == (2, 12)
+    for name in here:
+        if not name.startswith("output."):
+            assert torch.equal(here[name], there[name]), name
+
+
+def test_parser_and_plain_completion_agree(tree: dict[str, Any]) -> None:
+    complete = resolve(tree, "a")
+    assert complete["data"]["init_from"] == tree["model"]["init_from"]
+    assert parse(tree, "a") == complete
+    assert resolve(complete, "a") == complete
+
+
+REFUSED = [
+    ({"model__block__preset": "pre_ln"}, "model.block.preset is post_ln there and pre_ln in"),
+    ({"model__block": {"preset": "post_ln", "residual_attention": "sum"}}, "residual_attention"),
+    ({"model__architecture__ff_dim": 15}, "model.architecture.ff_dim is 14 there and 15 in"),
+    ({"model__architecture__max_positions": 25}, "max_positions is 24 there and 25 in"),
+    ({"data__tokenizer": "char"}, "data.tokenizer is word there and char in the config"),
+    ({"data__vocab_size": 14}, "data.vocab_size is None there and 14 in the config"),
+    ({"data__window": 30}, "24 learned positions are too few for data.window 30"),
+    ({"model__init_from": "nowhere"}, "there is no run folder or checkpoint nowhere"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), REFUSED)
+def test_another_parent_is_refused(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    fields: dict[str, Any],
+    said: str,
+) -> None:
+    refused(changed(tree, **fields), tmp_path, capsys, said)
+
+
+def test_dropout_may_differ(tree: dict[str, Any]) -> None:
+    """Pretraining has none, fine-tuning has some; it has no weights."""
+    built(changed(tree, model__architecture__dropout=0.1))
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("result.json", "has no result.json: a run that is finished is needed"),
+        ("checkpoints/last.ckpt", "keeps no checkpoints/last.ckpt"),
+        ("tokenizer.model", "tokenizer.model is missing"),
+        ("config.yaml", "config.yaml is missing"),
+        ("identity.json", "identity.json is missing"),
+    ],
+)
+def test_a_parent_without_a_file_is_refused(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    parents: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    said: str,
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(parents["pairs"], copy)
+    (copy / file).unlink()
+    refused(changed(tree, model__init_from=str(copy)), tmp_path, capsys, said)
+
+
+def test_a_damaged_parent_is_refused(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    parents: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One changed bit of the checkpoint or of the tokenizer, a broken config or identity."""
+    for name, said in (
+        ("checkpoints/last.ckpt", "last.ckpt: damaged"),
+        ("tokenizer.model", "not the tokenizer of last.ckpt"),
+        ("config.yaml", "damaged; it holds no section data"),
+        ("identity.json", "damaged; it holds no id of a run"),
+    ):
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(parents["pairs"], copy)
+        file = copy / name
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(b"x" if file.suffix in (".yaml", ".json") else bytes(content))
+        refused(changed(tree, model__init_from=str(copy)), tmp_path, capsys, said)
+
+
+def test_a_weight_too_many_or_too_few_is_refused(
+    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """The load is strict, also where configs agree."""
+    from lightning_app.ablation.checkpoint import WholeCheckpoints
+
+    def edited(name: str, edit: Any) -> dict[str, Any]:
+        copy = tmp_path / name
+        shutil.copytree(parents["pairs"], copy)
+        file = RunFolder(copy).checkpoint("last")
+        checkpoint = read_checkpoint(file)
+        state = {key: value.clone() for key, value in checkpoint["state_dict"].items()}
+        edit(state)
+        WholeCheckpoints().save_checkpoint({**checkpoint, "state_dict": state}, file)
+        return changed(tree, model__init_from=str(copy))
+
+    table = "model.embedding.position_table.weight"
+    extra = edited("extra", lambda state: state.update({"model.encoder.x": torch.ones(1)}))
+    missing = edited("missing", lambda state: state.pop(table))
+    shorter = edited("shorter", lambda state: state.update({table: torch.ones(9, 12)}))
+    for child, said in (
+        (extra, r"the model has no weight 'encoder\.x'"),
+        (missing, r"the parent has no weight 'embedding\.position_table\.weight'"),
+        (shorter, r"has the shape \(9, 12\) there and \(24, 12\) in the model"),
+    ):
+        with pytest.raises(UserError, match=said):
+            built(child)
+
+
+def test_only_a_task_with_labels_has_a_parent(
+    tmp_path: Path, parents: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = run_tree(write_documents(tmp_path / "documents", documents=9))
+    tree = changed(tree, model__init_from=str(parents["pairs"]))
+    refused(tree, tmp_path, capsys, "'masked_lm' trains from its own initial values")
+
+
+def refused(
+    tree: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    """`ablate fit` says so in one line, ends with code 2, and makes no folder of a run."""
+    path, run = folder / "mistake.yaml", folder / "mistake"
+    path.write_text(yaml.safe_dump(changed(tree, trainer__default_root_dir=str(run))))
+    assert main(["fit", "--config", str(path)]) == 2
+    output = capsys.readouterr().err.strip().splitlines()
+    assert len(output) == 1, output
+    assert said in output[0]
+    assert not run.exists()
+
+
+def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents: Any) -> None:
+    """Its cells have ids of their own; another path in `model` is still refused."""
+    tree["trainer"] = {"max_steps": 2, "val_check_interval": 2}
+    base = changed(tree, model__init_from=None)
+    axes = {"model.init_from": [None, *map(str, parents.values())]}
+    path = tmp_path / "children.yaml"
+    grid = {"name": "children", "base_config": base, "axes": axes}
+    path.write_text(yaml.safe_dump(grid))
+    plan, _ = expand(read_spec(path), resolve, identity_of)
+    assert len({cell.id for cell in plan.cells}) == 3
+    grid["base_config"] = changed(base, model__compile="/a/file")
+    path.write_text(yaml.safe_dump(grid))
+    with pytest.raises(UserError, match=r"model\.compile: a grid file may not name files"):
+        read_spec(path)
+
+
+def test_skips_of_admin_stay_as_they_were_learned(tmp_path: Path, tree: dict[str, Any]) -> None:
+    """A fresh run measures them at its first step, which would replace those of the parent."""
+    parent = run_tree(write_documents(tmp_path / "documents", documents=9))
+    parent = changed(parent, model__block__preset="admin")
+    parent["model"]["architecture"] |= ARCHITECTURE
+    run = fit(parent, tmp_path / "parent")
+    child = changed(tree, model__block__preset="admin", model__init_from=str(run))
+    child = changed(child, model__optimizer__lr=1e-12, trainer__max_steps=2)
+    after = weights(fit(child, tmp_path / "child", trainer__val_check_interval=2))
+    for name, value in weights(run).items():
+        if name.startswith(("embedding.", "encoder.")):
+            torch.testing.assert_close(after[name], value, rtol=0, atol=1e-9)
