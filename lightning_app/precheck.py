@@ -1,6 +1,7 @@
 """Find mistakes in the files and names of a call before Lightning is imported."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,21 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             name, equals, value = word.removeprefix("--").partition("=")
             follows = after if after and not after.startswith("--") else None
             yield name.rstrip("+"), value if equals else follows
+
+
+def trainer_section(words: Sequence[str]) -> dict[str, Any]:
+    """Return the section `trainer` as the files and options of a call write it: values of YAML."""
+    section: dict[str, Any] = {}
+    for name, value in options_of(words):
+        if value is None:
+            continue
+        if name == "config" and Path(value).is_file():
+            found = read_tree(value).get("trainer")
+            section |= found if isinstance(found, dict) else {}
+        elif name.startswith("trainer.") and name.count(".") == 1:
+            with suppress(yaml.YAMLError):  # the parser says what is wrong with it
+                section[name.removeprefix("trainer.")] = yaml.safe_load(value)
+    return section
 
 
 def _check_preset(trees: Iterable[Mapping[str, Any]], options: Mapping[str, str | None]) -> None:

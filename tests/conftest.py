@@ -1,6 +1,7 @@
 """Fixtures that every test folder shares."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import jaxtyping
@@ -18,6 +19,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def one_thread() -> None:
     """One thread: sums in a fixed order, and no competition of test processes for cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts() -> None:
+    """A shell starts a job in the background with SIGINT ignored, which tests of Ctrl-C send."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -114,6 +114,7 @@ ALLOWED: dict[str, set[str]] = {
         "names",
         "parent",
         "parser",
+        "precheck",
         *FOLDERS,
         "sections",
         "saved",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app.errors import UserError
-from lightning_app.precheck import precheck
+from lightning_app.precheck import precheck, trainer_section
 
 BASE = Path("ablations/base/synthetic.yaml")
 
@@ -61,3 +61,18 @@ def test_a_file_that_no_run_can_have(tmp_path: Path, text: str, words: str) -> N
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
+
+
+def test_numbers_of_the_trainer_keep_the_type_in_which_they_are_written(tmp_path: Path) -> None:
+    """20 batches are not 20.0, which is a share; the parser's choice depends on earlier imports."""
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("trainer: {limit_val_batches: 20, max_steps: 3}\n")
+    second.write_text("trainer: {max_steps: 4, limit_test_batches: 1.0}\n")
+    words = ["fit", "--config", str(first), f"--config={second}"]
+    words += ["--trainer.limit_train_batches", "7", "--trainer.callbacks=[{", "--trainer.logger"]
+    words += ["--trainer.logger.init_args.version=3", "--trainer.min_steps"]
+    found = trainer_section(words)
+    assert repr(found) == (
+        "{'limit_val_batches': 20, 'max_steps': 4, 'limit_test_batches': 1.0, "
+        "'limit_train_batches': 7}"
+    )

@@ -56,6 +56,7 @@ from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.parent import origin_of, with_parent
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
+from lightning_app.precheck import trainer_section
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
 from lightning_app.records import SCHEMA, SIGNATURES
 from lightning_app.run_folder import RunFolder
@@ -98,7 +99,8 @@ class Run(RunCLI):
         self._checkpoint = checkpoint
         self._data = data
         self._attempt = attempt
-        self._written: dict[str, Any] = args if isinstance(args, dict) else {}
+        words = args if isinstance(args, list) else []
+        self._written = args if isinstance(args, dict) else {"trainer": trainer_section(words)}
         self._command = args[0] if isinstance(args, list) and args else None
         super().__init__(args, **kwargs)
 

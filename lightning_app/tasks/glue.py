@@ -142,7 +142,12 @@ class Glue(Task):
         labels, answers = zip(*(rows[row] for row in sorted(rows)), strict=True)
         if self.facts.classes is None:
             error = math.fsum((x - y) ** 2 for x, y in zip(labels, answers, strict=True))
-            scored = {name: OF_SCORES[name](labels, answers) for name in self.facts.metrics}
+            # A diverged run is a result: it has no correlation.
+            known = all(map(math.isfinite, answers))
+            scored = {
+                name: OF_SCORES[name](labels, answers) if known else math.nan
+                for name in self.facts.metrics
+            }
             scored["mse"] = error / len(rows)
         else:
             counts = count_pairs(
