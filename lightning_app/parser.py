@@ -222,7 +222,8 @@ def explain(message: str, parser: LightningArgumentParser) -> str:
     if match := re.search(r'Key "([\w.]+)" not found in namespace', message):
         *above, _ = match[1].split(".")
         names = " and ".join(f"'{'.'.join(above[: i + 1])}'" for i in range(len(above)))
-        return f"{match[1]}: not found; {names} must be mappings, not null"
+        must = "must be mappings" if len(above) > 1 else "must be a mapping"
+        return f"{match[1]}: not found; {names} {must}, not null"
     if match := re.search(r'^Parser key "([\w.]+)": Unable to load config \'(.*?)\'', message):
         return f"{match[1]}: expected a mapping, found {as_written(match[2])}"
     if match := re.search(r'Parser key "([\w.]+)": (.*)', message):

@@ -77,12 +77,16 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def trainer_section(words: Sequence[str]) -> dict[str, Any]:
-    """Return the section `trainer` as the files and options of a call write it: values of YAML."""
+    """Return the section `trainer` as the files and options of a call write it: values of YAML.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
     section: dict[str, Any] = {}
     for name, value in options_of(words):
         if value is None:
             continue
-        if name == "config" and Path(value).is_file():
+        if name == "config":
             found = read_tree(value).get("trainer")
             section |= found if isinstance(found, dict) else {}
         elif name.startswith("trainer.") and name.count(".") == 1:

@@ -131,7 +131,7 @@ GAIN = "a mapping {value, learned, vector, profiled}"
         ("model.block", [1], "model.block: expected a mapping, found [1]"),
         ("model.block", "x", "model.block: expected a mapping, found 'x'"),
         ("trainer", None, "trainer: expected a mapping, found null"),
-        ("data", None, "data: expected a mapping or no value; 'name' is missing"),
+        ("data", None, "data.name: not found; 'data' must be a mapping, not null"),
         ("data.splits", None, "data.splits: expected a mapping {train, valid, test}, found null"),
         (
             "model",

@@ -17,9 +17,10 @@ def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         UserError: for a mistake in either.
     """
     words = ["--config", str(path), *overrides]
+    written = {"trainer": trainer_section(words)}
     parser = config_parser()
     with named(path):
         tree = dump(parser, parser.parse_args(words))
-        keep_numbers({"trainer": trainer_section(words)}, tree)
+        keep_numbers(written, tree)
         check(tree)
         return tree
