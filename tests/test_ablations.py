@@ -24,9 +24,10 @@ BASES = sorted((ROOT / "ablations/base").glob("*.yaml"))
 def _folder_with_books(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
     """The working directory of a user with texts for the grids that need some."""
     folder = tmp_path_factory.mktemp("user")
-    (folder / "books").mkdir()
-    for split in ("train", "valid"):
-        (folder / "books" / f"{split}.txt").write_text("A book.\n")
+    for name in ("books", "pretraining"):
+        (folder / name).mkdir()
+        for split in ("train", "valid"):
+            (folder / name / f"{split}.txt").write_text("A book.\n")
     monkeypatch.chdir(folder)
 
 
