@@ -18,6 +18,7 @@ from lightning_app.experiment import identity_of
 ROOT = Path(__file__).parents[1]
 GRIDS = sorted((ROOT / "ablations").glob("*.yaml"))
 BASES = sorted((ROOT / "ablations/base").glob("*.yaml"))
+BOOKS = "A book. It has two sentences.\nA line.\n-------\nAnother book. It has a line.\n" * 2
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def _folder_with_books(tmp_path_factory: pytest.TempPathFactory, monkeypatch) ->
     for name in ("books", "pretraining"):
         (folder / name).mkdir()
         for split in ("train", "valid"):
-            (folder / name / f"{split}.txt").write_text("A book.\n")
+            (folder / name / f"{split}.txt").write_text(BOOKS)
     monkeypatch.chdir(folder)
 
 
@@ -63,10 +64,14 @@ def test_the_first_cell_of_a_grid_trains(
     plan, _ = expand(grid, resolve, partial(identity_of, fetch=False))
     tree: dict[str, Any] = cell_tree(grid.base_config, plan.cells[0].axes)
     tree["trainer"] = {**tree["trainer"], "max_steps": 2, "limit_val_batches": 1}
-    tree["model"]["schedule"] = {**tree["model"]["schedule"], "reference_steps": 1}
+    schedule = {**tree["model"]["schedule"], "reference_steps": 1}
+    tree["model"]["schedule"] = schedule | {"warmup_steps": min(1, schedule["warmup_steps"])}
     tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
+    # Next sentences need documents.
+    books = ("name", "root", "document_separator")
+    pairs = tree["model"]["objective"].get("next_sentence")
     tree["data"] = {
-        "name": "synthetic",
+        **({name: tree["data"][name] for name in books} if pairs else {"name": "synthetic"}),
         "tokenizer": "word",
         "vocab_size": None,
         "tokens_per_batch": 128,
