@@ -143,9 +143,8 @@ def test_streams_go_on_in_another_number_of_processes(
 ) -> None:
     """Two ranks are killed in the middle of an epoch; their last checkpoint goes on in `devices`.
 
-    Two copies of it go on alike, to the last bit, and two ranks as two without a pause; beside one
-    process without a pause, another order of sums changes the last digits. Without dropout, which
-    each rank draws alone.
+    Two copies of it go on alike, to the last bit; beside one process without a pause, another
+    order of sums changes the last digits. Without dropout, which each rank draws alone.
     """
     two = {"devices": 2, "accelerator": "cpu", "strategy": "ddp"}
     one = {"devices": 1, "accelerator": "cpu", "strategy": "auto"}
@@ -169,12 +168,6 @@ def test_streams_go_on_in_another_number_of_processes(
     first = stopped["global_step"]
     for ours, theirs in zip(losses(copies[0])[:8], losses(whole)[first : first + 8], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
-    if devices == 2:
-        undisturbed = tmp_path / "undisturbed"
-        config(undisturbed, cache, memory=24, dropout=0.0, **two)
-        finish(fit(undisturbed))
-        finish(fit(killed, "--ckpt_path", "last"))
-        assert_same(undisturbed, killed)
 
 
 def losses(run: Path) -> list[float]:
