@@ -378,6 +378,24 @@ MUTANTS = (
         "distance.clamp(-most, most - 1)",
     ),
     mutant(
+        "distances that no score has are clamped",
+        MEMORY,
+        "if not self.order().clamps:",
+        "if False:",
+    ),
+    mutant(
+        "a child may carry scores as it likes",
+        at("test_parent.py"),
+        "if here.get(key) not in (parents, _MAY_BE.get((part, key), parents)):",
+        "if (part, key) not in _MAY_BE and here.get(key) != parents:",
+    ),
+    mutant(
+        "a perplexity of several streams is compared with published ones",
+        at("analysis/test_published.py"),
+        'OF_WHOLE_TEXT = {"model.objective.label_smoothing": 0.0, "data.evaluation_streams": 1}',
+        'OF_WHOLE_TEXT = {"model.objective.label_smoothing": 0.0}',
+    ),
+    mutant(
         "distances to later tokens are clamped at 0",
         at("models/test_relative_positions.py"),
         "distance.clamp(-most, most)",

@@ -20,6 +20,9 @@ _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "nex
 _RENAMED = {"next_sentence.pooler.": "pooler."}
 _FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}
 """The parts of a model that must be the parent's, except for these fields, which have no weights"""
+_MAY_BE = {("block", "residual_attention"): "none"}
+"""Fields that may have this value whatever the parent has: carried scores have no weights either,
+and RealFormer was also fine-tuned without them (He et al. 2020, 2012.11747)."""
 
 
 def check_parent(tree: Mapping[str, Any]) -> None:
@@ -36,9 +39,10 @@ def check_parent(tree: Mapping[str, Any]) -> None:
     for part, free in _FREE.items():
         there, here = stored[part], dict(_leaves(tree["model"][part]))
         for key in sorted((there.keys() | here.keys()) - free):
-            if there.get(key) != here.get(key):
+            parents = there.get(key)
+            if here.get(key) not in (parents, _MAY_BE.get((part, key), parents)):
                 raise UserError(
-                    f"{FIELD}: {parent.checkpoint}: model.{part}.{key} is {there.get(key)} there "
+                    f"{FIELD}: {parent.checkpoint}: model.{part}.{key} is {parents} there "
                     f"and {here.get(key)} in the config; the block and the sizes of the parent "
                     "are needed"
                 )

@@ -10,6 +10,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from lightning_app.ablation.checkpoint import WholeCheckpoints
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import expand
 from lightning_app.cli import main
@@ -265,11 +266,38 @@ def test_a_damaged_parent_is_refused(
         refused(changed(tree, model__init_from=str(copy)), tmp_path, capsys, said)
 
 
+def test_residual_attention_may_be_turned_off_by_name(
+    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """It has no weights; another child, and only where the config says none."""
+    copy = tmp_path / "carrying"
+    shutil.copytree(parents["pairs"], copy)
+    file = RunFolder(copy).checkpoint("last")
+    checkpoint = read_checkpoint(file)
+    parameters = checkpoint["hyper_parameters"]
+    block = {**parameters["block"], "residual_attention": "mean"}
+    changes = {"hyper_parameters": {**parameters, "block": block}}
+    WholeCheckpoints().save_checkpoint({**checkpoint, **changes}, file)
+    child = changed(tree, model__init_from=str(copy))
+
+    def carrying(kind: str | None) -> dict[str, Any]:
+        child["model"]["block"]["residual_attention"] = kind
+        return resolve(child, "child.yaml")
+
+    ids = {kind: cell_id(carrying(kind)) for kind in ("mean", "none")}
+    assert ids["mean"] != ids["none"]
+    here, _ = built(carrying("none"))
+    name = "encoder.blocks.0.self_attention.query.weight"
+    assert torch.equal(here[name], weights(copy)[name])
+    for kind in (None, "sum"):
+        with pytest.raises(UserError, match=f"residual_attention is mean there and {kind} in the"):
+            carrying(kind)
+
+
 def test_a_weight_too_many_or_too_few_is_refused(
     tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
 ) -> None:
     """The load is strict, also where configs agree."""
-    from lightning_app.ablation.checkpoint import WholeCheckpoints
 
     def edited(name: str, edit: Any) -> dict[str, Any]:
         copy = tmp_path / name

@@ -10,6 +10,8 @@ from lightning_app.analysis.formatting import DASH, share_of
 from lightning_app.analysis.grid_results import CellResult, GridResults, failures
 from lightning_app.analysis.run_summary import facts, in_short
 from lightning_app.analysis.statistics import mean, seeds_interval
+from lightning_app.grid_axes import lookup
+from lightning_app.task_facts import TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,9 +38,9 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
     does not state its warm-up, our reference warm-up is taken; if it does not state its rate, that
     of our lowest validation loss. `low` and `high` are the t interval (Student 1908), NaN if some
     seeds stalled and others did not. For the figure "diverged", `ours` is the number of our runs
-    that failed, and how. A dash is a value that our runs do not have; `differences` gives the
-    reason, or the distance of the arm. `setting` is that of the paper; ours, the same for all rows,
-    is `our_settings`.
+    that failed, and how. A dash is a value that our runs do not have, or that was measured in
+    another way (`QualityMetric.published_with`); `differences` gives the reason, or the distance of
+    the arm. `setting` is that of the paper; ours, the same for all rows, is `our_settings`.
     """
     import pandas as pd
 
@@ -66,7 +68,9 @@ def our_settings(grid: GridResults) -> list[str]:
 def _row(grid: GridResults, figure: Mapping[str, Any], group: str) -> dict[str, Any]:
     entry = bibliography().get(figure["paper"])
     arm = _nearest(grid, figure, group)
-    found, said = _ours(arm.cells, figure)
+    unlike = _measured_otherwise(grid, arm.cells, figure["metric"])
+    found, said = _ours(() if unlike else arm.cells, figure)
+    said = [*unlike, *said]
     where = [] if group == "all" else [f"Ours with {group}."]
     warmup, lr = figure.get("warmup"), figure.get("lr")
     return {
@@ -129,6 +133,24 @@ def _rate(cells: Sequence[CellResult], theirs: float | None) -> tuple[float | No
 def _loss(cells: Sequence[CellResult]) -> float:
     losses = [cell.loss for cell in cells if math.isfinite(cell.loss)]
     return mean(losses) if losses else math.inf
+
+
+def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: str) -> list[str]:
+    """Sentences about why our values of a metric cannot stand beside published ones."""
+    needs = {
+        field: value
+        for task in TASKS.values()
+        for score in task.scores
+        if score.metric == metric
+        for field, value in score.published_with.items()
+    }
+    said = {
+        f"Not compared: {field} is {ours} in ours, and {value} is needed."
+        for cell in cells
+        for field, value in needs.items()
+        if (ours := cell.axes.get(field, lookup(grid.config, field))) not in (None, value)
+    }
+    return sorted(said)
 
 
 def _ours(
