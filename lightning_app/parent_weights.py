@@ -22,6 +22,10 @@ _FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_
 """The parts of a model that must be the parent's, except for these fields, which have no weights"""
 
 
+class NothingToFineTune(Exception):
+    """The parent ended non-finite, so it has no weights to start from. This is a result."""
+
+
 def check_parent(tree: Mapping[str, Any]) -> None:
     """Refuse a config whose parent has another vocabulary, block or architecture.
 
@@ -32,6 +36,8 @@ def check_parent(tree: Mapping[str, Any]) -> None:
     if given is None:
         return
     parent = find_parent(given)
+    if parent.non_finite:
+        return  # it gives no weights, and may have no checkpoint
     stored = _stored(parent)
     for part, free in _FREE.items():
         there, here = stored[part], dict(_leaves(tree["model"][part]))
@@ -67,11 +73,16 @@ def load_parent(model: Any, given: str) -> None:
     """Replace the initial values of `model` by the parent's weights.
 
     Raises:
+        NothingToFineTune: if the parent ended non-finite.
         UserError: a weight of the encoder is missing, left over or of another shape.
     """
     import torch
 
     parent = find_parent(given)
+    if parent.non_finite:
+        raise NothingToFineTune(
+            f"nothing to fine-tune: the parent {parent.config.parent} ended non-finite"
+        )
     state = _read(parent.checkpoint)["state_dict"]
     weights: dict[str, Any] = {}
     for name, value in state.items():
@@ -129,7 +140,7 @@ def _stored(parent: Parent) -> Mapping[str, Any]:
     return _stored_at(parent.checkpoint, parent.digest)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]

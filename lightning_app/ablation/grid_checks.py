@@ -96,6 +96,23 @@ def check_exclude(exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str
     return tuple(exclude)
 
 
+def check_init_from(given: Any) -> tuple[str | dict[str, Any], tuple[str, ...]] | None:
+    """The parent grid, as its name, path or whole tree, and the keys by which cells match."""
+    if given is None:
+        return None
+    fields = _fields("init_from", given, ("grid", "match"))
+    grid, match = fields.get("grid"), fields.get("match")
+    if not isinstance(grid, dict) and not (isinstance(grid, str) and grid):
+        raise UserError(f"init_from.grid: expected the name or path of a grid, found {grid!r}")
+    texts = isinstance(match, list) and all(isinstance(key, str) for key in match)
+    if not texts or not match or len(set(match)) < len(match):
+        raise UserError(
+            "init_from.match: expected a list of different dotted keys of a config, such as "
+            f"[{PRESET}, {SEED}], found {match!r}"
+        )
+    return grid, tuple(match)
+
+
 def check_metric(
     metric: Any, base: Mapping[str, Any], axes: Mapping[str, list[Any]]
 ) -> tuple[str, str]:
