@@ -164,12 +164,30 @@ def current_grid(
     # Parents may have finished since. Beside other supervisors the set of cells stays as it is.
     valid = valid and not (alone and plan is not None and plan.waiting)
     grid = Grid(spec, folder, plan if plan is not None and valid else make())
+    if plan is not None and not valid:
+        _refuse_lost_parents(grid, plan)
     if alone:
         for line in take_over(grid, find_finished(grid)):
             print(line, flush=True)
     if not valid or (alone and not grid.is_saved()):
         grid.save()
     return grid
+
+
+def _refuse_lost_parents(grid: Grid, former: Plan) -> None:
+    """Refuse a new plan without finished cells whose parents are gone: their ids need these."""
+    waiting = {cell.parent for cell in grid.plan.waiting}
+    lost = [
+        cell
+        for cell in former.cells
+        if cell.parent in waiting and grid.run(cell).result.is_file()
+        if not (grid.folder.path.parent / cell.parent).exists()
+    ]
+    if lost:
+        raise UserError(
+            f"{grid.folder}: {len(lost)} finished cells started from runs that are gone, such as "
+            f"{lost[0].parent}; put these back, or move the folder of this grid away"
+        )
 
 
 def _rerun_stale(grid: Grid, program: str, stop: Stop, alone: bool) -> None:
