@@ -49,9 +49,16 @@ def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:
     excluded: dict[tuple[str, ...], set[tuple[Hashable, ...]]] = {}
     for entry in spec.exclude:
         excluded.setdefault(tuple(entry), set()).add(tuple(map(key_of, entry.values())))
-    order = sorted(spec.axes, key=lambda axis: axis != SEED)
+    order = sorted(spec.axes.keys() - spec.linked.keys(), key=list(spec.axes).index)
+    order.sort(key=lambda axis: axis != SEED)
+    follow = {
+        axis: dict(zip(map(key_of, spec.axes[other]), values, strict=True))
+        for axis, (other, values) in spec.linked.items()
+    }
     for values in product(*(spec.axes[axis] for axis in order)):
         chosen = dict(zip(order, values, strict=True))
+        for axis, known in follow.items():
+            chosen[axis] = known[key_of(chosen[spec.linked[axis].axis])]
         axes = {axis: chosen[axis] for axis in spec.axes}
         if not any(
             tuple(key_of(axes[axis]) for axis in names) in keys for names, keys in excluded.items()

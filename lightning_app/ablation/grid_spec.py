@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.ablation.grid_checks import (
+    Linked,
     check_axis_values,
     check_checkpoints,
     check_compare,
@@ -15,6 +16,7 @@ from lightning_app.ablation.grid_checks import (
     check_factors,
     check_init_from,
     check_labels,
+    check_linked,
     check_metric,
     check_pruner,
     check_published,
@@ -48,7 +50,8 @@ class ParentGrid:
 class GridSpec:
     """What a grid file says, with its base inlined.
 
-    `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
+    `axes` maps a dotted key of the run's config to its values; the value of a `linked` axis follows
+    from that of another. A cell that agrees with all of one
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
     none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
     papers that the report puts beside ours. `labels` has the names of the values of axes in the
@@ -73,15 +76,20 @@ class GridSpec:
     factors: Mapping[str, str] = field(default_factory=dict)
     compare: Mapping[str, Any] = field(default_factory=dict)
     init_from: ParentGrid | None = None
+    linked: Mapping[str, Linked] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
         """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
         parent = self.init_from
+        linked = {
+            axis: {other: dict(zip(self.axes[other], values, strict=True))}
+            for axis, (other, values) in self.linked.items()
+        }
         return {
             "name": self.name,
             "question": self.question,
             "base_config": self.base_config,
-            "axes": self.axes,
+            "axes": {**self.axes, **linked},
             "exclude": list(self.exclude),
             "metric": {"name": self.metric, "mode": self.mode},
             "sensitivity": self.sensitivity,
@@ -143,7 +151,8 @@ def _spec(
     parent = _parent(path, tree, files, source)
     with named(source):
         _check_parent(name, base_config, tree.get("axes"), parent)
-        axes = check_axis_values(tree.get("axes"))
+        axes, linked = check_linked(tree.get("axes"))
+        axes = check_axis_values(axes)
         metric, mode = check_metric(tree.get("metric"), base_config, axes)
         sensitivity = check_sensitivity(tree.get("sensitivity"), axes)
         check_imports(base_config, axes)
@@ -165,6 +174,7 @@ def _spec(
             factors=check_factors(tree.get("factors"), axes),
             compare=check_compare(tree.get("compare"), axes),
             init_from=parent,
+            linked=linked,
         )
 
 

@@ -153,7 +153,7 @@ def _expand(
         metric=spec.metric,
         mode=spec.mode,
         axes=spec.axes,
-        excluded=prod(map(len, spec.axes.values())) - len(cells) - len(waiting),
+        excluded=_combined(spec) - len(cells) - len(waiting),
         data=tuple(data.values()),
         corpora=tuple(corpora[key] for key in data),
         cells=tuple(cells),
@@ -165,6 +165,11 @@ def _expand(
         },
     )
     return plan, configs, without_parent
+
+
+def _combined(spec: GridSpec) -> int:
+    """The number of combinations of the axes, before any is excluded."""
+    return prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
 
 
 def _parent_cells(

@@ -192,6 +192,27 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
     assert load_plan(folder.plan) == replace_plan
 
 
+def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
+    """The steps are in the config and among the axes of each cell, and so in the report."""
+    axes = {
+        "data.name": ["rte", "cola"],
+        "trainer.max_steps": {"data.name": {"cola": 7, "rte": 5}},
+        **{key: PARENT["axes"][key] for key in MATCH},
+    }
+    spec = read_spec(write(tmp_path, {"axes": axes}))
+    for run, identity in parents_of(spec, tmp_path).values():
+        finish(run, identity)
+    experiments = tmp_path / "experiments"
+    plan, configs = expand(spec, stand_in.resolve, stand_in.identify, experiments)
+    assert (len(plan.cells), plan.excluded) == (8, 0)
+    for cell, config in zip(plan.cells, configs, strict=True):
+        steps = {"rte": 5, "cola": 7}[config["data"]["name"]]
+        assert config["trainer"]["max_steps"] == cell.axes["trainer.max_steps"] == steps
+        grid = Grid(spec, GridFolder(experiments / "child"), plan)
+        assert stand_in.resolve(grid.tree(cell), "cell") == config
+    assert is_valid(plan, spec, lambda data: stand_in.CORPUS, experiments)
+
+
 def test_a_report_counts_the_cells_that_wait(tmp_path: Path) -> None:
     spec = read_spec(write(tmp_path))
     finish(*parents_of(spec, tmp_path)["pre_ln 1"])
