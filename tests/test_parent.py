@@ -372,5 +372,7 @@ def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
     said = f"nothing to fine-tune: the parent {parent} ended non-finite"
     assert found["outcome_rule"] == found["diverged"]["rule"] == said
     assert found["provenance"]["parent"]["sha256"] is None
+    assert found["provenance"]["data"] == found["data"]["digest"]
+    assert {"cpu", "gpus", "matmul", "threads"} < found["provenance"].keys()
     assert found["unigram_entropy"] > 0
     assert not RunFolder(run).checkpoint("last").exists()

@@ -274,6 +274,7 @@ class Run(RunCLI):
             self._leave_pruned(pruned.step, started)
             return
         except NothingToFineTune as why:
+            self.origin.setup(trainer, model, "fit")  # another callback may have built the model
             outcome = self.divergence.never_began(str(why))
             self._leave(self._result(outcome, {}, model, datamodule, started), model, datamodule)
             return
