@@ -51,8 +51,8 @@ def plan_of(spec: GridSpec, root: Path) -> Plan:
     return expand(spec, stand_in.resolve, stand_in.identify, root / "experiments")[0]
 
 
-def parents_of(spec: GridSpec, root: Path) -> dict[str, RunFolder]:
-    """The folders of the parent's cells, by preset and seed, and their ids in `identity.json`."""
+def parents_of(spec: GridSpec, root: Path) -> dict[str, tuple[RunFolder, str]]:
+    """The folders of the parent's cells, by preset and seed, and their ids."""
     assert spec.init_from is not None
     found = {}
     for cell in plan_of(spec.init_from.spec, root).cells:
