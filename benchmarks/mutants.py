@@ -899,6 +899,48 @@ MUTANTS = (
         'if run.state in ("missing", "failed", "done"):',
     ),
     mutant(
+        "a cell starts before its parent is finished",
+        at("ablation/test_parent_grid.py"),
+        'if parent_state(experiments, folder, parent).word == "done":',
+        "if folder:",
+    ),
+    mutant(
+        "the first of several parents that match is taken",
+        at("ablation/test_parent_grid.py"),
+        "        if len(found) != 1:\n            values",
+        "        if not found:\n            values",
+    ),
+    mutant(
+        "a plan holds after its parent was trained again",
+        at("ablation/test_parent_grid.py"),
+        "not in (None, plan.parents[each]) for",
+        "is plan for",
+    ),
+    mutant(
+        "a plan does not take up parents that have finished",
+        at("ablation/test_parent_grid.py"),
+        "valid = valid and not (alone and plan is not None and plan.waiting)",
+        "valid = bool(valid)",
+    ),
+    mutant(
+        "a report forgets the cells that wait",
+        at("ablation/test_parent_grid.py"),
+        "{len(states) + waiting} planned cells",
+        "{len(states)} planned cells",
+    ),
+    mutant(
+        "the weights of a parent that is not finite are taken",
+        at("test_parent.py"),
+        "    if parent.non_finite:\n        raise NothingToFineTune(",
+        "    if False:\n        raise NothingToFineTune(",
+    ),
+    mutant(
+        "an axis that follows another is combined with it",
+        at("ablation/test_grid.py"),
+        "chosen[axis] = known[key_of(chosen[spec.linked[axis].axis])]",
+        "chosen[axis] = spec.axes[axis][0]",
+    ),
+    mutant(
         "excluded cells are planned",
         at("ablation/test_plan.py", "ablation/test_grid.py"),
         "tuple(key_of(axes[axis]) for axis in names) in keys",

@@ -25,6 +25,10 @@ _MAY_BE = {("block", "residual_attention"): "none"}
 and RealFormer was also fine-tuned without them (He et al. 2020, 2012.11747)."""
 
 
+class NothingToFineTune(Exception):
+    """The parent ended non-finite, so it has no weights to start from. This is a result."""
+
+
 def check_parent(tree: Mapping[str, Any]) -> None:
     """Refuse a config whose parent has another vocabulary, block or architecture.
 
@@ -35,6 +39,8 @@ def check_parent(tree: Mapping[str, Any]) -> None:
     if given is None:
         return
     parent = find_parent(given)
+    if parent.non_finite:
+        return  # it gives no weights, and may have no checkpoint
     stored = _stored(parent)
     for part, free in _FREE.items():
         there, here = stored[part], dict(_leaves(tree["model"][part]))
@@ -71,11 +77,16 @@ def load_parent(model: Any, given: str) -> None:
     """Replace the initial values of `model` by the parent's weights.
 
     Raises:
+        NothingToFineTune: if the parent ended non-finite.
         UserError: a weight of the encoder is missing, left over or of another shape.
     """
     import torch
 
     parent = find_parent(given)
+    if parent.non_finite:
+        raise NothingToFineTune(
+            f"nothing to fine-tune: the parent {parent.config.parent} ended non-finite"
+        )
     state = _read(parent.checkpoint)["state_dict"]
     weights: dict[str, Any] = {}
     for name, value in state.items():
@@ -133,7 +144,7 @@ def _stored(parent: Parent) -> Mapping[str, Any]:
     return _stored_at(parent.checkpoint, parent.digest)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]

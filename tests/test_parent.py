@@ -19,6 +19,7 @@ from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, identity_of
 from lightning_app.parent import find_parent
 from lightning_app.parser import data_module, transformer_module
+from lightning_app.records import read_result
 from lightning_app.run_folder import RunFolder
 from lightning_app.saved import read_checkpoint
 from tests import tables, warm
@@ -371,3 +372,31 @@ def test_skips_of_admin_stay_as_they_were_learned(tmp_path: Path, tree: dict[str
     for name, value in weights(run).items():
         if name.startswith(("embedding.", "encoder.")):
             torch.testing.assert_close(after[name], value, rtol=0, atol=1e-9)
+
+
+def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
+    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """It is a result without a step, with or without a checkpoint of the parent; no crash."""
+    parent = tmp_path / "parent"
+    shutil.copytree(parents["pairs"], parent)
+    path = parent / "result.json"
+    failure = {"step": 3, "rule": "the training loss is not finite", "last_finite_loss": 4.0}
+    failed = {"status": "diverged", "outcome": "non_finite", "diverged": failure}
+    path.write_text(json.dumps(json.loads(path.read_text()) | failed))
+    child = changed(tree, model__init_from=str(parent))
+    identity = cell_id(resolve(child, "a"))
+    assert identity != cell_id(resolve(tree, "a"))
+    RunFolder(parent).checkpoint("last").unlink()
+    assert identity == cell_id(resolve(child, "a"))
+    run = fit(child, tmp_path / "child")
+    found = read_result(run / "result.json", identity, "val/accuracy")
+    assert found is not None
+    assert (found["outcome"], found["status"], found["steps"]) == ("non_finite", "diverged", 0)
+    said = f"nothing to fine-tune: the parent {parent} ended non-finite"
+    assert found["outcome_rule"] == found["diverged"]["rule"] == said
+    assert found["provenance"]["parent"]["sha256"] is None
+    assert found["provenance"]["data"] == found["data"]["digest"]
+    assert {"cpu", "gpus", "matmul", "threads"} < found["provenance"].keys()
+    assert found["unigram_entropy"] > 0
+    assert not RunFolder(run).checkpoint("last").exists()

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
@@ -34,6 +34,45 @@ def mapping(value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UserError(f"{field}: expected a mapping with text keys, found {value!r}")
     return value
+
+
+class Linked(NamedTuple):
+    """An axis whose value follows from that of another axis; `values` are in the order there."""
+
+    axis: str
+    values: tuple[Any, ...]
+
+
+def check_linked(axes: Any) -> tuple[dict[str, Any], dict[str, Linked]]:
+    """The axes with their distinct values, and those that are linked to another axis.
+
+    A linked axis is written `{other: {value of other: value}}`, with each value of the other.
+    """
+    axes = mapping(axes, "axes")
+    found, linked = dict(axes), {}
+    for axis, given in axes.items():
+        if not isinstance(given, dict):
+            continue
+        field = f"axes: {axis}"
+        if len(given) != 1:
+            raise UserError(f"{field}: expected a list of values, or the one axis it follows")
+        other, by_value = next(iter(given.items()))
+        if not isinstance(axes.get(other), list):
+            raise UserError(f"{field}: follows '{other}', which is no axis with a list of values")
+        if not isinstance(by_value, dict):
+            raise UserError(f"{field}: {other}: expected a value for each of its values")
+        known = {key_of(key): value for key, value in by_value.items()}
+        wanted = {key_of(value): value for value in axes[other]}
+        for key in wanted.keys() - known.keys():
+            raise UserError(f"{field}: {other}: has no value for {wanted[key]!r}")
+        for key in by_value:
+            if key_of(key) not in wanted:
+                hint = nearest(str(key), [str(value) for value in axes[other]])
+                raise UserError(f"{field}: {other}: no value {key!r} on that axis{hint}")
+        values = tuple(known[key_of(value)] for value in axes[other])
+        linked[axis] = Linked(other, values)
+        found[axis] = list({key_of(value): value for value in values}.values())
+    return found, linked
 
 
 def check_axis_values(axes: Any) -> dict[str, list[Any]]:
@@ -94,6 +133,23 @@ def check_exclude(exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str
                 hint = nearest(str(value), [str(each) for each in axes[axis]])
                 raise UserError(f"exclude: {axis}: no value {value!r} on the axis{hint}")
     return tuple(exclude)
+
+
+def check_init_from(given: Any) -> tuple[str | dict[str, Any], tuple[str, ...]] | None:
+    """The parent grid, as its name, path or whole tree, and the keys by which cells match."""
+    if given is None:
+        return None
+    fields = _fields("init_from", given, ("grid", "match"))
+    grid, match = fields.get("grid"), fields.get("match")
+    if not isinstance(grid, dict) and not (isinstance(grid, str) and grid):
+        raise UserError(f"init_from.grid: expected the name or path of a grid, found {grid!r}")
+    texts = isinstance(match, list) and all(isinstance(key, str) for key in match)
+    if not texts or not match or len(set(match)) < len(match):
+        raise UserError(
+            "init_from.match: expected a list of different dotted keys of a config, such as "
+            f"[{PRESET}, {SEED}], found {match!r}"
+        )
+    return grid, tuple(match)
 
 
 def check_metric(

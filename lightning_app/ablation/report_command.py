@@ -63,7 +63,8 @@ def report_command(
             write_index(folder)
         cells = different(grid)
         words = Counter(cell.word for cell in cells)
-        tree |= {"grids": [each.name for each in read], "report": page, "cells": len(cells)}
+        words["waiting"] += len(grid.without_parent)
+        tree |= {"grids": [each.name for each in read], "report": page, "cells": words.total()}
         tree |= {**by_status(words, _STATES), **show_headline(grid)}
         print(f"report: {page}")
         if claimed is not None:

@@ -171,6 +171,8 @@ class GridResults:
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins (`analysis.together`). `strangers` names the cells whose state is
     `other_data`, by their digest. `reruns` has the cells under perturbed rounding; `cells` has not.
+    `without_parent` names the cells that are not planned yet, since the runs of another grid that
+    they start from are not finished.
     """
 
     folder: Path
@@ -192,6 +194,7 @@ class GridResults:
     compare: Mapping[str, Any] = field(default_factory=dict)
     reruns: tuple[CellResult, ...] = ()
     labels: Labels = field(default_factory=dict)
+    without_parent: tuple[str, ...] = ()
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -284,6 +287,7 @@ def read_results(folder: Path) -> GridResults:
         factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
         compare={axis: base for axis, base in compare.items() if axis in plan["axes"]},
         labels=named_values(grid.get("labels") or {}, plan["axes"]),
+        without_parent=tuple(cell["name"] for cell in plan.get("waiting", ())),
     )
     return without_strangers(found)
 

@@ -40,6 +40,9 @@ def read_plan(path: Path) -> dict[str, Any]:
         known = check("axes", cell, lambda value: _is_mapping(value), "values by dotted key")
         if unknown := [key for key in known if key not in axes]:
             raise check.unexpected("axes", unknown[0], "an axis of the plan")
+    for number, cell in enumerate(tree.get("waiting", ())):
+        check.within = f"waiting[{number}]."
+        check("name", cell, is_text, "text")
     return tree
 
 

@@ -22,7 +22,7 @@ def state_counts(grid: GridResults) -> str:
     """The number of cells in each state; a cell of several grids counts once."""
     cells = different(grid)
     states = [cell.state for cell in cells]
-    ended = outcomes(cells)
+    ended, waiting = outcomes(cells), len(grid.without_parent)
     parts = [
         f"of them {ended}" if ended else "none of them stalled",
         f"{states.count('pruned')} pruned" if "pruned" in states else "",
@@ -31,12 +31,13 @@ def state_counts(grid: GridResults) -> str:
         f"{states.count('waiting')} not started" if "waiting" in states else "",
         f"{states.count(OTHER_DATA)} left out, of other data" if OTHER_DATA in states else "",
         f"{states.count('damaged')} with a damaged result" if "damaged" in states else "",
+        f"{waiting} waiting for the runs that they start from" if waiting else "",
     ]
     counted = ", ".join(part for part in parts if part)
     finished = sum(cell.finished for cell in cells)
     common = shared(grid)
     once = f" {common} of them in more than one grid, counted once." if common else ""
-    return f"{finished} of {len(states)} planned cells finished: {counted}.{once}"
+    return f"{finished} of {len(states) + waiting} planned cells finished: {counted}.{once}"
 
 
 def facts(grid: GridResults) -> dict[str, str]:
