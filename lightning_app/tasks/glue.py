@@ -107,7 +107,7 @@ class Glue(Task):
 
     def sums(self, model: TextClassifier, batch: LabelledBatch) -> LossSums:
         """Return the sums over the rows of `batch`."""
-        outputs, real = self.logits(model, batch), batch.index >= 0
+        outputs, real = model.outputs(batch.tokens, batch.segments), batch.index >= 0
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         if self.classifies:
             found = token_sums(outputs, batch.labels.long(), real, self.config.smoothing)
