@@ -319,7 +319,7 @@ def bert_classifier(ours: TextClassifier, **fields: Any) -> Any:
     block: Any = ours.encoder.blocks[0]
     first, _ = linears(block.feed_forward)
     outputs, width = ours.output.weight.shape
-    assert ours.embedding.position_table is not None
+    positions: Any = ours.embedding.position_table
     given = {
         "vocab_size": len(ours.embedding.tokens.weight),
         "hidden_size": width,
@@ -329,7 +329,7 @@ def bert_classifier(ours: TextClassifier, **fields: Any) -> Any:
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
-        "max_position_embeddings": len(ours.embedding.position_table.weight),
+        "max_position_embeddings": len(positions.weight),
         "pad_token_id": ours.pad,
         "layer_norm_eps": 1e-5,
         "attn_implementation": "sdpa",

@@ -244,6 +244,18 @@ def test_loss_of_pairs_is_a_mean_over_the_pairs_of_all_ranks() -> None:
     assert not gradient.any()
 
 
+def test_the_pooler_learns_from_next_sentences_alone() -> None:
+    """The loss of masked words has no gradient there; that of pairs reaches the encoder, too."""
+    model = tiny.randomise(paired_model("post_ln"))
+    assert model.next_sentence is not None
+    masked, follows = losses(model, pairs())
+    parts = [*model.next_sentence.parameters(), model.encoder.blocks[0].self_attention.query.weight]  # pyright: ignore[reportAttributeAccessIssue]
+    for loss, learns in ((masked, False), (follows, True)):
+        found = torch.autograd.grad(loss, parts, allow_unused=True, retain_graph=True)
+        moved = [gradient is not None and bool(gradient.any()) for gradient in found]
+        assert moved == [*[learns] * 4, True]
+
+
 def test_loss_is_hand_worked() -> None:
     """With z = (1, 0) for each pair, NEXT costs log(1 + 1/e) and RANDOM log(1 + e)."""
     head = NextSentenceHead(4)
