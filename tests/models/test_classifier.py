@@ -11,7 +11,7 @@ from lightning_app.bench.peers import bert_classifier, linears
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.classifier import CUT, STD, TextClassifier
-from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.objectives.base import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.labelled_rows import LabelledBatch
 from tests import tiny
@@ -188,6 +188,29 @@ def test_losses_by_hand() -> None:
         sums = classes.sums(Logits(), texts([1.0, 0.0, 1.0])._replace(index=scores.index))
     assert float(sums.nll) == pytest.approx(-2 * math.log(0.75))
     assert (int(sums.tokens), int(sums.correct)) == (2, 2)  # pyright: ignore[reportArgumentType]
+
+
+@torch.no_grad()
+def test_outputs_that_are_not_finite_have_no_score() -> None:
+    """The argmax of NaN is class 0, which is the most frequent one of RTE."""
+
+    class Diverged(nn.Module):
+        def outputs(self, tokens: Tensor, segments: Tensor) -> Tensor:
+            return torch.tensor([[0.5, 0.0], [math.nan, math.nan], [0.0, 1.0]])
+
+    task, batch = build_task(objective("MRPC")), texts([0.0, 0.0, 1.0])
+    found = {}
+    for rows in ([0, 2], [0, 1, 2]):
+        index = torch.tensor([row if row in rows else -1 for row in range(3)])
+        task.start_decoding()
+        task.sums(Diverged(), batch._replace(index=index))
+        task.decode(Diverged(), batch, "val")
+        found[len(rows)] = task.scores("val", None, Evaluated(0.0, len(rows)))
+    scores = {"val/accuracy": 1.0, "val/f1": 1.0, "val/majority_accuracy": 0.5}
+    assert found[2] == scores
+    assert found[3].pop("val/majority_accuracy") == pytest.approx(2 / 3)
+    assert set(found[3]) == {"val/accuracy", "val/f1"}
+    assert all(map(math.isnan, found[3].values()))
 
 
 def test_mistakes_of_the_objective() -> None:
