@@ -549,7 +549,19 @@ MUTANTS = (
         "self.norm(F.gelu(self.transform(states)))",
         "F.gelu(self.transform(states))",
     ),
+    mutant(
+        "the last block of a classifier goes on with the first row",
+        at("models/test_classifier.py"),
+        "first = torch.arange(rows, device=tokens.device) * width",
+        "first = torch.arange(rows, device=tokens.device)",
+    ),
     # Objectives and tasks.
+    mutant(
+        "outputs that are not finite are of class 0",
+        at("models/test_classifier.py"),
+        "classes.where(outputs.isfinite().all(dim=1), math.nan)",
+        "classes",
+    ),
     mutant(
         "smoothing does not lower the label's share",
         LOSS,

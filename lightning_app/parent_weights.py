@@ -30,7 +30,7 @@ class NothingToFineTune(Exception):
 
 
 def check_parent(tree: Mapping[str, Any]) -> None:
-    """Refuse a config whose parent has another vocabulary, block or architecture.
+    """Refuse a config whose parent has another vocabulary, block or architecture, or diverged.
 
     Raises:
         UserError: naming the parent, and the first field that differs.
@@ -52,6 +52,11 @@ def check_parent(tree: Mapping[str, Any]) -> None:
                     f"and {here.get(key)} in the config; the block and the sizes of the parent "
                     "are needed"
                 )
+    if not stored["finite"]:
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: holds weights that are not finite: its run diverged; "
+            "a checkpoint with finite weights is needed"
+        )
     section = _data_of(parent.config)
     for field in ("tokenizer", "vocab_size"):
         there, here = section[field], tree["data"][field]
@@ -146,12 +151,15 @@ def _stored(parent: Parent) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
+    from lightning_app.saved import is_finite
+
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]
     data = checkpoint.get("TextDataModule") or {}
     return {
         **{part: dict(_leaves(parameters[part])) for part in _FREE},
         "tokenizer_sha256": data.get("tokenizer_sha256"),
+        "finite": is_finite(checkpoint["state_dict"]),
     }
 
 

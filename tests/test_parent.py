@@ -21,7 +21,7 @@ from lightning_app.parent import find_parent
 from lightning_app.parser import data_module, transformer_module
 from lightning_app.records import read_result
 from lightning_app.run_folder import RunFolder
-from lightning_app.saved import read_checkpoint
+from lightning_app.saved import is_finite, read_checkpoint
 from tests import tables, warm
 from tests.documents import run_tree, write_documents
 from tests.tables import changed
@@ -298,7 +298,8 @@ def test_residual_attention_may_be_turned_off_by_name(
 def test_a_weight_too_many_or_too_few_is_refused(
     tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
 ) -> None:
-    """The load is strict, also where configs agree."""
+    """The load is strict, also where configs agree; weights of a diverged run are refused."""
+    from lightning_app.ablation.checkpoint import WholeCheckpoints
 
     def edited(name: str, edit: Any) -> dict[str, Any]:
         copy = tmp_path / name
@@ -307,14 +308,17 @@ def test_a_weight_too_many_or_too_few_is_refused(
         checkpoint = read_checkpoint(file)
         state = {key: value.clone() for key, value in checkpoint["state_dict"].items()}
         edit(state)
-        WholeCheckpoints().save_checkpoint({**checkpoint, "state_dict": state}, file)
+        whole = {**checkpoint, "state_dict": state, "finite": is_finite(state)}
+        WholeCheckpoints().save_checkpoint(whole, file)
         return changed(tree, model__init_from=str(copy))
 
     table = "model.embedding.position_table.weight"
     extra = edited("extra", lambda state: state.update({"model.encoder.x": torch.ones(1)}))
     missing = edited("missing", lambda state: state.pop(table))
     shorter = edited("shorter", lambda state: state.update({table: torch.ones(9, 12)}))
+    diverged = edited("diverged", lambda state: state[table].fill_(torch.nan))
     for child, said in (
+        (diverged, "last.ckpt: holds weights that are not finite: its run diverged"),
         (extra, r"the model has no weight 'encoder\.x'"),
         (missing, r"the parent has no weight 'embedding\.position_table\.weight'"),
         (shorter, r"has the shape \(9, 12\) there and \(24, 12\) in the model"),

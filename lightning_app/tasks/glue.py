@@ -1,7 +1,7 @@
 """Fine-tuning on the tasks of GLUE (Wang et al. 2018, 1804.07461)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -107,18 +107,27 @@ class Glue(Task):
 
     def sums(self, model: TextClassifier, batch: LabelledBatch) -> LossSums:
         """Return the sums over the rows of `batch`."""
-        outputs, real = self.logits(model, batch), batch.index >= 0
+        outputs, real = model.outputs(batch.tokens, batch.segments), batch.index >= 0
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         if self.classifies:
             found = token_sums(outputs, batch.labels.long(), real, self.config.smoothing)
-            answers = outputs.detach().argmax(dim=1)
         else:
-            answers = outputs.detach()[:, 0]
             found = squared_sums(outputs[:, 0], batch.labels, real)
         if not torch.is_grad_enabled():
-            pairs = zip(batch.labels[real].tolist(), answers[real].tolist(), strict=True)
+            answers = self._answers(outputs[real]).tolist()
+            pairs = zip(batch.labels[real].tolist(), answers, strict=True)
             self._last = dict(zip(batch.index[real].tolist(), pairs, strict=True))
         return found
+
+    def _answers(self, outputs: Float[Tensor, "row output"]) -> Float[Tensor, " row"]:
+        """Return the likeliest class of each row, or its score; NaN where outputs are not finite.
+
+        Their argmax would be a class, for NaN the first, which is the most frequent one of RTE.
+        """
+        if not self.classifies:
+            return outputs[:, 0]
+        classes = outputs.argmax(dim=1).to(outputs)
+        return classes.where(outputs.isfinite().all(dim=1), math.nan)
 
     def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
         """Return the row of each label, -1 for a blank row."""
@@ -140,24 +149,29 @@ class Glue(Task):
         rows = join_ranks(self._scored)
         assert len(rows) == found.tokens, "every row counts once"
         labels, answers = zip(*(rows[row] for row in sorted(rows)), strict=True)
+        last = "mse" if self.facts.classes is None else "accuracy"
+        scored: dict[str, float] = dict.fromkeys((*self.facts.metrics, last), math.nan)
+        # A diverged run is a result: it has no score.
+        if all(map(math.isfinite, answers)):
+            scored |= self._scored_by(labels, answers)
+        if self.facts.classes is not None:
+            classes = [int(label) for label in labels]
+            alike = count_pairs(classes, classes, self.facts.classes)
+            scored["majority_accuracy"] = majority_share(alike)
+        return {f"{stage}/{name}": value for name, value in scored.items()}
+
+    def _scored_by(self, labels: Sequence[float], answers: Sequence[float]) -> dict[str, float]:
+        """Return the scores of finite answers."""
         if self.facts.classes is None:
             error = math.fsum((x - y) ** 2 for x, y in zip(labels, answers, strict=True))
-            # A diverged run is a result: it has no correlation.
-            known = all(map(math.isfinite, answers))
-            scored = {
-                name: OF_SCORES[name](labels, answers) if known else math.nan
-                for name in self.facts.metrics
-            }
-            scored["mse"] = error / len(rows)
-        else:
-            counts = count_pairs(
-                [int(label) for label in labels], [int(x) for x in answers], self.facts.classes
-            )
-            further = [name for name in self.facts.metrics if name != "accuracy"]
-            scored = {name: OF_CLASSES[name](counts) for name in further}
-            scored["accuracy"] = accuracy(counts)
-            scored["majority_accuracy"] = majority_share(counts)
-        return {f"{stage}/{name}": value for name, value in scored.items()}
+            scored = {name: OF_SCORES[name](labels, answers) for name in self.facts.metrics}
+            return {**scored, "mse": error / len(labels)}
+        counts = count_pairs(
+            [int(label) for label in labels], [int(x) for x in answers], self.facts.classes
+        )
+        further = [name for name in self.facts.metrics if name != "accuracy"]
+        scored = {name: OF_CLASSES[name](counts) for name in further}
+        return {**scored, "accuracy": accuracy(counts)}
 
     def predict(
         self, model: TextClassifier, batch: LabelledBatch, datamodule: Any
