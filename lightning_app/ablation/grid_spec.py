@@ -37,10 +37,10 @@ class GridSpec:
     `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
     none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
-    papers that the report puts beside ours. `labels` has the names of the values of axes in the
-    report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
-    axes whose values it compares on the metric, with the baseline of each. `source` is the file as
-    messages name it.
+    papers that the report puts beside ours, in the file or in one that it names. `labels` has the
+    names of the values of axes in the report, `factors` the axes of two values whose effects it
+    contrasts, by name, `compare` the axes whose values it compares on the metric, with the baseline
+    of each. `source` is the file as messages name it.
     """
 
     source: str
@@ -107,7 +107,7 @@ def read_spec(grid: str | Path) -> GridSpec:
     with named(path):
         tree = mapping(content, "the file")
         name = _name(tree)
-    base_config = _base(path, tree)
+    base_config, published = _base(path, tree), _published(path, tree.get("published"))
     with named(path):
         axes = check_axis_values(tree.get("axes"))
         metric, mode = check_metric(tree.get("metric"), base_config, axes)
@@ -126,7 +126,7 @@ def read_spec(grid: str | Path) -> GridSpec:
             sensitivity=sensitivity,
             pruner=check_pruner(tree.get("pruner"), axes, metric, sensitivity),
             checkpoints=check_checkpoints(tree.get("checkpoints")),
-            published=check_published(tree.get("published")),
+            published=published,
             labels=check_labels(tree.get("labels"), axes),
             factors=check_factors(tree.get("factors"), axes),
             compare=check_compare(tree.get("compare"), axes),
@@ -161,6 +161,20 @@ def _base(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
     content, _ = read_grid_yaml(base)
     with named(base):
         return mapping(content, "the file")
+
+
+def _published(path: Path, given: Any) -> tuple[dict[str, Any], ...]:
+    """The figures of papers, inlined in the grid file or a list in a file beside it."""
+    if not isinstance(given, str):
+        with named(path):
+            return check_published(given)
+    file = path.parent / given
+    with named(path):
+        if not file.is_file():
+            raise UserError(f"published: no such file: {file}")
+    content, _ = read_grid_yaml(file)
+    with named(file):
+        return check_published(content)
 
 
 def _question(question: Any, text: str) -> str:
