@@ -207,12 +207,10 @@ def _corpora(grid: GridResults) -> list[str]:
 def _failing(tests: Sequence[FailureTest]) -> list[str]:
     """What one value of an axis does to the shares of failed runs, in sentences."""
     axis, value, baseline = tests[0].axis, tests[0].value, tests[0].baseline
-    first, second = f"with {value}", f"with {baseline}"
+    name = axis.rpartition(".")[2]
+    first, second = f"with {name} {value}", f"with {name} {baseline}"
     if axis == WARMUP:
         first, second = f"with warm-up {value}", "without warm-up"
-    else:
-        name = axis.rpartition(".")[2]
-        first, second = f"with {name} {value}", f"with {name} {baseline}"
     shown: dict[str, list[str]] = {}
     for test in sorted(tests, key=lambda each: (each.p, each.variant)):
         own, other = (
@@ -222,7 +220,7 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
         if not test.failed + test.baseline_failed:
             kind, words = "none", test.variant
         elif test.p_holm >= 1 - LEVEL:
-            kind, words = "open", f"{test.variant} ({other} {second}, {own} {first})"
+            kind, words = "open", f"{test.variant} ({other}, {own})"
         elif test.difference < 0:
             kind, words = "base", f"{test.variant} ({other} runs, {own} {first})"
         else:
@@ -245,7 +243,7 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
             f"no difference in failed runs is shown between runs {second} and {first} for "
             f"{_listed(shown['open'])}"
         )
-    if "none" in shown:
+    if "none" in shown and axis == WARMUP:
         found.append(f"no run of {_listed(shown['none'])} failed, {second} or {first}")
     return found
 

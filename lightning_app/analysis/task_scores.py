@@ -226,12 +226,11 @@ def no_averages(grid: GridResults) -> str:
     for row in rows:
         split, name = split_of(row.data, row.metric)
         known.setdefault(split, {})[name] = row.value
-    lacks = dict.fromkeys(", ".join(_lacking(name, known)) for name in GLUE_AVERAGES)
-    if list(lacks) == [""]:  # no single variant has them all
-        return "No average of ours: no variant has every score of one."
+    lacks = [
+        f"{name} lacks {', '.join(_lacking(name, known)) or 'a variant'}" for name in GLUE_AVERAGES
+    ]
     return (
-        f"No average of ours: {' and '.join(GLUE_AVERAGES)} lack {' or '.join(filter(None, lacks))}"
-        "; a mean over fewer tasks is another number."
+        f"No average of ours, since a mean over fewer tasks is another number: {'; '.join(lacks)}."
     )
 
 

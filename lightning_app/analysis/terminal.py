@@ -68,7 +68,7 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
             write.table([(where,) for where in found], _beside(found))
     for part in grid.parts or (grid,):
         write.metric(part)
-    for table in task_tables(grid):
+    for table in task_tables(grid, theirs=False):
         write.paper_table(table)
     for text in [*findings(grid, scores), left_out(grid.strangers), mixture_line(grid)]:
         if text:
@@ -163,7 +163,7 @@ class Writer:
     def paper_table(self, table: PaperTable) -> None:
         """A table of the page, with its notes: a line a row, by the name of the variant."""
         self.line(TITLES[table.name], "bold")
-        titles = [tuple(title.split(" ")) for title in table.header[1:]]
+        titles = [tuple(title.split(" ", maxsplit=1)) for title in table.header[1:]]
         seen = 0
         for number, (where, rows) in enumerate(table.bodies.items()):
             seen += len(rows)

@@ -33,9 +33,15 @@ FAILED = (
 )
 
 
-def task_tables(grid: GridResults) -> list[PaperTable]:
-    """The tables of a grid with published scores; none of another grid."""
-    arms, tests, scores = failed_runs(grid), failure_tests(grid), task_scores(grid)
+def task_tables(grid: GridResults, *, theirs: bool = True) -> list[PaperTable]:
+    """The tables of a grid with published scores; none of another grid.
+
+    Args:
+        grid: The grid.
+        theirs: Whether the scores of papers are beside ours.
+    """
+    arms, tests = failed_runs(grid), failure_tests(grid)
+    scores = [score for score in task_scores(grid) if theirs or score.kind != "published"]
     found = []
     if tests:
         found.append(test_table(tests))
@@ -52,7 +58,7 @@ def test_table(tests: Sequence[FailureTest]) -> PaperTable:
     several = len({test.grid for test in tests}) > 1
     for test in tests:
         where = f"{test.grid}: " if several else ""
-        heading = f"{where}{test.axis}: {test.value} against {test.baseline}"
+        heading = f"{where}{test.axis}: {test.value}, baseline {test.baseline}"
         row = (
             test.variant,
             _share(test.failed, test.runs, test.low, test.high),
@@ -67,7 +73,7 @@ def test_table(tests: Sequence[FailureTest]) -> PaperTable:
         caption=f"Failed runs over all tasks and settings. {FAILED} In brackets: {LEVEL:.0%} "
         "Wilson intervals, as if all runs had one chance to fail; the difference weighs each task "
         "and setting, and p is exact within them (Holm: over all rows).",
-        header=("variant", "first value", "second value", "difference", "p", "p (Holm)"),
+        header=("variant", "failed", "failed at baseline", "difference", "p", "p (Holm)"),
         words=1,
         bodies=bodies,
         notes=(),

@@ -14,8 +14,8 @@ from lightning_app.analysis.grid_results import CellResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLUMNS, MOST = 2, 12  # panels in a row, and of the figure
-HEIGHT, WIDTH = 2.3, 9.6  # inches of a row of panels, and of the figure
+COLUMNS, MOST = 4, 12  # panels in a row, and of the figure
+HEIGHT, WIDTH = 2.4, 11.5  # inches of a row of panels, and of the figure
 
 
 def scores_by_task(part: Part) -> list[Sketch]:
@@ -44,7 +44,8 @@ def scores_by_task(part: Part) -> list[Sketch]:
         table += _panel(axes, runs, part, variants, warmups, links)
     for place, axes in enumerate(every[: len(groups)]):
         axes.tick_params(labelbottom=place + columns >= len(groups))
-        axes.set_xticks(range(len(variants)), [wrapped(name) for name in variants])
+        names = [wrapped(name) for name in variants]
+        axes.set_xticks(range(len(variants)), names, rotation=35, ha="right")
     dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     handles = [
         Line2D([], [], marker="o", markersize=5, label=f"warm-up {warmup:,}", **_look(dot, place))

@@ -96,7 +96,11 @@ def _opening(contents: Contents) -> Markup:
         words = "; ".join(
             dict.fromkeys(f"{each.title}, {direction(each.mode)}" for each in grid.measures)
         )
-        summary.append(f"Runs are judged by {words}. Losses are in nats per row, lower is better.")
+        summary.append(
+            f"Runs are judged by {words}. “Stalled” is about the loss, which ended at its floor; "
+            "whether a run failed is judged by its score. Losses are in nats per row, lower is "
+            "better."
+        )
     elif grid.finished:
         summary.append(
             "Losses are in nats per token: lower is better, and 0.1 less is about 10 % less "

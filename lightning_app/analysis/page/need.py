@@ -41,10 +41,12 @@ SAVED = ("steps_saved", "lost_steps")
 
 
 def need(contents: Contents) -> Markup:
+    # The first tables of the page are the first to be numbered.
+    by_score = _by_score(contents) if contents.grid.scored else []
     tables = (over_rates(contents), factor_table(contents))
     by_rate = Markup(_headline(contents) + _by_warmup(contents))
-    if contents.grid.scored:
-        return section("need", "Who needs warm-up?", *_by_score(contents), *tables, by_rate)
+    if by_score:
+        return section("need", "Who needs warm-up?", *by_score, *tables, by_rate)
     if len(contents.grid.rates) > 1:
         summary = element("summary", "Δ and the final loss at each learning rate")
         by_rate = element("details", summary, by_rate)
