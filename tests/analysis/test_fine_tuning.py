@@ -16,14 +16,19 @@ from lightning_app.analysis.comparison import BETTER, WORSE, comparisons
 from lightning_app.analysis.exports.bibliography import bibliography
 from lightning_app.analysis.exports.tables import latex, markdown_table
 from lightning_app.analysis.exports.task_tables import task_tables
+from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.failed_runs import failed_runs, failure_tests
+from lightning_app.analysis.figures.drawing import Part
+from lightning_app.analysis.figures.tasks import scores_by_task
+from lightning_app.analysis.figures.write import first_figure
 from lightning_app.analysis.grid_results import GridResults, read_results
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.metric import by_metric
+from lightning_app.analysis.page.contents import Contents
+from lightning_app.analysis.page.document import page
 from lightning_app.analysis.published import comparison
-from lightning_app.analysis.report import write_report
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.task_scores import no_averages, split_of, task_scores
 from lightning_app.analysis.terminal import show_report
@@ -337,7 +342,7 @@ def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
 def test_the_shipped_figures_are_those_of_the_papers() -> None:
     """The overall scores of RealFormer follow from its tasks, that of Cramming from its own."""
     figures = yaml.safe_load(SHIPPED.read_text())
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str], dict[tuple[str | None, str], float]] = {}
     for figure in figures:
         assert figure["paper"] in bibliography()
         assert figure["variant"] in PRESETS
@@ -395,9 +400,18 @@ def test_cautions_come_first(grid: GridResults) -> None:
 
 def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     folder = glue_grid(tmp_path / "demo", mixed, published=yaml.safe_load(SHIPPED.read_text()))
-    page = write_report(folder).read_text(encoding="utf-8")
-    for text in (
-        "Figure 1. The score of every run",
+    grid = read_results(folder)
+    found = sensitivity_scores(grid)
+    contents = Contents(
+        grid=grid,
+        scores=found,
+        results=write_exports(grid, found, folder),
+        drawings=(),
+        published=comparison(grid),
+        out=folder,
+    )
+    text = page(contents)
+    for part in (
         "Table 1.</b> Failed runs over all tasks",
         "OPTIMISTIC: median of the best",
         "not about the scores of the tasks",
@@ -405,10 +419,8 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
         "84.01 (realformer)",
         "UNVERIFIED",
     ):
-        assert text in page
-    assert page.count("<h1") == 1
-    unfolded = page.split("<details")[0]
-    assert unfolded.count("<figure") <= 12
+        assert part in text
+    assert text.count("<h1") == 1
     arms = pd.read_csv(folder / "failed_runs.csv")
     assert arms.set_index(["group", "warmup"]).loc[("RTE", 0), "failed"] == 2
     scores = pd.read_csv(folder / "task_scores.csv")
@@ -418,15 +430,36 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
         "failure_tests.md",
         "task_scores.tex",
     }
-    grid = read_results(folder)
     console = Console(file=io.StringIO(), width=400)
-    show_report(console, grid, sensitivity_scores(grid))
-    text: Any = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "2 / 5 [0.12, 0.77]" in text
-    assert "84.01" not in text  # papers are on the page
+    show_report(console, grid, found)
+    shown: Any = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "2 / 5 [0.12, 0.77]" in shown
+    assert "84.01" not in shown  # papers are on the page
     for table in task_tables(grid):
         assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"
         assert markdown_table(table).count("\n| ") > 2
+
+
+def test_the_first_figure_has_every_run_of_every_task(grid: GridResults) -> None:
+    part = Part(
+        grid=grid,
+        group="all",
+        lr=None,
+        cells=grid.finished,
+        colours={"post_ln": "#0072B2"},
+        logs={},
+        points=1,
+        figures=1,
+    )
+    (sketch,) = scores_by_task(part)
+    assert [axes.get_title() for axes in sketch.figure.axes] == ["CoLA", "RTE"]
+    runs = sketch.table.query("mark == 'run'")
+    assert len(runs) == 19
+    assert "Not drawn: 1 runs without a finite score" in sketch.text
+    assert runs.query("failed")["seed"].tolist() == [1, 2]  # of RTE without warm-up
+    medians = sketch.table.query("mark == 'median' and group == 'RTE'")
+    assert medians["value"].tolist() == pytest.approx([0.63, 0.67])
+    assert first_figure(grid) is not None
 
 
 def test_two_grids_side_by_side_keep_their_tables(tmp_path: Path) -> None:
