@@ -83,6 +83,7 @@ PAIRS = at(
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 STATISTICS = at("analysis/test_statistics.py")
 SENSITIVITY = at("analysis/test_sensitivity.py")
+FINE_TUNING = at("analysis/test_fine_tuning.py")
 SCORES = at("scores")
 
 MUTANTS = (
@@ -1074,6 +1075,42 @@ MUTANTS = (
         SENSITIVITY,
         "if alike or len(differences) >= FEW_SEEDS:",
         "if True:",
+    ),
+    mutant(
+        "a constant answer has not failed",
+        FINE_TUNING,
+        "return score > constant and not math.isclose(",
+        "return score >= constant or not math.isclose(",
+    ),
+    mutant(
+        "the loss says which run of fine-tuning failed",
+        FINE_TUNING,
+        "return cell.failed if above is None else not above",
+        "return cell.failed",
+    ),
+    mutant(
+        "a run without a score is the best of a median",
+        FINE_TUNING,
+        'worst = -math.inf if measure.mode == "max" else math.inf',
+        'worst = math.inf if measure.mode == "max" else -math.inf',
+    ),
+    mutant(
+        "one class is only the most frequent one",
+        FINE_TUNING,
+        "shares = (majority, 1.0 - majority) if task.classes == 2 else (majority,)",
+        "shares = (majority,)",
+    ),
+    mutant(
+        "tasks are judged by the loss",
+        FINE_TUNING,
+        "if cell.scores and self.metric == cell.monitored.metric:",
+        "if False:",
+    ),
+    mutant(
+        "the setting of the mean is the best one",
+        FINE_TUNING,
+        'chosen = _fixed(grid, cells) if kind == "mean" else _best(by_setting)',
+        "chosen = _best(by_setting)",
     ),
     mutant(
         "stalls of other rates count",

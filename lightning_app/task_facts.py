@@ -1,23 +1,26 @@
 """What can be known of a task without torch. `lightning_app.tasks` holds the rest of it."""
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lightning_app.registry import Registry
+from lightning_app.scores.glue import GLUE_TASKS, GlueTask
 
 
 class QualityMetric(NamedTuple):
     """A metric of quality beside the loss: its name in the results, its title, its unit.
 
-    `mode` says whether `min` or `max` of it is best. `published_with` has fields of a config with
-    the values without which ours cannot stand beside published figures.
+    `mode` says whether `min` or `max` of it is best. `scale` is the factor that papers multiply it
+    by: 100 for a share that they print in percent. `published_with` has fields of a config with the
+    values without which ours cannot stand beside published figures.
     """
 
     metric: str
     title: str
     unit: str
     mode: str = "max"
+    scale: float = 1.0
     published_with: Mapping[str, Any] = {}
 
 
@@ -63,6 +66,9 @@ class TaskFacts:
             next sentences.
         monitored: The metric that is monitored, the loss and its floor.
         scores: The metrics of quality that a report shows, the first one preferred.
+        by_corpus: The published scores of each corpus, by `data.name`: the first is the one to
+            compare by. A report judges runs by it where the grid file names no other metric than
+            the loss.
         method: A sentence for the text of the method, with fields of the config in braces.
         module: Where the class of the task is; empty for ``lightning_app.tasks.<name>``.
     """
@@ -78,6 +84,7 @@ class TaskFacts:
     masks: bool = False
     monitored: Monitored = Monitored()
     scores: tuple[QualityMetric, ...] = ()
+    by_corpus: Mapping[str, tuple[QualityMetric, ...]] = field(default_factory=dict)
     method: str = ""
     module: str = ""
 
@@ -158,7 +165,7 @@ TASKS.add(
                     f"{title} perplexity a word",
                     "perplexity",
                     "min",
-                    OF_WHOLE_TEXT,
+                    published_with=OF_WHOLE_TEXT,
                 )
                 for split, title in (("val", "Validation"), ("test", "Test"))
             ),
@@ -180,6 +187,28 @@ GLUE_CORPORA: Mapping[str, str] = {
 }
 """The task of GLUE of each corpus with labels; the keys are values of `data.name`."""
 
+_OF_GLUE = {
+    name: QualityMetric(f"val/{name}", title, unit, scale=100.0)
+    for name, title, unit in (
+        ("accuracy", "accuracy", "accuracy, a fraction"),
+        ("f1", "F1 of class 1", "F1, a fraction"),
+        ("matthews", "Matthews correlation", "Matthews correlation"),
+        ("pearson", "Pearson correlation", "Pearson correlation"),
+        ("spearman", "Spearman correlation", "Spearman correlation"),
+    )
+}
+
+
+def _published_scores(task: GlueTask) -> tuple[QualityMetric, ...]:
+    """The scores of a task of GLUE, its own one first; of a second set after the first one's."""
+    names = (task.own, *(name for name in task.metrics if name != task.own))
+    found = tuple(_OF_GLUE[name] for name in names)
+    if len(task.splits) == 1:
+        return found
+    second = (each._replace(metric=each.metric.replace("val/", "test/")) for each in found)
+    return (*found, *second)
+
+
 TASKS.add(
     "glue",
     TaskFacts(
@@ -188,12 +217,10 @@ TASKS.add(
         labelled=True,
         label_smoothing=0.0,
         monitored=Monitored(floor="loss of the best constant output"),
-        scores=(
-            QualityMetric("val/matthews", "Matthews correlation", "Matthews correlation"),
-            QualityMetric("val/f1", "F1 of class 1", "F1, a fraction"),
-            QualityMetric("val/pearson", "Pearson correlation", "Pearson correlation"),
-            QualityMetric("val/spearman", "Spearman correlation", "Spearman correlation"),
-        ),
+        scores=tuple(_OF_GLUE[name] for name in ("matthews", "f1", "pearson", "spearman")),
+        by_corpus={
+            corpus: _published_scores(GLUE_TASKS[name]) for corpus, name in GLUE_CORPORA.items()
+        },
         method="Texts are cut to {data.window} tokens, and rows of similar length make a batch.",
     ),
 )

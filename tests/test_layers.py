@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "atomic_write": set(),
     "registry": set(),
-    "task_facts": {"registry"},
+    "task_facts": {"registry", "scores"},
     "records": {"task_facts"},
     "tables": {"records", "run_folder"},
     "grid_axes": set(),
@@ -100,7 +100,7 @@ ALLOWED: dict[str, set[str]] = {
     "shipped": set(),
     "identity": {"atomic_write", "run_folder"},
     "experiment": {"data", "identity", "parent", "sections"},
-    "analysis": {"task_facts", "atomic_write", "identity", "mixtures", *FOLDERS},
+    "analysis": {"task_facts", "scores", "atomic_write", "identity", "mixtures", *FOLDERS},
     "ablation": {
         *RUN,
         *IDENTITY,

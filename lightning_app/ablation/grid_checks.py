@@ -304,18 +304,21 @@ def check_checkpoints(checkpoints: Any) -> str:
 
 
 def check_published(published: Any) -> tuple[dict[str, Any], ...]:
-    """Figures of papers: whose, in what setting, of which variant, and the number."""
+    """Figures of papers: whose, in what setting, of which variant, on which data, the number."""
     if published is None:
         return ()
     if not isinstance(published, list):
-        raise UserError(f"published: expected a list of mappings, found {published!r}")
+        raise UserError(
+            f"published: expected a list of mappings, or the path of a file that holds one, found "
+            f"{published!r}"
+        )
     return tuple(_figure(f"published entry {n}", entry) for n, entry in enumerate(published, 1))
 
 
 def _figure(field: str, entry: Any) -> dict[str, Any]:
     for key, (what, holds) in _FIGURE.items():
         given = _fields(field, entry, tuple(_FIGURE)).get(key)
-        needed = key not in ("warmup", "lr", "note")
+        needed = key not in ("data", "warmup", "lr", "note")
         if given is None and needed:
             raise UserError(f"{field}: '{key}' is missing; expected {what}")
         if given is not None and not holds(given):
@@ -335,6 +338,7 @@ _FIGURE = {
     "paper": ("the key of a paper or its citation", _is_text),
     "setting": ("what was trained and measured there, as text", _is_text),
     "variant": ("the name of a variant", _is_text),
+    "data": ("a value of data.name, or null if the grid has one task", _is_text),
     "warmup": (
         "a whole number of updates, or null if the paper does not say it",
         lambda value: isinstance(value, int) and _is_number(value) and value >= 0,

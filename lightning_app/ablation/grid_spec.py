@@ -54,10 +54,11 @@ class GridSpec:
     from that of another. A cell that agrees with all of one
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
     none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
-    papers that the report puts beside ours. `labels` has the names of the values of axes in the
-    report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
-    axes whose values it compares on the metric, with the baseline of each. `init_from` is the
-    grid whose runs the cells start from. `source` is the file as messages name it.
+    papers that the report puts beside ours, in the file or in one that it names. `labels` has the
+    names of the values of axes in the report, `factors` the axes of two values whose effects it
+    contrasts, by name, `compare` the axes whose values it compares on the metric, with the baseline
+    of each. `init_from` is the grid whose runs the cells start from. `source` is the file as
+    messages name it.
     """
 
     source: str
@@ -148,6 +149,7 @@ def _spec(
     with named(source):
         name = _name(tree)
     base_config = _base(path, tree, source)
+    published = _published(path, tree.get("published"))
     parent = _parent(path, tree, files, source)
     with named(source):
         _check_parent(name, base_config, tree.get("axes"), parent)
@@ -169,7 +171,7 @@ def _spec(
             sensitivity=sensitivity,
             pruner=check_pruner(tree.get("pruner"), axes, metric, sensitivity),
             checkpoints=check_checkpoints(tree.get("checkpoints")),
-            published=check_published(tree.get("published")),
+            published=published,
             labels=check_labels(tree.get("labels"), axes),
             factors=check_factors(tree.get("factors"), axes),
             compare=check_compare(tree.get("compare"), axes),
@@ -245,6 +247,20 @@ def _base(path: Path, tree: Mapping[str, Any], source: str) -> dict[str, Any]:
     content, _ = read_grid_yaml(base)
     with named(base):
         return mapping(content, "the file")
+
+
+def _published(path: Path, given: Any) -> tuple[dict[str, Any], ...]:
+    """The figures of papers, inlined in the grid file or a list in a file beside it."""
+    if not isinstance(given, str):
+        with named(path):
+            return check_published(given)
+    file = path.parent / given
+    with named(path):
+        if not file.is_file():
+            raise UserError(f"published: no such file: {file}")
+    content, _ = read_grid_yaml(file)
+    with named(file):
+        return check_published(content)
 
 
 def _question(question: Any, text: str) -> str:

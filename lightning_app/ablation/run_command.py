@@ -39,7 +39,9 @@ def run_command(
         tree |= {"grid": spec.name, "folder": folder.path, "cells": 0, "elsewhere": 0}
         tree |= by_status(Counter(), _STATES)
         tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
-        tree |= {"effects": (), "metrics": (), "mixtures": {}, "left_out": {}, "waiting": ()}
+        of_runs = ("comparisons", "effects", "metrics", "failed_runs", "failure_tests")
+        tree |= {**dict.fromkeys((*of_runs, "task_scores"), ()), "mixtures": {}, "left_out": {}}
+        tree |= {"waiting": ()}
         tree["exit_code"] = _run(spec, folder, options, tree)
     return tree["exit_code"]
 

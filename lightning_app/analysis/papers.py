@@ -72,6 +72,7 @@ def read_grid_file(path: Path) -> dict[str, Any]:
         value = figure.get("value")
         if value != "diverged" and not _is_number(value):
             raise check.unexpected("value", value, "a number, or 'diverged'")
+        check("data", figure, is_text, "text")
         check("warmup", figure, is_count, "a whole number")
         check("lr", figure, lambda value: _is_number(value) and value > 0, "a number above 0")
         check("note", figure, is_text, "text")

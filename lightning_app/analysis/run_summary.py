@@ -15,7 +15,7 @@ from lightning_app.analysis.grid_results import (
 from lightning_app.analysis.merge_grids import different, shared
 from lightning_app.grid_axes import PRESET, label
 from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups
-from lightning_app.task_facts import STACKS, task_facts
+from lightning_app.task_facts import STACKS, glue_task_of, task_facts
 
 
 def state_counts(grid: GridResults) -> str:
@@ -318,7 +318,8 @@ def trained_on(grid: GridResults) -> str:
 
 
 def _corpus_name(grid: GridResults, cell: CellResult) -> str:
-    return str(cell.data.get("name") or grid.setting("data.name") or UNKNOWN)
+    name = str(cell.data.get("name") or grid.setting("data.name") or UNKNOWN)
+    return glue_task_of(name) or name
 
 
 def _distinct(grid: GridResults, key: str) -> list[str]:
