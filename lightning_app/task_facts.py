@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lightning_app.registry import Registry
 
@@ -52,8 +52,10 @@ class TaskFacts:
         pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
             lines of one language.
         running_text: Whether that is a running text, with its blank lines.
-        labelled: Whether its corpus holds texts with labels, one or two texts a row. Only such a
-            task can start from another run (`model.init_from`).
+        labelled: What the rows of its corpus are labelled with: `numbers` (one or two texts and a
+            class or a score) or `answers` (a question and the answers in its context); empty for
+            text without labels. Only a task with labels can start from another run
+            (`model.init_from`).
         label_smoothing: The share of label smoothing where a config has null.
         length: The field of `data` that bounds the tokens of a text.
         marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
@@ -69,7 +71,7 @@ class TaskFacts:
     architecture: str
     pairs: bool = False
     running_text: bool = False
-    labelled: bool = False
+    labelled: Literal["", "numbers", "answers"] = ""
     label_smoothing: float = 0.1
     length: str = "window"
     marks: int = 0
@@ -174,7 +176,7 @@ TASKS.add(
     TaskFacts(
         title="fine-tuning on GLUE",
         architecture="encoder",
-        labelled=True,
+        labelled="numbers",
         label_smoothing=0.0,
         monitored=Monitored(floor="loss of the best constant output"),
         scores=(
@@ -184,6 +186,23 @@ TASKS.add(
             QualityMetric("val/spearman", "Spearman correlation", "Spearman correlation"),
         ),
         method="Texts are cut to {data.window} tokens, and rows of similar length make a batch.",
+    ),
+)
+
+TASKS.add(
+    "squad",
+    TaskFacts(
+        title="fine-tuning on SQuAD",
+        architecture="encoder",
+        labelled="answers",
+        label_smoothing=0.0,
+        monitored=Monitored(floor="loss of the best constant output"),
+        scores=(
+            QualityMetric("val/f1", "F1 of answers", "F1, percent"),
+            QualityMetric("val/exact_match", "Exact match of answers", "exact match, percent"),
+        ),
+        method="Contexts are read in windows, with the question {data.window} tokens long, whose "
+        "starts are {data.context_stride} tokens apart.",
     ),
 )
 

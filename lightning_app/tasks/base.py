@@ -120,8 +120,12 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, str]]:
-        """Return (row of the split, text) of each row of `batch`."""
+    def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, Any]]:
+        """Return (row of the split, text) of each row of `batch`, or what `answers` reads."""
+
+    def answers(self, predicted: Mapping[int, Any], datamodule: Any) -> dict[int, str]:
+        """Return the texts of the test split, given what `predict` found on all ranks by row."""
+        return dict(predicted)
 
     # What probes, pictures and benchmarks ask of a batch
 
