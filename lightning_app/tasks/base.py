@@ -62,6 +62,14 @@ class Task(ABC):
     ) -> SplitRows:
         """Return the rows of a split as batches; `seed` None: the same in every epoch and run."""
 
+    @classmethod  # noqa: B027
+    def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:
+        """Refuse a corpus that cannot be read as `data` says, before a run begins.
+
+        Raises:
+            UserError: naming the field.
+        """
+
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
         """Return what the rows of all splits add to the description of the corpus."""

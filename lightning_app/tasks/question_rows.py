@@ -63,16 +63,10 @@ class QuestionRows:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        check_window(corpus, split, window)
         asked, contexts = (stored_texts(corpus, split, name) for name in ("question", "context"))
         self.cut = int(np.sum(asked.lengths > MAX_QUESTION))
         asked = asked._replace(lengths=np.minimum(asked.lengths, MAX_QUESTION))
-        longest = int(asked.lengths.max())
-        if window <= longest + SPECIAL_TOKENS:
-            raise UserError(
-                f"data.window is {window}: a question of {split} has {longest} tokens, which with "
-                f"{SPECIAL_TOKENS} marks and a token of its context need at least "
-                f"{longest + SPECIAL_TOKENS + 1}"
-            )
         self.holders = holders(contexts.lengths)
         sizes = zip(asked.lengths.tolist(), contexts.lengths[self.holders].tolist(), strict=True)
         self.windows = [
@@ -130,6 +124,21 @@ class QuestionRows:
     def without_answer(self) -> int:
         """Return the number of rows with the label of no answer."""
         return int(np.sum((self.labels == NULL).all(axis=1)))
+
+
+def check_window(corpus: PreparedCorpus, split: str, window: int) -> None:
+    """Refuse a window without room for a token of the context beside the longest question.
+
+    Raises:
+        UserError: naming the split and the window that it needs.
+    """
+    longest = min(MAX_QUESTION, int(corpus.lengths(split, "question").max()) - 1)
+    if window <= longest + SPECIAL_TOKENS:
+        raise UserError(
+            f"data.window is {window}: a question of {split} has {longest} tokens, which with "
+            f"{SPECIAL_TOKENS} marks and a token of its context need at least "
+            f"{longest + SPECIAL_TOKENS + 1}"
+        )
 
 
 def holders(lengths: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from lightning_app.tasks.labelled_rows import (
     random_tokens,
     real_tokens,
 )
-from lightning_app.tasks.question_rows import QuestionRows, described_windows
+from lightning_app.tasks.question_rows import QuestionRows, check_window, described_windows
 from lightning_app.tasks.question_texts import Answer, QuestionTexts
 
 SPLITS = {"val": "valid", "test": "test"}
@@ -88,6 +88,12 @@ class SQuAD(Task):
             rank=rank,
             world_size=world_size,
         )
+
+    @classmethod
+    def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:
+        """Refuse a window that is too small for a question."""
+        for split in corpus.meta["sizes"]:
+            check_window(corpus, split, data.window)
 
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:

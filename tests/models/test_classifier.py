@@ -51,8 +51,8 @@ def texts(labels: list[float]) -> LabelledBatch:
 
 
 @torch.no_grad()
-def hugging_face(ours: TextClassifier, outputs: int) -> Any:
-    """BERT with our weights; the norm of its embedding cancels our factor sqrt(width)."""
+def copy_encoder(ours: Any, kind: str, outputs: int) -> Any:
+    """A class of theirs with our encoder; the norm of its embedding cancels our sqrt(width)."""
     package = pytest.importorskip("transformers")
     width, table = ours.embedding.model_dim, ours.embedding.position_table
     config = package.BertConfig(
@@ -70,7 +70,7 @@ def hugging_face(ours: TextClassifier, outputs: int) -> Any:
         attn_implementation="eager",
         num_labels=outputs,
     )
-    theirs = package.BertForSequenceClassification(config).double()
+    theirs = getattr(package, kind)(config).double()
     embeddings, segments = theirs.bert.embeddings, ours.embedding.segments
     assert segments is not None
     positions: Any = table
@@ -91,6 +91,13 @@ def hugging_face(ours: TextClassifier, outputs: int) -> Any:
         layer.intermediate.dense.load_state_dict(inner.state_dict())
         layer.output.dense.load_state_dict(outer.state_dict())
         layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())
+    return theirs
+
+
+@torch.no_grad()
+def hugging_face(ours: TextClassifier, outputs: int) -> Any:
+    """BERT with our weights."""
+    theirs = copy_encoder(ours, "BertForSequenceClassification", outputs)
     theirs.bert.pooler.dense.load_state_dict(ours.pooler.state_dict())
     theirs.classifier.load_state_dict(ours.output.state_dict())
     return theirs
