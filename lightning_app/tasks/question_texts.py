@@ -16,7 +16,7 @@ CONTEXTS = 4
 
 
 class Answer(NamedTuple):
-    """The best answer that is not empty, "" where there is none, and null score - its score."""
+    """The best answer that is not empty, or "" without one, and null score - its score."""
 
     text: str
     difference: float
