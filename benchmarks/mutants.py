@@ -64,6 +64,10 @@ SPANS = at("models/test_localised_span.py")
 MEMORY = at("models/test_memory.py", "tasks/test_causal_streams.py")
 ADAPTIVE = at("models/test_adaptive_span.py")
 DYNAMIC = at("models/test_dynamic_span.py")
+SQUAD_FILES = at("data/test_squad.py")
+SQUAD_ROWS = at("tasks/test_question_rows.py")
+SQUAD_MODEL = at("models/test_span_predictor.py")
+SQUAD_RUNS = at("test_squad.py")
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
 LOSS = at("objectives", "tasks")
 TASKS = at("objectives", "tasks", "test_module.py")
@@ -1194,6 +1198,91 @@ MUTANTS = (
         SCORES,
         'np.searchsorted(self.begins, end, side="left")',
         'np.searchsorted(self.begins, end, side="right")',
+    ),
+    mutant(
+        "squad: paragraphs of an evaluated article train",
+        SQUAD_FILES,
+        '_taken(dev, [(title in training) is kept for title in dev["article"]])',
+        '_taken(dev, [(title in training) or not kept for title in dev["article"]])',
+    ),
+    mutant(
+        "squad: a copied training article is not said",
+        SQUAD_FILES,
+        'said += f"; {shared:,} paragraphs of {split} are in train, too"',
+        "pass",
+    ),
+    mutant(
+        "squad: an answer may begin elsewhere",
+        SQUAD_FILES,
+        "if start < 0 or context[start : start + len(text)] != text:",
+        "if start < 0 or text not in context:",
+    ),
+    mutant(
+        "squad: a file of version 2.0 is read as 1.1",
+        SQUAD_FILES,
+        'elif "is_impossible" in question:',
+        'elif "is_impossible" in question and not question["answers"]:',
+    ),
+    mutant(
+        "squad: a division leaves the prepared folder",
+        SQUAD_FILES,
+        '*("document_separator", "next_sentence", "train_from_dev"),',
+        '*("document_separator", "next_sentence"),',
+    ),
+    mutant(
+        "squad: windows of a question in several batches of an evaluation",
+        SQUAD_ROWS,
+        "            if seed is None:\n                return whole_questions",
+        "            if seed == -1:\n                return whole_questions",
+    ),
+    mutant(
+        "squad: a window reads the start of its context",
+        SQUAD_ROWS,
+        "contexts.starts[self.holders][question] + places[:, 0]",
+        "contexts.starts[self.holders][question]",
+    ),
+    mutant(
+        "squad: padding is in the softmax",
+        SQUAD_MODEL,
+        "return logits.masked_fill(~real[:, None], -math.inf)",
+        "return logits",
+    ),
+    mutant(
+        "squad: the loss is the sum of start and end",
+        SQUAD_MODEL,
+        "gather(2, labels[:, :, None]).squeeze(2).mean(dim=1)",
+        "gather(2, labels[:, :, None]).squeeze(2).sum(dim=1)",
+    ),
+    mutant(
+        "squad: a row is right with one of two places",
+        SQUAD_MODEL,
+        "(logits.argmax(dim=2) == labels).all(dim=1) & counted",
+        "(logits.argmax(dim=2) == labels).any(dim=1) & counted",
+    ),
+    mutant(
+        "squad: a rank scores its own windows",
+        SQUAD_RUNS,
+        "texts, answers = self._answers(rows, SPLITS[stage], datamodule)",
+        "texts, answers = self._answers(self._scored, SPLITS[stage], datamodule)",
+    ),
+    mutant(
+        "squad: a diverged run has a score",
+        SQUAD_RUNS,
+        "scored = dict.fromkeys(scored, math.nan)",
+        "pass",
+    ),
+    mutant(
+        "squad: the best threshold is the result",
+        SQUAD_RUNS,
+        'scored = {"exact_match": found.every.exact, "f1": found.every.f1}',
+        'scored = {"exact_match": best_threshold(golds, texts, differences, "exact").score, '
+        '"f1": best_threshold(golds, texts, differences, "f1").score}',
+    ),
+    mutant(
+        "squad: the window is checked when the folder of the run is there",
+        SQUAD_RUNS,
+        "        task_class(self.config.task).check(corpus, self.config)\n",
+        "",
     ),
 )
 

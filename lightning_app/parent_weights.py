@@ -1,6 +1,6 @@
 """Start a model from the weights of another run: `model.init_from`.
 
-The parent's embedding and stack are taken whole, and its pooler where it has one; its heads are
+The parent's embedding and stack are taken whole, and its pooler where both have one; its heads are
 left out. What the parent does not have starts as in a run from step 0, except that a new table of
 segments is zero, so that the encoder computes what it did in the parent.
 """
@@ -17,7 +17,8 @@ from lightning_app.errors import UserError
 from lightning_app.parent import FIELD, Parent, find_parent
 
 _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
-_RENAMED = {"next_sentence.pooler.": "pooler."}
+_POOLER = "pooler."
+_RENAMED = {"next_sentence.pooler.": _POOLER}
 _FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}
 """The parts of a model that must be the parent's, except for these fields, which have no weights"""
 _MAY_BE = {("block", "residual_attention"): "none"}
@@ -104,8 +105,10 @@ def load_parent(model: Any, given: str) -> None:
         if not name.startswith(_OF_HEADS):
             weights[name] = value
     own = model.state_dict()
+    if not any(name.startswith(_POOLER) for name in own):
+        weights = {name: value for name, value in weights.items() if not name.startswith(_POOLER)}
     fresh = {name for name in own if name.startswith("output.")}
-    for optional in ("pooler.", "embedding.segments."):
+    for optional in (_POOLER, "embedding.segments."):
         if not any(name.startswith(optional) for name in weights):
             fresh |= {name for name in own if name.startswith(optional)}
     expected = own.keys() - fresh

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lightning_app.registry import Registry
 from lightning_app.scores.glue import GLUE_TASKS, GlueTask
@@ -57,8 +57,10 @@ class TaskFacts:
         pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
             lines of one language.
         running_text: Whether that is a running text, with its blank lines.
-        labelled: Whether its corpus holds texts with labels, one or two texts a row. Only such a
-            task can start from another run (`model.init_from`).
+        labelled: What the rows of its corpus are labelled with: `numbers` (one or two texts and a
+            class or a score) or `answers` (a question and the answers in its context); empty for
+            text without labels. Only a task with labels can start from another run
+            (`model.init_from`).
         label_smoothing: The share of label smoothing where a config has null.
         length: The field of `data` that bounds the tokens of a text.
         marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
@@ -77,7 +79,7 @@ class TaskFacts:
     architecture: str
     pairs: bool = False
     running_text: bool = False
-    labelled: bool = False
+    labelled: Literal["", "numbers", "answers"] = ""
     label_smoothing: float = 0.1
     length: str = "window"
     marks: int = 0
@@ -214,7 +216,7 @@ TASKS.add(
     TaskFacts(
         title="fine-tuning on GLUE",
         architecture="encoder",
-        labelled=True,
+        labelled="numbers",
         label_smoothing=0.0,
         monitored=Monitored(floor="loss of the best constant output"),
         scores=tuple(_OF_GLUE[name] for name in ("matthews", "f1", "pearson", "spearman")),
@@ -222,6 +224,26 @@ TASKS.add(
             corpus: _published_scores(GLUE_TASKS[name]) for corpus, name in GLUE_CORPORA.items()
         },
         method="Texts are cut to {data.window} tokens, and rows of similar length make a batch.",
+    ),
+)
+
+_OF_SQUAD = (
+    QualityMetric("val/f1", "F1 of answers", "F1, percent"),
+    QualityMetric("val/exact_match", "Exact match of answers", "exact match, percent"),
+)
+
+TASKS.add(
+    "squad",
+    TaskFacts(
+        title="fine-tuning on SQuAD",
+        architecture="encoder",
+        labelled="answers",
+        label_smoothing=0.0,
+        monitored=Monitored(floor="loss of the best constant output"),
+        scores=_OF_SQUAD,
+        by_corpus={"squad1": _OF_SQUAD, "squad2": _OF_SQUAD},
+        method="Contexts are read in windows, with the question {data.window} tokens long, whose "
+        "starts are {data.context_stride} tokens apart.",
     ),
 )
 

@@ -22,7 +22,7 @@ from lightning_app.parser import data_module, transformer_module
 from lightning_app.records import read_result
 from lightning_app.run_folder import RunFolder
 from lightning_app.saved import is_finite, read_checkpoint
-from tests import tables, warm
+from tests import questions, tables, warm
 from tests.documents import run_tree, write_documents
 from tests.tables import changed
 
@@ -91,6 +91,26 @@ def test_a_child_begins_with_all_but_the_heads(tree: dict[str, Any], parents: An
     }
     own = (parents["pairs"] / "tokenizer.model").read_bytes()
     assert data.corpus.tokenizer_file.read_bytes() == own
+
+
+def test_a_model_without_a_pooler_leaves_that_of_the_parent(
+    tmp_path: Path, parents: dict[str, Path]
+) -> None:
+    """SQuAD marks tokens: all of the encoder is the parent's, also its table of segments."""
+    tree = questions.answering(questions.write_squad(tmp_path / "squad", "squad2"), "squad2")
+    tree["model"]["architecture"] |= ARCHITECTURE
+    there = weights(parents["pairs"])
+    here, data = built(changed(tree, model__init_from=str(parents["pairs"])))
+    own = {"output.weight", "output.bias"}
+    for name in here.keys() - own:
+        assert torch.equal(here[name], there[name]), name
+    assert own < here.keys()
+    assert not any("pooler" in name for name in here)
+    tokenizer = (parents["pairs"] / "tokenizer.model").read_bytes()
+    assert data.corpus.tokenizer_file.read_bytes() == tokenizer
+    vocabulary = changed(tree, model__init_from=str(parents["pairs"]), data__tokenizer="char")
+    with pytest.raises(UserError, match=r"data\.tokenizer is word there and char in the config"):
+        resolve(vocabulary, "child.yaml")
 
 
 def test_without_segments_the_encoder_computes_what_it_did(

@@ -29,6 +29,7 @@ from lightning_app.blocks.masks import full_mask
 from lightning_app.data.tokenizer import PAD
 from lightning_app.models.classifier import TextClassifier
 from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel
+from lightning_app.models.span_predictor import SpanPredictor
 from lightning_app.models.transformer import BlockStack
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
@@ -276,7 +277,7 @@ def _copy_bert(ours: MaskedLanguageModel, theirs: Any) -> None:
 
 
 @torch.no_grad()
-def copy_bert_body(ours: MaskedLanguageModel | TextClassifier, theirs: Any) -> None:
+def copy_bert_body(ours: MaskedLanguageModel | TextClassifier | SpanPredictor, theirs: Any) -> None:
     """Copy the weights of our embedding and blocks to `theirs`, a `BertModel`.
 
     The norm of BERT's embedding cancels our factor sqrt(width).
@@ -305,14 +306,14 @@ def copy_bert_body(ours: MaskedLanguageModel | TextClassifier, theirs: Any) -> N
         layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())
 
 
-def bert_classifier(ours: TextClassifier, **fields: Any) -> Any:
-    """Return Hugging Face's `BertForSequenceClassification` with the weights of ours.
+def bert_like(ours: TextClassifier | SpanPredictor, kind: str, **fields: Any) -> Any:
+    """Return a model of Hugging Face with the embedding and the encoder of ours.
 
-    It is our `post_ln` with learned positions, GELU and the norm of the embedding. One output is a
-    score, with the mean squared error as its loss.
+    It is our `post_ln` with learned positions, GELU and the norm of the embedding.
 
     Args:
         ours: On the CPU.
+        kind: Its class, such as `BertForQuestionAnswering`, which has as many outputs as ours.
         fields: Further fields of `BertConfig`; by default attention is SDPA, without dropout.
     """
     package = needed("transformers", "Hugging Face transformers")
@@ -335,9 +336,18 @@ def bert_classifier(ours: TextClassifier, **fields: Any) -> Any:
         "attn_implementation": "sdpa",
         "num_labels": outputs,
     }
-    theirs = package.BertForSequenceClassification(package.BertConfig(**{**given, **fields}))
+    theirs = getattr(package, kind)(package.BertConfig(**{**given, **fields}))
     theirs = theirs.to(ours.output.weight.dtype).train()
     copy_bert_body(ours, theirs.bert)
+    return theirs
+
+
+def bert_classifier(ours: TextClassifier, **fields: Any) -> Any:
+    """Return `bert_like` as `BertForSequenceClassification`, with our pooler and output layer.
+
+    One output is a score, with the mean squared error as its loss.
+    """
+    theirs = bert_like(ours, "BertForSequenceClassification", **fields)
     theirs.bert.pooler.dense.load_state_dict(ours.pooler.state_dict())
     theirs.classifier.load_state_dict(ours.output.state_dict())
     return theirs

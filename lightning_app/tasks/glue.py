@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.tokenizer import BOS, SPECIALS, unigram_entropy
+from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.models.classifier import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
 from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig, token_sums
@@ -27,7 +27,15 @@ from lightning_app.scores.correlation import pearson, spearman
 from lightning_app.scores.glue import GlueTask, glue_task
 from lightning_app.task_facts import GLUE_CORPORA
 from lightning_app.tasks.base import Predictions, Task, join_ranks, task
-from lightning_app.tasks.labelled_rows import LabelledBatch, LabelledRows, described_cuts
+from lightning_app.tasks.labelled_rows import (
+    LabelledBatch,
+    LabelledRows,
+    described_cuts,
+    longest_row,
+    one_row,
+    random_tokens,
+    real_tokens,
+)
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 OF_CLASSES = {"f1": f1_of_class_1, "matthews": matthews_correlation}
@@ -200,17 +208,15 @@ class Glue(Task):
     def alone(self, batch: LabelledBatch, token: int) -> LabelledBatch:
         """Return the row of the label `token`, which counts rows that are not blank."""
         row = int((batch.index >= 0).nonzero()[token])
-        return _row(batch, row, batch.tokens.shape[1])
+        return one_row(batch, row, batch.tokens.shape[1])
 
     def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
         """Return every token but padding and blank rows."""
-        return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
+        return {"encoder": real_tokens(batch)}
 
     def longest(self, batch: LabelledBatch) -> LabelledBatch:
         """Return the first row with the most tokens."""
-        lengths = (batch.tokens != self.pad).sum(dim=1)
-        row = int(lengths.argmax())
-        return _row(batch, row, int(lengths[row]))
+        return longest_row(batch)
 
     def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
         """Return the rows."""
@@ -218,9 +224,7 @@ class Glue(Task):
 
     def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
         """Return rows of random tokens without padding, whose second half is the second text."""
-        tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
-        tokens[:, 0] = BOS
-        segments = (torch.arange(length) >= length // 2).long().expand(rows, length)
+        tokens, segments = random_tokens(rows, length, vocabulary)
         labels = torch.randint(self.facts.classes or 6, (rows,)).double()
         return LabelledBatch(tokens, segments, labels, torch.arange(rows), torch.tensor(rows))
 
@@ -241,15 +245,4 @@ def squared_sums(
         correct=correct,
         tokens=counted.sum(),
         by_token=by_token,
-    )
-
-
-def _row(batch: LabelledBatch, row: int, length: int) -> LabelledBatch:
-    """Return the first `length` tokens of one row as a batch."""
-    return LabelledBatch(
-        batch.tokens[row : row + 1, :length],
-        batch.segments[row : row + 1, :length],
-        batch.labels[row : row + 1],
-        batch.index[row : row + 1],
-        batch.predicted_tokens.new_ones(()),
     )
