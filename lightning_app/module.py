@@ -336,7 +336,9 @@ class TransformerModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         assert self.model is not None
-        fused = self.trainer.precision != "16-mixed"
+        # Lightning refuses to clip gradients of a fused optimizer in bf16-mixed.
+        clipped = self.trainer.precision == "bf16-mixed" and bool(self.trainer.gradient_clip_val)
+        fused = self.trainer.precision != "16-mixed" and not clipped
         optimizer = build_optimizer(self.optimizer, self.model, fused=fused)
         schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
         return {

@@ -14,6 +14,7 @@ from lightning_app.ablation.plan import expand
 from lightning_app.ablation.run_cell import run_cell
 from lightning_app.config import resolve
 from lightning_app.experiment import identity_of
+from tests import questions, tables
 
 ROOT = Path(__file__).parents[1]
 GRIDS = sorted((ROOT / "ablations").glob("*.yaml"))
@@ -42,42 +43,56 @@ def test_a_base_is_a_config_of_its_own(path: Path) -> None:
 def test_a_grid_has_the_cells_that_it_states(path: Path) -> None:
     stated = re.search(r"^# (\d+) cells: (.*)", path.read_text(), re.M)
     assert stated, "the opening states the number of cells"
-    plan, configs = expand(read_spec(path), resolve, partial(identity_of, fetch=False))
+    spec = read_spec(path)
+    plan, _ = expand(spec, resolve, partial(identity_of, fetch=False))
+    cells = sorted((*plan.cells, *plan.waiting), key=lambda cell: cell.axes["seed_everything"])
     assert plan.name == path.stem
-    assert len(plan.cells) == int(stated[1])
-    steps = re.search(r"([\d,]+) steps", stated[2])
+    assert len(cells) == int(stated[1])
+    assert bool(plan.waiting) == (spec.init_from is not None), "no parent is there"
+    steps = re.search(r"([\d,]+)(?: to ([\d,]+))? steps", stated[2])
     assert steps
-    assert {config["trainer"]["max_steps"] for config in configs} == {
-        int(steps[1].replace(",", ""))
+    key, base = "trainer.max_steps", spec.base_config["trainer"]["max_steps"]
+    found = {cell.axes.get(key, base) for cell in cells}
+    assert {min(found), max(found)} == {
+        int(each.replace(",", "")) for each in steps.groups(steps[1])
     }
     # Whole seeds come first, so that an interrupted grid is a complete smaller one.
-    seeds = [cell.axes["seed_everything"] for cell in plan.cells]
-    assert seeds == sorted(seeds)
+    assert cells == [*(plan.cells or plan.waiting)]
+
+
+def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The section `data` of a config for a small corpus of the same kind."""
+    given, common = tree["data"], {"tokens_per_batch": 128, "window": 32, "tokenizer": "word"}
+    common |= {"vocab_size": None, "cache": str(folder / "cache")}
+    kind = tree["model"]["objective"]["kind"]
+    if kind == "glue":
+        root = tables.write_table(folder / given["name"], given["name"])
+        return common | {"name": given["name"], "root": str(root)}
+    if kind == "squad":
+        root = questions.write_squad(folder / given["name"], given["name"])
+        return common | {"name": given["name"], "root": str(root), "context_stride": 8}
+    if tree["model"]["objective"].get("next_sentence"):
+        # Next sentences need documents.
+        return common | {each: given[each] for each in ("name", "root", "document_separator")}
+    return common | {"name": "synthetic"}
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_the_first_cell_of_a_grid_trains(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two steps, on the built-in corpus and with small batches."""
+    """Two steps of a narrow model, on a small corpus; without its parent if it has one."""
     grid = read_spec(path)
     plan, _ = expand(grid, resolve, partial(identity_of, fetch=False))
-    tree: dict[str, Any] = cell_tree(grid.base_config, plan.cells[0].axes)
-    tree["trainer"] = {**tree["trainer"], "max_steps": 2, "limit_val_batches": 1}
+    tree: dict[str, Any] = cell_tree(grid.base_config, (*plan.cells, *plan.waiting)[0].axes)
+    given = {"max_steps": 2, "val_check_interval": 2, "limit_val_batches": 1}
+    tree["trainer"] = {**tree["trainer"], **given}
     schedule = {**tree["model"]["schedule"], "reference_steps": 1}
     tree["model"]["schedule"] = schedule | {"warmup_steps": min(1, schedule["warmup_steps"])}
     tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
-    # Next sentences need documents.
-    books = ("name", "root", "document_separator")
-    pairs = tree["model"]["objective"].get("next_sentence")
-    tree["data"] = {
-        **({name: tree["data"][name] for name in books} if pairs else {"name": "synthetic"}),
-        "tokenizer": "word",
-        "vocab_size": None,
-        "tokens_per_batch": 128,
-        "window": 32,
-        "cache": str(tmp_path_factory.getbasetemp() / "cache"),
-    }
+    if tree["model"]["architecture"]["model_dim"] > 512:
+        tree["model"]["architecture"] |= {"model_dim": 96, "ff_dim": 96}
+    tree["data"] = small_data(tree, tmp_path_factory.getbasetemp())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))
     run_cell(tmp_path, attempt=1)
     assert (tmp_path / "result.json").is_file()

@@ -123,3 +123,30 @@ def test_the_logged_norm_is_exact(tmp_path: Path, cache: str, precision: str) ->
         rows = list(csv.DictReader(file))
     logged = [float(row["train/grad_norm"]) for row in rows if row.get("train/grad_norm")]
     assert logged == pytest.approx(norms.seen, rel=1e-5)
+
+
+class Clipped(pl.Callback):
+    """Notes the norm of the gradient that a step has used."""
+
+    def __init__(self) -> None:
+        self.used: list[float] = []
+
+    def on_before_zero_grad(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        found = [
+            p.grad.double().square().sum() for p in pl_module.parameters() if p.grad is not None
+        ]
+        if found:
+            self.used.append(float(torch.stack(found).sum().sqrt()))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_gradients_are_clipped(tmp_path: Path, cache: str, precision: str) -> None:
+    clipped = Clipped()
+    settings: dict[str, Any] = {"precision": precision, "gradient_clip_val": 1e-3}
+    trainer(tmp_path, max_steps=2, callbacks=[clipped], **settings).fit(
+        module(), datamodule=data(cache)
+    )
+    assert clipped.used
+    assert clipped.used == pytest.approx([1e-3] * len(clipped.used), rel=1e-2)
