@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from lightning_app import __version__
 from lightning_app.commands.options import (
     add_bench,
     add_generate,
@@ -23,6 +22,7 @@ from lightning_app.commands.options import (
 )
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.names import SECTIONS
+from lightning_app.version import __version__
 
 LIGHTNING = {
     "fit": "train one run: --config FILE, then overrides; every Trainer flag by Lightning's name",

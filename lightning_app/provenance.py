@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lightning_app import __version__
+from lightning_app.version import __version__
 
 PACKAGES = (
     "torch",

@@ -3,7 +3,6 @@
 import re
 from importlib import resources
 
-from lightning_app import __version__
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.markup import Markup, element
@@ -20,6 +19,7 @@ from lightning_app.analysis.page.parts import section
 from lightning_app.analysis.page.setup import cautions, what_was_run
 from lightning_app.analysis.page.stable import stable
 from lightning_app.analysis.run_summary import preset_words, setting_of, state_counts
+from lightning_app.version import __version__
 
 NAMED = 4  # presets with their words in view
 SERVED = (
