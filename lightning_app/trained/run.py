@@ -146,8 +146,8 @@ class TrainedRun:
 
         A text is read as an evaluation reads a split: nll is ``-sum ln p(token)`` over every token
         of the text and the end mark of each of its lines, without label smoothing and in the
-        precision of the weights. Over the rows of a split, ``sum nll / sum tokens`` is the `nll` of an
-        evaluation of these weights.
+        precision of the weights. Over the rows of a split, ``sum nll / sum tokens`` is the `nll` of
+        an evaluation of these weights.
 
         - Causal language model: each text is a text alone, whose first token is predicted from the
           end of a line; it may have several lines. It is cut into windows of `data.window` tokens
