@@ -148,8 +148,6 @@ def _check_overrides(overrides: Mapping[str, Any], settings: Mapping[str, Any]) 
     every = {**overrides, **settings}
     for key in every:
         if key in SECTIONS and key != SEED:
-            raise UserError(
-                f"{key}: would replace the whole section; name its fields: '{key}.NAME'"
-            )
+            raise UserError(f"{key}: would replace a whole section; name its fields: '{key}.NAME'")
         if inner := next((other for other in every if other.startswith(f"{key}.")), None):
             raise UserError(f"{inner}: lies inside of another override, {key}")

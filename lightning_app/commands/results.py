@@ -49,7 +49,10 @@ def results_command(
     if csv:
         print(shown.to_csv(index=False), end="")
     else:
-        print(short.to_string(index=False, na_rep="-"))
+        if len(short):
+            print(short.to_string(index=False, na_rep="-"))
+        what = "runs" if compare is None else "comparisons"
+        print(f"{len(short)} {what} of {found.grid.name}")
     for line in damaged:
         print(line, file=sys.stderr)
     return 1 if damaged else 0

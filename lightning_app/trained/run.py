@@ -109,7 +109,7 @@ class TrainedRun:
 
         ::
 
-            load_run("experiments/fit/runs/RUN").generate("ROMEO:", tokens=300, top_p=0.9)
+            load_run("experiments/fit/runs/RUN").generate("the", tokens=30, top_p=0.9)
 
         Args:
             prompt: The begin of the text.
@@ -140,9 +140,11 @@ class TrainedRun:
 
         ::
 
-            run = load_run("experiments/fit/runs/RUN")
-            run.score(["the dog sees the cat ."])       # a causal language model
-            run.score(["der hund ."], ["the dog ."])    # a translation model: of target | source
+            load_run("experiments/fit/runs/RUN").score(["the dog sees the cat ."])
+
+        and of a translation model::
+
+            load_run("experiments/fit/runs/RUN").score(["der hund ."], ["the dog ."])
 
         A text is read as an evaluation reads a split: nll is ``-sum ln p(token)`` over every token
         of the text and the end mark of each of its lines, without label smoothing and in the

@@ -1,10 +1,8 @@
 """Two small runs that the tests of the interface share, trained by `fit`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from lightning_app import RunResult, fit
@@ -12,14 +10,13 @@ from tests.small import write_config, write_corpus
 
 
 @pytest.fixture(scope="module")
-def translation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunResult]:
+def translation(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A translation run of four steps; its config is beside its folder."""
     root = tmp_path_factory.mktemp("translation")
     write_corpus(root)
     write_config(root)
     (root / "run" / "config.yaml").unlink()
-    torch.set_num_threads(1)
-    yield fit(root / "config.yaml")
+    return fit(root / "config.yaml")
 
 
 TEXT = "the dog ß\nsees\n\nthe cat\n\n"
