@@ -38,7 +38,7 @@ def runs_frame(
     frame = results_frame(replace(grid, cells=cells, reruns=()))
     frame["status"] = [_status(cell, runs_now) for cell in cells]
     for axis in (each for each in grid.axes if each in SHORT):
-        frame.insert(frame.columns.get_loc("reference_warmup"), axis, frame[SHORT[axis]])
+        frame.insert(list(frame.columns).index("reference_warmup"), axis, frame[SHORT[axis]])
     frame["error"] = [cell.error for cell in cells]
     frame["folder"] = [None if restored else str(cell.folder) for cell in cells]
     return frame

@@ -23,10 +23,8 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
     """
     if isinstance(block, str):
         block = {"preset": block}
-    if not isinstance(block, BlockConfig):
-        block = _part(BlockConfig, "block", block)
-    given = _arguments(BlockConfig, "", axes)
-    return replace(block, **given)
+    config: BlockConfig = _part(BlockConfig, "block", block)
+    return replace(config, **_arguments(BlockConfig, "", axes))
 
 
 def refused(call: Callable[[], Found]) -> Found:
@@ -71,7 +69,7 @@ def _value(key: str, hint: Any, value: Any) -> Any:
         if get_origin(kind) is Literal:
             if isinstance(value, str) and value in get_args(kind):
                 return value
-        elif kind is float and type(value) in (int, float):
+        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif kind in (bool, int, str) and type(value) is kind:
             return value

@@ -75,7 +75,7 @@ def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
         raise UserError(f"--query {query!r}: {error}") from error
     if not isinstance(holds, pd.Series) or not pd.api.types.is_bool_dtype(holds):
         raise UserError(f"--query {query!r}: expected a condition, such as variant == 'sas'")
-    return frame[holds.fillna(False).astype(bool)]
+    return frame.loc[holds.fillna(False).astype(bool)]
 
 
 def _short(grid: GridResults, frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -83,7 +83,7 @@ def _short(grid: GridResults, frame: "pd.DataFrame") -> "pd.DataFrame":
     axes = [axis for axis in grid.axes if not axis.startswith(BLOCK)]
     axes = [axis for axis in axes if axis not in (SEED, WARMUP, RATE) and grid.varies(axis)]
     names = ["variant", *axes, "warmup", "lr", "seed", "status", "outcome", grid.metric, "name"]
-    return frame[[name for name in names if name in frame.columns]]
+    return frame.loc[:, [name for name in names if name in frame.columns]]
 
 
 def _pair(text: str) -> tuple[str, object]:

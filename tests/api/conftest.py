@@ -9,7 +9,7 @@ from lightning_app import RunResult, fit
 from tests.small import write_config, write_corpus
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def translation(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A translation run of four steps; its config is beside its folder."""
     root = tmp_path_factory.mktemp("translation")
@@ -43,7 +43,7 @@ def causal_config(root: Path, **data: object) -> dict:
     return tree
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A causal language model of characters after three steps."""
     return fit(causal_config(tmp_path_factory.mktemp("causal")))

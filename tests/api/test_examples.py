@@ -65,11 +65,11 @@ def test_the_examples_run(folder: Path) -> None:
     for name in (*SHOWN, *METHODS):
         blocks = examples(documented(name))
         assert blocks, f"{name} has no example"
+        given: dict[str, Any] = {"load_run": lightning_app.load_run}
         for number, block in enumerate(blocks):
             if task := RUNS.get((name, number)):
                 run.unlink(missing_ok=True)
                 run.symlink_to(folder / task)
-            given: dict[str, Any] = {"load_run": lightning_app.load_run}
             exec(compile(block, f"<example {number} of {name}>", "exec"), given)
 
 
@@ -79,7 +79,7 @@ def test_the_package_offers_what_it_names() -> None:
     for block in examples(lightning_app.__doc__):
         exec(block, {})
     source = inspect.getsource(lightning_app)
-    typed = re.findall(r"^    from ([\w.]+) import ([\w, ]+)$", source, re.M)
+    typed = re.findall(r"^    from (lightning_app[\w.]+) import ([\w, ]+)$", source, re.M)
     places = {name: module for module, names in typed for name in re.split(r",\s*", names)}
     assert sorted(places) == sorted(set(lightning_app.__all__) - {"__version__"})
     for name, module in places.items():

@@ -46,7 +46,7 @@ def cell_of(grid: FakeGrid, **axes: Any) -> dict[str, Any]:
 def test_every_planned_run_is_a_row_with_its_state(grid: FakeGrid) -> None:
     broken = cell_of(grid, **{SEED: 6, PRESET: "pre_ln", WARMUP: 0})
     (grid.run(broken) / "result.json").write_text("{")
-    frame = results(grid.folder)
+    frame: Any = results(grid.folder)
     assert list(frame["name"]) == [cell["name"] for cell in grid.cells]
     assert frame["status"].value_counts().to_dict() == {
         **{"ok": 17, "diverged": 3, "failed": 1, "unfinished": 1, "waiting": 1, "damaged": 1}
@@ -72,9 +72,9 @@ def test_every_planned_run_is_a_row_with_its_state(grid: FakeGrid) -> None:
 def test_a_run_that_a_process_trains_is_running(grid: FakeGrid) -> None:
     cell = cell_of(grid, **{SEED: 2, PRESET: "post_ln", WARMUP: 0})
     with FileLock(grid.run(cell) / ".lock"):
-        found = results(grid.folder).set_index("name")["status"]
-    assert found[cell["name"]] == "running"
-    assert (found == "running").sum() == 1
+        found = results(grid.folder)
+    running = found.loc[found["status"] == "running", "name"]
+    assert list(running) == [cell["name"]]
 
 
 def test_reruns_are_rows_too(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_grid_is_found_by_name_path_and_publication(
     found = results(tmp_path / "published")
     assert list(found["id"]) == list(whole["id"])
     assert found["val/nll"].equals(whole["val/nll"])
-    assert found["folder"].isna().all()  # they were restored for a moment only
+    assert set(found["folder"]) == {None}  # they were restored for a moment only
     assert not (tmp_path / "experiments" / "mine").exists()
     with pytest.raises(UserError, match="mine: neither a YAML file nor an ablation"):
         results("mine")
@@ -324,6 +324,6 @@ def test_a_grid_runs_in_processes_of_its_own(
     given = {"workers": 2, "experiments": tmp_path / "experiments"}
     frame = run_grid(tmp_path / "tiny.yaml", **given)
     assert list(frame["steps"]) == [2, 2]
-    assert frame["status"].isin(["ok", "diverged"]).all()
+    assert set(frame["status"]) <= {"ok", "diverged"}
     again = run_grid(tmp_path / "tiny.yaml", **given)
     pd.testing.assert_frame_equal(frame, again)

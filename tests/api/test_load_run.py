@@ -58,7 +58,7 @@ def test_texts_are_scored_alone(causal: RunResult) -> None:
     lines = ["the dog", "sees\nthe cat", "ß!"]
     both = run.score(lines)
     assert both == [run.score([line])[0] for line in lines]
-    assert [score.tokens for score in both] == [8, 13, 2]
+    assert [score.tokens for score in both] == [8, 13, 3]
     assert [score.unknown for score in both] == [0, 0, 1]
     # By hand: a text shorter than a window, after the end of a line.
     ids = run.tokenizer.encode("the dog")
