@@ -4,10 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.find_results import Found, found_results
@@ -79,7 +77,7 @@ def compare(
         compare(
             "ablations/results/joint",
             axis="model.schedule.warmup_steps",
-            baseline=400,
+            baseline=0,
             metric="val/accuracy",
             mode="max",
         )
@@ -168,51 +166,38 @@ def run_grid(
 
 
 def _ablate(words: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Run `ablate` to its end; return its exit code, and the last line of its errors."""
+    """Run `ablate` to its end and show what it prints; return its exit code and its last line."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_app", *words],
         env={**os.environ, **_same_modules(), **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
         errors="replace",
         start_new_session=True,  # an interrupt reaches it once, from here
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    said: deque[str] = deque(maxlen=20)
-    stopped = False
-    errors = threading.Thread(target=_show, args=(process.stderr, sys.stderr, said), daemon=True)
-    errors.start()
+    last, stopped = "", False
     try:
+        assert process.stdout is not None
         while True:
             try:
-                _show(process.stdout, sys.stdout)
+                for line in process.stdout:
+                    last = line.strip() or last
+                    print(line, end="", flush=True)
                 code = process.wait()
                 break
             except KeyboardInterrupt:
                 stopped = True
                 process.send_signal(signal.SIGINT)  # it stops its cells and keeps what is done
     finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
-        errors.join()
-        process.stdout.close()
-        process.stderr.close()
+        with process:  # waits for its end
+            if process.poll() is None:
+                process.terminate()
     if stopped:
         raise KeyboardInterrupt("finished cells are kept; the same call continues")
-    return code, next((line for line in reversed(said) if line.strip()), "").strip()
-
-
-def _show(stream: IO[str], out: IO[str], kept: deque[str] | None = None) -> None:
-    """Print each line of a process as it comes, and keep the last ones."""
-    for line in stream:
-        if kept is not None:
-            kept.append(line)
-        print(line, end="", file=out, flush=True)
+    return code, last
 
 
 def _same_modules() -> dict[str, str]:

