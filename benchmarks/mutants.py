@@ -57,6 +57,7 @@ def at(*names: str) -> str:
 WIRING = at("models/test_reference.py", "blocks/test_block.py")
 FORMS = at("blocks/test_two_roads.py", "blocks/test_forms.py", "blocks/test_kernels.py")
 DOCUMENTS = at("models/test_documents.py")
+API_BLOCKS, API_GRIDS = at("api/test_blocks.py"), at("api/test_grids.py")
 STEPS = at(
     "blocks/test_halting.py", "models/test_reference_steps.py", "models/test_shared_steps.py"
 )
@@ -1283,6 +1284,92 @@ MUTANTS = (
         SQUAD_RUNS,
         "        task_class(self.config.task).check(corpus, self.config)\n",
         "",
+    ),
+    # The interface from Python.
+    mutant(
+        "a block from Python ignores its padding",
+        API_BLOCKS,
+        "    seen = None if present is None else present[:, None, None, :]\n"
+        "    return Mask(x.shape[1], x.device, seen=seen, causal=causal)",
+        "    seen = None\n    return Mask(x.shape[1], x.device, seen=seen, causal=causal)",
+    ),
+    mutant(
+        "a block from Python always sees later tokens",
+        API_BLOCKS,
+        "return Mask(x.shape[1], x.device, seen=seen, causal=causal)",
+        "return Mask(x.shape[1], x.device, seen=seen)",
+    ),
+    mutant(
+        "a chain of blocks loses its scores",
+        API_BLOCKS,
+        "Carries() if state is None else state.carries",
+        "Carries()",
+    ),
+    mutant(
+        "a chain of blocks loses its second stream",
+        API_BLOCKS,
+        "total = state.total if state is not None else x if self._dual else None",
+        "total = x if self._dual else None",
+    ),
+    mutant(
+        "a call of a block loses what it passes on",
+        API_BLOCKS,
+        "        if self.passes_state:\n            raise",
+        "        if False:\n            raise",
+    ),
+    mutant(
+        "a block without a place does not warn",
+        API_BLOCKS,
+        "    if any(block != alone.blocks[0] for spec in others for block in spec.blocks):",
+        "    if False:",
+    ),
+    mutant(
+        "a score leaves the end mark out",
+        at("api/test_load_run.py"),
+        '"target": [[*tokenizer.encode(line), EOS] for line in targets],',
+        '"target": [tokenizer.encode(line) for line in targets],',
+    ),
+    mutant(
+        "a text is scored from training's windows",
+        at("api/test_load_run.py"),
+        ".rows(read, SPLIT, data, None)",
+        ".rows(read, SPLIT, data, 1)",
+    ),
+    mutant(
+        "overrides of fit are lost",
+        at("api/test_fit.py"),
+        "replaced(under, key, given[key]), given, dict(tree))",
+        "replaced(under, key, given[key]), (), dict(tree))",
+    ),
+    mutant(
+        "a table of runs leaves reruns out",
+        API_GRIDS,
+        "    cells = grid.cells + grid.reruns\n    frame",
+        "    cells = grid.cells\n    frame",
+    ),
+    mutant(
+        "a table of runs takes a running cell for one cut short",
+        API_GRIDS,
+        'and runs_now(cell.folder):\n        return "running"',
+        'and runs_now(cell.folder):\n        return "unfinished"',
+    ),
+    mutant(
+        "results of a grid with other cells are read",
+        API_GRIDS,
+        "    if found.axes != spec.axes:",
+        "    if False:",
+    ),
+    mutant(
+        "a query takes rows by number",
+        API_GRIDS,
+        "if not isinstance(holds, pd.Series) or not pd.api.types.is_bool_dtype(holds):",
+        "if not isinstance(holds, pd.Series):",
+    ),
+    mutant(
+        "a comparison is always on the metric of the grid",
+        API_GRIDS,
+        "replace(grid, compare=compare, metric=name, mode=best)",
+        "replace(grid, compare=compare, mode=best)",
     ),
 )
 

@@ -1,3 +1,71 @@
-"""Ablations of Transformer blocks, and how sensitive each one is to learning-rate warm-up."""
+"""Ablations of Transformer blocks, and how sensitive each one is to learning-rate warm-up.
 
-__version__ = "0.1.0"
+From Python::
+
+    from lightning_app import Block, Encoder, Decoder, fit, run_grid, results, compare, load_run
+
+A name is imported at its first use, so that `import lightning_app` takes no time. `Block`,
+`Encoder` and `Decoder` are plain torch; `fit` and `load_run` import Lightning. A mistake in a call
+raises `UserError`, whose message is one line.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_app.version import __version__
+
+if TYPE_CHECKING:
+    from lightning_app.api.block import Block, BlockState
+    from lightning_app.api.fit import RunResult, fit
+    from lightning_app.api.grids import compare, results, run_grid
+    from lightning_app.api.stacks import Decoder, Encoder
+    from lightning_app.errors import UserError
+    from lightning_app.trained.run import TrainedRun, load_run
+    from lightning_app.trained.scoring import TextScore
+
+__all__ = [
+    "Block",
+    "BlockState",
+    "Decoder",
+    "Encoder",
+    "RunResult",
+    "TextScore",
+    "TrainedRun",
+    "UserError",
+    "__version__",
+    "compare",
+    "fit",
+    "load_run",
+    "results",
+    "run_grid",
+]
+
+_MODULES = {
+    "Block": "api.block",
+    "BlockState": "api.block",
+    "Decoder": "api.stacks",
+    "Encoder": "api.stacks",
+    "RunResult": "api.fit",
+    "TextScore": "trained.scoring",
+    "TrainedRun": "trained.run",
+    "UserError": "errors",
+    "compare": "api.grids",
+    "fit": "api.fit",
+    "load_run": "trained.run",
+    "results": "api.grids",
+    "run_grid": "api.grids",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

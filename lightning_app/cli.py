@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from lightning_app import __version__
 from lightning_app.commands.options import (
     add_bench,
     add_generate,
     add_grid,
     add_json,
     add_report,
+    add_results,
     add_run,
     add_storage,
     add_storage_commands,
@@ -23,6 +23,7 @@ from lightning_app.commands.options import (
 )
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.names import SECTIONS
+from lightning_app.version import __version__
 
 LIGHTNING = {
     "fit": "train one run: --config FILE, then overrides; every Trainer flag by Lightning's name",
@@ -131,6 +132,20 @@ def report(args: argparse.Namespace) -> int:
         publish_in=args.publish,
         port=port if args.serve else None,
         as_json=args.json,
+    )
+
+
+def results(args: argparse.Namespace) -> int:
+    from lightning_app.commands.results import results_command
+
+    return results_command(
+        args.grid,
+        args.experiments,
+        query=args.query,
+        compare=args.compare,
+        metric=args.metric,
+        mode=args.mode,
+        csv=args.csv,
     )
 
 
@@ -284,6 +299,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_json(command)
     command = add("report", report, "tables, figures and report.html of a grid, or of several")
     add_report(command)
+    add_results(add("results", results, "the runs of a grid as a table; any axis compared"))
     command = add("submit", submit, "run a grid on a SLURM cluster: an array of supervisors")
     add_grid(command)
     add_submit(command)
@@ -329,7 +345,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
     parser = build_parser()
-    grids = ["plan", "run", "status", "report", "submit", "doctor", "storage"]
+    grids = ["plan", "run", "status", "report", "results", "submit", "doctor", "storage"]
     known = ["blocks", *LIGHTNING, "translate", "generate", "prepare", *grids, "probe", "bench"]
     first = arguments[0] if arguments else ""
     if first in LIGHTNING:

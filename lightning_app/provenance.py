@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lightning_app import __version__
+from lightning_app.version import __version__
 
 PACKAGES = (
     "torch",
@@ -30,12 +30,12 @@ PACKAGES = (
 )
 
 APART = (
-    *("analysis", "bench", "catalogue", "commands", "identity", "theory"),
+    *("analysis", "api", "bench", "catalogue", "commands", "identity", "theory", "trained"),
     *("__init__.py", "__main__.py", "archive.py", "atomic_write.py", "bounds.py", "cli.py"),
     *("errors.py", "experiment.py", "grid_axes.py", "grid_folder.py", "hardware.py"),
     *("importing.py", "mixtures.py", "names.py", "out_of_memory.py", "precheck.py"),
     *("provenance.py", "records.py", "run_folder.py", "run_state.py", "saved.py"),
-    *("shipped.py", "tables.py"),
+    *("shipped.py", "tables.py", "version.py"),
     *("probes/figures.py", "probes/pictures.py"),
 )
 """Folders and files of the package that cannot change a number of a run. All others count, so that

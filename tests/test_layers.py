@@ -18,7 +18,8 @@ FOLDERS = {"grid_axes", "grid_folder", "records", "run_folder", "run_state", "ta
 ORIGIN = {"provenance", "hardware", "mixtures"}
 # What each part may import besides itself; all but the blocks may import `errors`.
 ALLOWED: dict[str, set[str]] = {
-    "": set(),
+    "": {"api", "trained", "version"},
+    "version": set(),
     "errors": set(),
     "atomic_write": set(),
     "registry": set(),
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "run_state": {"records", "run_folder"},
     "grid_folder": {"run_folder"},
     "out_of_memory": set(),
-    "provenance": set(),
+    "provenance": {"version"},
     "hardware": {"blocks", "provenance"},
     "mixtures": set(),
     "importing": set(),
@@ -100,7 +101,10 @@ ALLOWED: dict[str, set[str]] = {
     "shipped": set(),
     "identity": {"atomic_write", "run_folder"},
     "experiment": {"data", "identity", "parent", "sections"},
-    "analysis": {"task_facts", "scores", "atomic_write", "identity", "mixtures", *FOLDERS},
+    "analysis": {
+        *("task_facts", "scores", "atomic_write", "identity", "mixtures", "version"),
+        *FOLDERS,
+    },
     "ablation": {
         *RUN,
         *IDENTITY,
@@ -133,15 +137,21 @@ ALLOWED: dict[str, set[str]] = {
         "analysis",
         "ablation",
     },
+    "trained": {"blocks", "models", "data", "tasks", "datamodule", "module", "records"}
+    | {"run_folder", "saved", "task_facts"},
+    "api": {
+        *("blocks", "models", "sections"),
+        *("ablation", "analysis", "grid_axes", "names", "precheck", "run_folder", "trained"),
+    },
     "commands": {
-        "precheck",
+        *("api", "precheck", "trained"),
         *RUN,
         *IDENTITY,
         *FOLDERS,
         *("ablation", "analysis", "atomic_write", "bench", "catalogue", "config", "parser"),
         *("saved", "sections", "shipped", "task_facts", "theory"),
     },
-    "cli": {"commands", "names", "precheck", "theory", "analysis", "ablation"},
+    "cli": {"commands", "names", "precheck", "theory", "analysis", "ablation", "version"},
     "__main__": {"cli"},
 }
 

@@ -78,6 +78,20 @@ def add_report(command: argparse.ArgumentParser) -> None:
     add_json(command)
 
 
+def add_results(command: argparse.ArgumentParser) -> None:
+    """Add the grid whose runs are shown, and what is shown of them."""
+    command.add_argument(
+        "grid", metavar="GRID", help=f"{GRID}, the folder of a grid, or of a published study"
+    )
+    add_experiments(command)
+    add = command.add_argument
+    add("--query", metavar="CONDITION", help="only these runs, such as \"variant == 'sas'\"")
+    add("--compare", metavar="AXIS=BASELINE", help="instead compare the values of an axis")
+    add("--metric", metavar="NAME", help="of --compare (default: the grid's)")
+    add("--mode", choices=["min", "max"], help="which is best (default: known of the metric)")
+    add("--csv", action="store_true", help="print all columns as CSV")
+
+
 def add_storage(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--storage",

@@ -3,7 +3,6 @@
 import re
 from importlib import resources
 
-from lightning_app import __version__
 from lightning_app.analysis.exports.task_tables import task_tables
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
@@ -21,6 +20,7 @@ from lightning_app.analysis.page.parts import paper_table, section
 from lightning_app.analysis.page.setup import cautions, what_was_run
 from lightning_app.analysis.page.stable import stable
 from lightning_app.analysis.run_summary import direction, preset_words, setting_of, state_counts
+from lightning_app.version import __version__
 
 NAMED = 4  # presets with their words in view
 SERVED = (

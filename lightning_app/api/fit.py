@@ -1,0 +1,153 @@
+"""`fit`: one run, as `ablate fit` makes it, and its result."""
+
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from lightning_app.ablation.config_tree import replaced
+from lightning_app.ablation.grid_yaml import read_grid_yaml
+from lightning_app.errors import UserError, named
+from lightning_app.grid_axes import SEED
+from lightning_app.names import SECTIONS
+from lightning_app.precheck import precheck
+from lightning_app.run_folder import RunFolder
+from lightning_app.trained.run import TrainedRun, load_run, result_of
+
+if TYPE_CHECKING:
+    from lightning_app.ablation.run import Run
+
+
+class RunResult:
+    """The result of a finished run, read from its folder.
+
+    Attributes:
+        folder: The folder, as `ablate fit` leaves it.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"RunResult({str(self.folder)!r})"
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What `result.json` holds: times, device, data, provenance and the rest."""
+        return result_of(RunFolder(self.folder))
+
+    @property
+    def id(self) -> str:
+        """The id of the experiment; equal ids are equal experiments."""
+        return self.record["id"]
+
+    @property
+    def status(self) -> str:
+        """`ok`, or `diverged` for a run that stalled or whose loss became non-finite."""
+        return self.record["status"]
+
+    @property
+    def outcome(self) -> str:
+        """`trained`, `not_yet_learned`, `stalled` or `non_finite`."""
+        return self.record["outcome"]
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics at the end of the run by name, None where one was not finite."""
+        return dict(self.record["metrics"])
+
+    def load(self, checkpoint: str | Path = "best") -> TrainedRun:
+        """Return the trained model of the run: see `load_run`."""
+        return load_run(self.folder, checkpoint)
+
+
+def fit(
+    config: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    ckpt_path: str | Path | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Train one run in this process, as `ablate fit --config FILE` does, and return its result.
+
+    ::
+
+        from lightning_app import fit
+
+        result = fit(
+            "ablations/base/synthetic.yaml",
+            {"model.block.preset": "post_ln", "trainer.max_steps": 20},
+            seed_everything=2,
+        )
+        result.outcome, result.metrics["val/nll"], result.folder
+
+    The folder, the id and all numbers are those of the command. A run that stalls or diverges is a
+    result too: look at `outcome`. Without `trainer.default_root_dir` the folder is in
+    `experiments/fit/runs`; a run of the same config there is trained again and replaced.
+
+    Args:
+        config: The path of a config, or its content as a mapping.
+        overrides: Values by dotted key, as on the axes of a grid: each replaces the value there,
+            and a mapping replaces all of a mapping.
+        ckpt_path: `last`, `best` or a file to go on from.
+        settings: Overrides whose key has no dot: ``seed_everything=2``.
+
+    Raises:
+        UserError: for a mistake in the config, in one line.
+        KeyboardInterrupt: if the run was interrupted; ``ckpt_path="last"`` continues it.
+    """
+    given = {**(overrides or {}), **settings}
+    _check_overrides(overrides or {}, settings)
+    if not given and not isinstance(config, Mapping):
+        return _fit(Path(config), str(config), ckpt_path)
+    source = "config" if isinstance(config, Mapping) else str(config)
+    tree = config if isinstance(config, Mapping) else read_grid_yaml(Path(config))[0]
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
+    tree = reduce(lambda under, key: replaced(under, key, given[key]), given, dict(tree))
+    with tempfile.TemporaryDirectory(prefix="ablate-fit-") as held:
+        file = Path(held) / "config.yaml"
+        try:
+            file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+        except yaml.YAMLError as error:
+            raise UserError(
+                f"{source}: holds a value that is no text, number, list or mapping ({error})"
+            ) from error
+        return _fit(file, f"{source} with overrides" if given else source, ckpt_path)
+
+
+def _fit(file: Path, source: str, ckpt_path: str | Path | None) -> RunResult:
+    words = ["--config", str(file)]
+    words += [] if ckpt_path is None else ["--ckpt_path", str(ckpt_path)]
+    try:
+        precheck([file], words, "fit")
+        with named(file):
+            run = _run(words)
+    except UserError as error:
+        raise UserError(str(error).replace(str(file), source)) from error
+    return RunResult(run.folder.path)
+
+
+def _run(words: list[str]) -> "Run":
+    from lightning_app.ablation.run import Run
+
+    try:
+        return Run(["fit", *words])
+    except SystemExit as ending:
+        # Lightning ends the process on Ctrl-C and on SIGTERM, which a caller does not expect.
+        raise KeyboardInterrupt('interrupted; fit(..., ckpt_path="last") continues') from ending
+
+
+def _check_overrides(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse overrides of which one would silently undo another."""
+    if both := sorted(overrides.keys() & settings.keys()):
+        raise UserError(f"{both[0]}: is given twice, in overrides and as a keyword")
+    every = {**overrides, **settings}
+    for key in every:
+        if key in SECTIONS and key != SEED:
+            raise UserError(f"{key}: would replace a whole section; name its fields: '{key}.NAME'")
+        if inner := next((other for other in every if other.startswith(f"{key}.")), None):
+            raise UserError(f"{inner}: lies inside of another override, {key}")

@@ -1,0 +1,96 @@
+"""`ablate results`: the runs of a grid as a table, or the comparison of an axis with a baseline."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from lightning_app.ablation.compare_axis import compare_axis
+from lightning_app.ablation.find_results import found_results
+from lightning_app.analysis.damaged_files import damaged_files
+from lightning_app.analysis.grid_results import GridResults
+from lightning_app.api.grids import frame_of
+from lightning_app.errors import UserError
+from lightning_app.grid_axes import BLOCK, RATE, SEED, WARMUP
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def results_command(
+    grid: str | Path,
+    experiments: Path = Path("experiments"),
+    *,
+    query: str | None = None,
+    compare: str | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    csv: bool = False,
+) -> int:
+    """Print a row for each planned run, or for each comparison; all columns with `csv`.
+
+    Returns 1 if a file of a run is damaged, after the table. Raises `UserError`.
+    """
+    if compare is None and (metric is not None or mode is not None):
+        raise UserError("--metric and --mode: need --compare AXIS=BASELINE")
+    if compare is not None and query is not None:
+        raise UserError("--query: selects runs of the table, not of --compare; give one of the two")
+    with found_results(grid, experiments) as found:
+        damaged = damaged_files(found.grid)
+        if compare is None:
+            frame = frame_of(found)
+            shown = frame if query is None else select(frame, query)
+            short = _short(found.grid, shown)
+        else:
+            axis, value = _pair(compare)
+            shown = compare_axis(found.grid, axis, value, metric=metric, mode=mode)
+            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign"])
+    if csv:
+        print(shown.to_csv(index=False), end="")
+    else:
+        if len(short):
+            print(short.to_string(index=False, na_rep="-"))
+        what = "runs" if compare is None else "comparisons"
+        print(f"{len(short)} {what} of {found.grid.name}")
+    for line in damaged:
+        print(line, file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
+    """Return the rows for which a condition in pandas' language of queries holds.
+
+    A column whose name is no word is written in backticks. A condition on a missing value does not
+    hold.
+
+    Raises:
+        UserError: if pandas cannot evaluate it, or it is no condition.
+    """
+    import pandas as pd
+
+    try:
+        holds = frame.eval(query, local_dict={}, global_dict={})
+    except Exception as error:  # pandas raises errors of many kinds for a wrong query
+        raise UserError(f"--query {query!r}: {error}") from error
+    if not isinstance(holds, pd.Series) or not pd.api.types.is_bool_dtype(holds):
+        raise UserError(f"--query {query!r}: expected a condition, such as variant == 'sas'")
+    return frame.loc[holds.fillna(False).astype(bool)]
+
+
+def _short(grid: GridResults, frame: "pd.DataFrame") -> "pd.DataFrame":
+    """The columns that tell the runs of a grid apart, and how they ended."""
+    axes = [axis for axis in grid.axes if not axis.startswith(BLOCK)]
+    axes = [axis for axis in axes if axis not in (SEED, WARMUP, RATE) and grid.varies(axis)]
+    names = ["variant", *axes, "warmup", "lr", "seed", "status", "outcome", grid.metric, "name"]
+    return frame.loc[:, [name for name in names if name in frame.columns]]
+
+
+def _pair(text: str) -> tuple[str, object]:
+    axis, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--compare {text}: expected AXIS=BASELINE, such as model.block.norm=null")
+    try:
+        return axis, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UserError(f"--compare {text}: {value!r} is not valid YAML") from error

@@ -1,0 +1,90 @@
+"""The examples in the docstrings of the public interface run as they are written."""
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_app
+from lightning_app import RunResult
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.api import grids
+from tests.analysis.conftest import FakeGrid, typical
+
+SHOWN = ("Block", "Encoder", "Decoder", "fit", "run_grid", "results", "compare", "load_run")
+METHODS = ("TrainedRun.translate", "TrainedRun.generate", "TrainedRun.score")
+RUNS = {  # whose examples open a run of the task
+    ("load_run", 0): "translation",
+    ("TrainedRun.translate", 0): "translation",
+    ("TrainedRun.generate", 0): "causal",
+    ("TrainedRun.score", 0): "causal",
+    ("TrainedRun.score", 1): "translation",
+}
+
+
+def examples(documentation: str) -> list[str]:
+    """The blocks of code after a line that ends with two colons; drawings are left out."""
+    text = inspect.cleandoc(documentation)
+    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", f"{text}\n")
+    return [textwrap.dedent(block) for block in blocks]
+
+
+def documented(name: str) -> str:
+    found: Any = lightning_app
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found.__doc__
+    return found.__doc__
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path,
+    cache: str,
+    translation: RunResult,
+    causal: RunResult,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A folder with what the examples name; the demo's cells are there."""
+    (tmp_path / "ablations").symlink_to(Path("ablations").resolve())
+    FakeGrid(tmp_path / "experiments" / "demo", typical, read_spec("demo").axes, curves=False)
+    (tmp_path / "experiments" / "fit" / "runs").mkdir(parents=True)
+    for run in (translation, causal):
+        (tmp_path / run.folder.parent.name.rstrip("0123456789")).symlink_to(run.folder)
+    monkeypatch.setattr(grids, "_ablate", lambda words, environment: (0, ""))
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", cache)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_examples_run(folder: Path) -> None:
+    run = folder / "experiments" / "fit" / "runs" / "RUN"
+    for name in (*SHOWN, *METHODS):
+        blocks = examples(documented(name))
+        assert blocks, f"{name} has no example"
+        given: dict[str, Any] = {"load_run": lightning_app.load_run}
+        for number, block in enumerate(blocks):
+            if task := RUNS.get((name, number)):
+                run.unlink(missing_ok=True)
+                run.symlink_to(folder / task)
+            exec(compile(block, f"<example {number} of {name}>", "exec"), given)
+
+
+def test_the_package_offers_what_it_names() -> None:
+    """At type checking and at run time the same, without an import before the first use."""
+    assert lightning_app.__doc__
+    for block in examples(lightning_app.__doc__):
+        exec(block, {})
+    source = inspect.getsource(lightning_app)
+    typed = re.findall(r"^    from (lightning_app[\w.]+) import ([\w, ]+)$", source, re.M)
+    places = {name: module for module, names in typed for name in re.split(r",\s*", names)}
+    assert sorted(places) == sorted(set(lightning_app.__all__) - {"__version__"})
+    for name, module in places.items():
+        assert f"lightning_app.{lightning_app._MODULES[name]}" == module
+        assert getattr(lightning_app, name).__name__ == name
+    assert set(lightning_app.__all__) <= set(dir(lightning_app))
+    with pytest.raises(AttributeError, match="no attribute 'Bloc'"):
+        _ = lightning_app.Bloc  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,127 @@
+"""`fit` trains what `ablate fit` trains, with its id, its folder and its numbers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app import RunResult, UserError, fit
+from lightning_app.cli import main
+from lightning_app.module import TransformerModule
+
+
+def test_it_equals_the_command(translation: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = translation.folder.parent
+    monkeypatch.chdir(root)
+    words = ["--config", "config.yaml", "--model.block.preset", "post_ln"]
+    words += ["--model.block.shaped_attention.alpha=0.5", "--trainer.default_root_dir", "null"]
+    assert main(["fit", *words, "--seed_everything", "2"]) == 0
+    (found,) = Path("experiments").rglob("result.json")
+    expected = json.loads(found.read_text())
+    logged = (found.parent / "metrics.csv").read_text()
+    found.parent.rename(root / "by_command")
+    overrides = {
+        "model.block.preset": "post_ln",
+        "model.block.shaped_attention.alpha": 0.5,
+        "trainer.default_root_dir": None,
+    }
+    result = fit("config.yaml", overrides, seed_everything=2)
+    assert result.folder == found.parent
+    assert result.id == expected["id"] != translation.id
+    assert {k: v for k, v in result.metrics.items() if "/tokens_per" not in k} == {
+        k: v for k, v in expected["metrics"].items() if "/tokens_per" not in k
+    }
+    losses = [_losses(text) for text in (logged, (result.folder / "metrics.csv").read_text())]
+    assert losses[0] == losses[1]
+    assert losses[0]
+    assert (result.status, result.outcome) == (expected["status"], expected["outcome"])
+
+
+def _losses(text: str) -> list[str]:
+    names, *rows = (line.split(",") for line in text.splitlines())
+    place = names.index("train/loss")
+    return [row[place] for row in rows if row[place]]
+
+
+def test_a_mapping_and_its_file_are_one_run(translation: RunResult) -> None:
+    """The folder holds this very run, so that another one would be refused."""
+    config = translation.folder.parent / "config.yaml"
+    tree = yaml.safe_load(config.read_text())
+    again = fit(tree, {"data.tokens_per_batch": 64})
+    assert again.folder == translation.folder
+    assert again.id == translation.id
+    with pytest.raises(UserError, match="holds another run") as found:
+        fit(config, {"model.optimizer.lr": 1e-4})
+    assert "model.optimizer.lr" in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_it_goes_on_from_a_checkpoint(translation: RunResult, tmp_path: Path) -> None:
+    config = translation.folder.parent / "config.yaml"
+    shutil.copytree(translation.folder, tmp_path / "copy")
+    changes = {"trainer.max_steps": 6, "trainer.default_root_dir": str(tmp_path / "copy")}
+    result = fit(config, changes, ckpt_path="last")
+    assert result.record["steps"] == 6
+    assert result.record["attempt"] > 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings", "said"),
+    [
+        (
+            {"model.block.prest": "sas"},
+            {},
+            "config with overrides: unknown key .*mean 'preset'",
+        ),
+        ({"model.block.preset": "sass"}, {}, "config with overrides: .*did you mean 'sas'"),
+        (
+            {"model.optimizer.lr": "fast"},
+            {},
+            "model.optimizer.lr: expected a number",
+        ),
+        ({"model": {"block": {}}}, {}, "model: would replace a whole section"),
+        ({}, {"trainer": {"max_steps": 1}}, "trainer: would replace a whole section"),
+        ({"seed_everything": 1}, {"seed_everything": 2}, "seed_everything: is given twice"),
+        ({"model.block.norm": None, "model.block": {}}, {}, "model.block.norm: lies inside of"),
+        ({"data.root": object()}, {}, "config: holds a value that is no text"),
+        ({}, {"sed_everything": 2}, "unknown key .*did you mean 'seed_everything'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path, overrides: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    tree = {"trainer": {"default_root_dir": str(tmp_path / "run"), "max_steps": 1}}
+    with pytest.raises(UserError, match=said) as found:
+        fit(tree, overrides, **settings)
+    assert "\n" not in str(found.value)
+    assert "/ablate-fit-" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_only_looks_like_a_config_is_refused(tmp_path: Path) -> None:
+    """With the defaults instead, another model would be trained without a word."""
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(UserError, match=r"list\.yaml: expected a mapping of sections"):
+        fit(tmp_path / "list.yaml", seed_everything=1)
+    with pytest.raises(UserError, match=r"missing\.yaml"):
+        fit(tmp_path / "missing.yaml", seed_everything=1)
+
+
+def test_an_interrupt_is_one(translation: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning would end the notebook's process."""
+    config = translation.folder.parent / "config.yaml"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TransformerModule, "training_step", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="ckpt_path"):
+        fit(config, {"trainer.default_root_dir": str(translation.folder.parent / "other")})
+
+
+def test_a_folder_without_a_result_has_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the run has not finished"):
+        _ = RunResult(tmp_path).status

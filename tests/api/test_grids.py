@@ -1,0 +1,329 @@
+"""Results of grids as tables, comparisons over any axis, and grids that run from Python."""
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from filelock import FileLock
+from scipy import stats
+
+from lightning_app import UserError, compare, results, run_grid
+from lightning_app.analysis.frames import results_frame
+from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.publish import publish
+from lightning_app.cli import main
+from tests.analysis.conftest import PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
+
+AXES = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+
+
+def ended(axes: Mapping[str, Any]) -> Outcome:
+    """Each way in which a run can be, at one of the cells; the rest has a loss."""
+    at = {1: "failed", 2: "unfinished", 3: "waiting", 4: None}
+    if axes[PRESET] == "post_ln" and axes[WARMUP] == 0:
+        return at.get(axes[SEED], typical(axes))
+    return typical(axes)
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> FakeGrid:
+    return FakeGrid(tmp_path / "experiments" / "mine", ended, AXES)
+
+
+def cell_of(grid: FakeGrid, **axes: Any) -> dict[str, Any]:
+    return next(cell for cell in grid.cells if axes.items() <= cell["axes"].items())
+
+
+def test_every_planned_run_is_a_row_with_its_state(grid: FakeGrid) -> None:
+    broken = cell_of(grid, **{SEED: 6, PRESET: "pre_ln", WARMUP: 0})
+    (grid.run(broken) / "result.json").write_text("{")
+    frame: Any = results(grid.folder)
+    assert list(frame["name"]) == [cell["name"] for cell in grid.cells]
+    assert frame["status"].value_counts().to_dict() == {
+        **{"ok": 17, "diverged": 3, "failed": 1, "unfinished": 1, "waiting": 1, "damaged": 1}
+    }
+    rows = frame.set_index("name")
+    for cell in grid.cells:
+        row = rows.loc[cell["name"]]
+        assert {key: row[key] for key in AXES} == cell["axes"]
+        assert (row["variant"], row["warmup"], row["seed"]) == (
+            *(cell["axes"][PRESET], cell["axes"][WARMUP], cell["axes"][SEED]),
+        )
+        assert Path(row["folder"]) == grid.run(cell)
+        found = ended(cell["axes"])
+        if isinstance(found, float) and cell is not broken:
+            assert row["val/nll"] == pytest.approx(found)
+        else:
+            assert np.isnan(row["val/nll"])
+    first = cell_of(grid, **{SEED: 1, PRESET: "post_ln", WARMUP: 0})
+    assert rows.loc[first["name"], "error"] == "RuntimeError: <b>out of</b> memory"
+    assert "result.json" in rows.loc[broken["name"], "error"]
+
+
+def test_a_run_that_a_process_trains_is_running(grid: FakeGrid) -> None:
+    cell = cell_of(grid, **{SEED: 2, PRESET: "post_ln", WARMUP: 0})
+    with FileLock(grid.run(cell) / ".lock"):
+        found = results(grid.folder)
+    running = found.loc[found["status"] == "running", "name"]
+    assert list(running) == [cell["name"]]
+
+
+def test_reruns_are_rows_too(tmp_path: Path) -> None:
+    """The tables of a report leave them out."""
+    axes = {SEED: [1, 2], "model.rounding": [0, 1]}
+    folder = FakeGrid(tmp_path / "mine", lambda axes: 2.0 + axes["model.rounding"], axes).folder
+    assert len(results_frame(read_results(folder))) == 2
+    frame = results(folder)
+    assert sorted(zip(frame["model.rounding"], frame["val/nll"], strict=True)) == [
+        *((0, 2.0), (0, 2.0), (1, 3.0), (1, 3.0))
+    ]
+
+
+def test_a_grid_is_found_by_name_path_and_publication(
+    grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = results("mine")
+    pd.testing.assert_frame_equal(
+        results("experiments/mine"),
+        whole.assign(folder=[f"experiments/mine/runs/{name}" for name in whole["name"]]),
+    )
+    publish(read_results(grid.folder), tmp_path / "published")
+    grid.folder.rename(tmp_path / "away")
+    found = results(tmp_path / "published")
+    assert list(found["id"]) == list(whole["id"])
+    assert found["val/nll"].equals(whole["val/nll"])
+    assert set(found["folder"]) == {None}  # they were restored for a moment only
+    assert not (tmp_path / "experiments" / "mine").exists()
+    with pytest.raises(UserError, match="mine: neither a YAML file nor an ablation"):
+        results("mine")
+
+
+def test_a_file_whose_cells_are_not_planned_is_refused(tmp_path: Path) -> None:
+    """Otherwise the new cells would be missing from the table."""
+    FakeGrid(tmp_path / "demo", ended, AXES)
+    with pytest.raises(UserError, match=r"holds another grid than .*demo\.yaml"):
+        results("demo", experiments=tmp_path)
+    with pytest.raises(UserError, match="holds no plan yet"):
+        results("demo", experiments=tmp_path / "other")
+    assert len(results(tmp_path / "demo")) == 24
+
+
+def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
+    found = compare(grid.folder, axis=WARMUP, baseline=60, metric="val/perplexity")
+    assert list(found["value"]) == ["0", "0"]
+    assert set(found["metric"]) == {"val/perplexity"}
+    assert set(found["mode"]) == {"min"}
+    pre = found[found["where"].str.contains("pre_ln")].iloc[0]
+    cells = [{PRESET: "pre_ln", SEED: seed} for seed in AXES[SEED]]
+    differences = [
+        2.718281828 ** typical({**cell, WARMUP: 0}) - 2.718281828 ** typical({**cell, WARMUP: 60})
+        for cell in cells
+    ]
+    assert [pre[f"seed {seed}"] for seed in AXES[SEED]] == pytest.approx(differences)
+    interval = stats.ttest_1samp(differences, 0.0).confidence_interval()
+    assert (pre["estimate"], pre["low"], pre["high"]) == pytest.approx(
+        (np.mean(differences), interval.low, interval.high)
+    )
+    # Of Post-LN without warm-up only two seeds have a finite result, and they stalled.
+    post = found[found["where"].str.contains("post_ln")].iloc[0]
+    assert post["seeds"] == 2
+    assert "1 of 3 pairs lack a finite val/perplexity" in post["note"]
+    assert np.isnan(post["seed 1"])
+    assert not np.isnan(post["seed 5"])
+
+
+def test_the_mode_decides_which_is_better(grid: FakeGrid) -> None:
+    given = {"axis": WARMUP, "baseline": 60, "metric": "val/nll"}
+    readings = {
+        mode: compare(grid.folder, **given, mode=mode)["reading"].tolist()[1]
+        for mode in ("min", "max")
+    }
+    assert readings == {"min": "worse", "max": "better"}
+    assert compare(grid.folder, axis=PRESET, baseline="pre_ln")["metric"].unique() == ["val/nll"]
+    accuracy = compare(grid.folder, axis=PRESET, baseline="pre_ln", metric="val/accuracy")
+    assert set(accuracy["mode"]) == {"max"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"axis": "model.block.preset2", "baseline": 1}, "compare: no axis .*did you mean"),
+        ({"axis": SEED, "baseline": 1}, "compare: seed_everything: seeds are what"),
+        ({"axis": PRESET, "baseline": "sas"}, r"expected one of its values \(post_ln, pre_ln\)"),
+        ({"axis": PRESET, "baseline": "pre_ln", "metric": "val/acuracy"}, "did you mean"),
+        ({"axis": PRESET, "baseline": "pre_ln", "metric": "test/bleu"}, "no run of mine reports"),
+        ({"axis": PRESET, "baseline": "pre_ln", "mode": "least"}, "expected 'min' or 'max'"),
+    ],
+)
+def test_a_wrong_comparison_is_one_line(grid: FakeGrid, given: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said) as found:
+        compare(grid.folder, **given)
+    assert "\n" not in str(found.value)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    single = FakeGrid(tmp_path / "one", typical, {**AXES, PRESET: ["pre_ln"]}).folder
+    with pytest.raises(UserError, match="has one value in one"):
+        compare(single, axis=PRESET, baseline="pre_ln")
+    pruned = FakeGrid(tmp_path / "pruned", typical, AXES).folder
+    file = pruned / "grid.yaml"
+    file.write_text(file.read_text() + "pruner: median\n")
+    with pytest.raises(UserError, match="pruner: median"):
+        compare(pruned, axis=PRESET, baseline="pre_ln")
+
+
+def shown(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> tuple[str, str]:
+    assert main(["results", *words]) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_the_command_prints_the_same_tables(grid: FakeGrid, capsys) -> None:
+    out, err = shown(capsys, 0, str(grid.folder), "--csv")
+    frame = results(grid.folder)
+    assert out == frame.to_csv(index=False)
+    assert err == ""
+    out, _ = shown(capsys, 0, str(grid.folder))
+    assert len(out.splitlines()) == len(frame) + 2
+    assert out.endswith("24 runs of mine\n")
+    words = ("--compare", f"{WARMUP}=60", "--metric", "val/perplexity", "--csv")
+    out, _ = shown(capsys, 0, str(grid.folder), *words)
+    expected = compare(grid.folder, axis=WARMUP, baseline=60, metric="val/perplexity")
+    assert pd.read_csv(io.StringIO(out))["estimate"].tolist() == pytest.approx(
+        expected["estimate"].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("variant == 'pre_ln'", 12),
+        (f"`{PRESET}` == 'pre_ln' and seed <= 2", 4),
+        ("`val/nll` < 100", 20),  # no run without a result
+        ("outcome == 'stalled'", 2),
+        ("seed > 99", 0),
+    ],
+)
+def test_a_query_selects_runs(grid: FakeGrid, capsys, query: str, count: int) -> None:
+    out, _ = shown(capsys, 0, str(grid.folder), "--query", query, "--csv")
+    assert len(out.splitlines()) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--query", "variannt == 'sas'"), "'variannt' is not defined"),
+        (("--query", "variant =="), '--query "variant ==": '),
+        (("--query", "seed"), "expected a condition"),  # pandas would take rows by number
+        (("--query", "seed = 3"), "expected a condition"),
+        (("--query", "@os.getcwd() == 1"), "--query"),
+        (("--metric", "val/nll"), "need --compare"),
+        (("--compare", PRESET), "expected AXIS=BASELINE"),
+        (("--compare", f"{PRESET}=[", "--metric", "val/nll"), "not valid YAML"),
+        (("--compare", f"{PRESET}=pre_ln", "--query", "seed == 1"), "give one of the two"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(
+    grid: FakeGrid, capsys, words: tuple[str, ...], said: str
+) -> None:
+    out, err = shown(capsys, 2, str(grid.folder), *words)
+    assert said.replace('"', "'") in err.replace('"', "'")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_damage_is_named_beside_the_table(grid: FakeGrid, capsys) -> None:
+    cell = cell_of(grid, **{SEED: 6, PRESET: "pre_ln", WARMUP: 0})
+    (grid.run(cell) / "result.json").write_text("{")
+    out, err = shown(capsys, 1, str(grid.folder))
+    assert "damaged" in out
+    assert "result.json" in err
+
+
+STAND_IN = """#!/bin/sh
+echo "$@" > words
+echo "$ABLATE_STORAGE $PYTHONSAFEPATH" > environment
+echo "1 of 2 cells"
+echo "{error}" >&2
+{work}
+exit {code}
+"""
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
+    """Let a script take the place of `python -m lightning_app`."""
+    program = folder / "python"
+    program.write_text(STAND_IN.format(**{"error": "", "work": "", **how}))
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_grid_runs_as_the_command_does(
+    grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, code: int
+) -> None:
+    stand_in(tmp_path, monkeypatch, code=code)
+    url = "postgresql://me:secret@host/db"
+    frame = run_grid("mine", workers=2, max_time="01:00", retry_failed=True, storage=url)
+    words = "-m lightning_app run mine --experiments experiments --workers=2 --max-time=01:00"
+    assert Path("words").read_text() == f"{words} --retry-failed\n"
+    assert Path("environment").read_text() == f"{url} 1\n"
+    assert capsys.readouterr().out.strip() == "1 of 2 cells"
+    pd.testing.assert_frame_equal(frame, results("mine"))
+
+
+def test_a_refused_grid_is_a_mistake_and_a_crash_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, code=2, error="ablate: --workers: expected 1 or more, found 0")
+    with pytest.raises(UserError, match=r"^--workers: expected 1 or more, found 0$"):
+        run_grid("demo", workers=0)
+    stand_in(tmp_path, monkeypatch, code=3, error="RuntimeError: broken")
+    with pytest.raises(RuntimeError, match="code 3: RuntimeError: broken"):
+        run_grid("demo")
+
+
+def test_an_interrupt_stops_the_command_and_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = "trap 'echo kept > kept; exit 130' INT TERM; echo > ready; while :; do sleep 0.05; done"
+    stand_in(tmp_path, monkeypatch, code=0, work=work)
+
+    def interrupt() -> None:
+        while not Path("ready").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_grid("demo")
+    assert Path("kept").exists()
+
+
+@pytest.mark.slow
+def test_a_grid_runs_in_processes_of_its_own(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path("ablations/base/synthetic.yaml").resolve()
+    monkeypatch.setenv("LIGHTNING_APP_CACHE", cache)
+    (tmp_path / "tiny.yaml").write_text(
+        f"name: tiny\nbase: {json.dumps(str(base))}\n"
+        "axes:\n  seed_everything: [1, 2]\n  trainer.max_steps: [2]\n"
+    )
+    given = {"workers": 2, "experiments": tmp_path / "experiments"}
+    frame = run_grid(tmp_path / "tiny.yaml", **given)
+    assert list(frame["steps"]) == [2, 2]
+    assert set(frame["status"]) <= {"ok", "diverged"}
+    again = run_grid(tmp_path / "tiny.yaml", **given)
+    pd.testing.assert_frame_equal(frame, again)

@@ -1,0 +1,134 @@
+"""`load_run`: the model of a finished run, and what can be done with it."""
+
+import inspect
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lightning_app import RunResult, TextScore, UserError, fit, load_run
+from lightning_app.cli import main, parse_arguments
+from lightning_app.data.tokenizer import EOS
+from lightning_app.trained.run import TrainedRun
+from tests.api.conftest import TEXT, causal_config
+from tests.small import ENGLISH, GERMAN
+
+
+def test_scores_of_pairs_are_the_loss_of_an_evaluation(translation: RunResult) -> None:
+    """The last weights over the validation split give `val/nll`, which is that of the last step."""
+    run = translation.load("last")
+    assert not run.model.training
+    scores = run.score(GERMAN * 10, ENGLISH * 10)
+    nll, tokens = sum(s.nll for s in scores), sum(s.tokens for s in scores)
+    assert nll / tokens == pytest.approx(translation.metrics["val/nll"], rel=1e-6)
+    assert [s.tokens for s in scores[:3]] == [len(line.split()) + 1 for line in ENGLISH]
+    one, other = run.score(GERMAN[:2], ENGLISH[:2])[1], run.score([GERMAN[1]], [ENGLISH[1]])[0]
+    assert one.nll == pytest.approx(other.nll, rel=1e-6)
+    (strange,) = run.score(GERMAN[:1], ["the zebra sees ."])
+    assert (strange.tokens, strange.unknown) == (5, 1)
+    assert run.score([], []) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"evaluation_stride": None, "tokenizer": "byte"},
+        {"order": "streams", "evaluation_stride": None},
+    ],
+    ids=["overlap", "bytes", "streams"],
+)
+def test_the_score_of_a_text_is_the_loss_of_an_evaluation(
+    data: dict, causal: RunResult, tmp_path: Path
+) -> None:
+    result = causal if not data else fit(causal_config(tmp_path, **data))
+    (score,) = result.load("last").score([(TEXT * 3).removesuffix("\n")])
+    assert score.nll_per_token == pytest.approx(result.metrics["val/nll"], rel=1e-6)
+    assert score.perplexity == pytest.approx(result.metrics["val/perplexity"], rel=1e-5)
+    assert score.unknown == 0
+    size = len((TEXT * 3).encode()) if data.get("tokenizer") == "byte" else len(TEXT * 3)
+    assert score.tokens == size
+
+
+def test_texts_are_scored_alone(causal: RunResult) -> None:
+    run = causal.load("last")
+    lines = ["the dog", "sees\nthe cat", "ß!"]
+    both = run.score(lines)
+    assert both == [run.score([line])[0] for line in lines]
+    assert [score.tokens for score in both] == [8, 13, 3]
+    assert [score.unknown for score in both] == [0, 0, 1]
+    # By hand: a text shorter than a window, after the end of a line.
+    ids = run.tokenizer.encode("the dog")
+    tokens = torch.tensor([[EOS, *ids]])
+    with torch.no_grad():
+        logits = run.model(tokens)[0]
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([*ids, EOS]), reduction="sum")
+    assert both[0].nll == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_it_translates_and_generates_as_the_commands_do(
+    translation: RunResult, causal: RunResult, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    lines = [*GERMAN, "", GERMAN[0]]
+    found = translation.load().translate(lines, beam=2)
+    text = "".join(f"{line}\n" for line in lines).encode()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    capsys.readouterr()
+    assert main(["translate", "--run", str(translation.folder), "--beam", "2"]) == 0
+    assert capsys.readouterr().out == "".join(f"{line}\n" for line in found)
+    assert found[3] == ""
+    texts = causal.load("last").generate("the", tokens=5, texts=2)
+    words = ["--prompt", "the", "--tokens", "5", "--texts", "2", "--checkpoint", "last"]
+    assert main(["generate", "--run", str(causal.folder), *words]) == 0
+    assert capsys.readouterr().out == f"\n{'-' * 20}\n".join(texts) + "\n"
+    assert [len(text) for text in texts] == [8, 8]
+
+
+def test_the_defaults_are_those_of_the_command() -> None:
+    given = parse_arguments(["generate", "--run", "x"])
+    for name, parameter in inspect.signature(TrainedRun.generate).parameters.items():
+        assert name == "self" or getattr(given, name) == parameter.default, name
+
+
+def test_what_a_run_holds(translation: RunResult) -> None:
+    run = load_run(translation.folder)
+    assert run.config["model"]["architecture"]["model_dim"] == 8
+    record = json.loads((translation.folder / "result.json").read_text())
+    assert run.metrics == record["metrics"]
+    by_file = load_run(translation.folder, translation.folder / "checkpoints" / "best.ckpt")
+    state = run.model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in by_file.model.state_dict().items())
+
+
+def test_a_method_that_a_task_does_not_have_is_refused(
+    translation: RunResult, causal: RunResult
+) -> None:
+    text, pairs = causal.load("last"), translation.load()
+    for call, said in [
+        (lambda: pairs.generate("x"), "for translation, not for causal language modelling"),
+        (lambda: text.translate(["x"]), "for causal language modelling, not for translation"),
+        (lambda: pairs.score(["x"]), "targets: expected a line for each of 1, found none"),
+        (lambda: pairs.score(["x"], ["x", "y"]), "expected a line for each of 1, found 2"),
+        (lambda: pairs.score(["x\ny"], ["x"]), "lines: .* line break"),
+        (lambda: pairs.score("x", ["x"]), "lines: expected a list of texts, found one text"),
+        (lambda: pairs.translate("x"), "lines: expected a list of texts, found one text"),
+        (lambda: pairs.translate(["x"], beam=0), "beam 0: expected at least 1"),
+        (lambda: text.score(["x"], ["x"]), "targets: of a model for translation alone"),
+        (lambda: text.generate(tokens=0), "tokens 0: expected at least 1"),
+        (lambda: load_run(causal.folder, "lst"), "lst is missing"),
+        (lambda: load_run(causal.folder / "nowhere"), "best.ckpt is missing"),
+        (
+            lambda: load_run(causal.folder, translation.folder / "checkpoints" / "best.ckpt"),
+            "not the tokenizer of best.ckpt",
+        ),
+    ]:
+        with pytest.raises(UserError, match=said) as found:
+            call()
+        assert "\n" not in str(found.value)
+
+
+def test_a_score_of_no_loss_is_no_number() -> None:
+    assert TextScore(nll=4.0, tokens=2, unknown=0).nll_per_token == 2.0
