@@ -23,6 +23,7 @@ from lightning_app.ablation.grid_checks import (
 from lightning_app.ablation.grid_yaml import read_grid_yaml
 from lightning_app.ablation.import_allowlist import check_imports
 from lightning_app.errors import UserError, named, nearest
+from lightning_app.plugins import KEY, PROJECT
 from lightning_app.shipped import shipped_folder
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
@@ -135,6 +136,11 @@ def read_spec(grid: str | Path) -> GridSpec:
 
 def _name(tree: Mapping[str, Any]) -> str:
     for key in tree:
+        if key == KEY:
+            raise UserError(
+                f"{KEY}: a grid file may not name code, since a grid file from elsewhere would run "
+                f"it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
+            )
         if key not in _KEYS:
             raise UserError(f"unknown key '{key}'{nearest(key, _KEYS)}")
     name = tree.get("name")

@@ -7,6 +7,7 @@ import torch
 
 from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
+from lightning_app.plugins import require
 from lightning_app.saved import read_checkpoint
 from lightning_app.task_facts import task_facts
 from lightning_app.tasks.base import Task
@@ -42,6 +43,7 @@ def load_trained(command: str, run: Path, checkpoint: str, kind: str) -> Trained
                 f"{command}: {needed} is missing: --run takes a finished run's folder whose grid "
                 "keeps that checkpoint (checkpoints: all, last or best)"
             )
+    require(run)
     # Lightning is imported here, so that the checks above are fast.
     from lightning_app.datamodule import TextDataModule
     from lightning_app.module import TransformerModule
