@@ -43,7 +43,7 @@ def failure(write: Write, name: str, built: str, result: str, kind: str) -> str:
 
 
 def test_a_sound_block_passes(write: Write) -> None:
-    check_preset("max_post", plugin=write(PARTS), kinds=["decoder"])
+    check_preset("max_post", plugin=write(PARTS))
 
 
 def test_a_norm_over_tokens_is_not_causal(write: Write) -> None:
@@ -63,7 +63,7 @@ def test_a_parameter_without_an_initial_value(write: Write) -> None:
     """It would start where PyTorch leaves it, and take weight decay."""
     built = "self.gain = nn.Parameter(torch.ones(dim))"
     said = failure(write, "own_gain", built, "self.gain * x", "decoder")
-    assert "every parameter has an initial value: `initialize` does not set" in said
+    assert "every parameter of a stack has an initial value: `initialize` does not set" in said
     assert "gain" in said
 
 
