@@ -187,8 +187,8 @@ def _load_module(name: str) -> Plugin:
         return _same(known, Plugin(name=name, source=name, sha256=_digest(files or [])))
     if name in sys.modules or package in ("lightning_app", "lightning", "torch"):
         raise UserError(
-            f"plug-in {name}: the module is imported already, so that its parts cannot be told "
-            "from others; name another module"
+            f"plug-in {name}: the module is imported already, so that nothing says "
+            "which parts are its own; name another module"
         )
     files = _files_of(package)
     plugin = Plugin(name=name, source=name, sha256=_digest(files))

@@ -20,7 +20,7 @@ Function = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True)
 class Nonlinearity:
-    """What stands between the two matrices of a feed-forward.
+    """What a feed-forward computes between its two matrices.
 
     `function` takes the inner states and the slope of the config. If it is `gated`, its result is
     multiplied by a third matrix of the same size.

@@ -116,9 +116,18 @@ class Counting(GeneratedCorpus):
         return f"numbers: {counts['train']} pairs"
 
 
-@task("next_word", TaskFacts(title="next words", architecture="decoder", label_smoothing=0.0))
+FACTS = TaskFacts(
+    title="next words", architecture="decoder", running_text=True, label_smoothing=0.0
+)
+
+
+@task("next_word", FACTS)
 class NextWord(CausalLanguageModelling):
-    """Causal language modelling under another name."""
+    """Causal language modelling with a score of its own."""
+
+    def scores(self, stage, datamodule, found):
+        more = super().scores(stage, datamodule, found)
+        return {**more, f"{stage}/words_seen": float(found.tokens)}
 
 
 @CALLBACKS.register("Loud")

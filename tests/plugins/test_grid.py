@@ -86,6 +86,7 @@ def test_an_own_norm_score_rule_and_task_survive_a_kill(
     for each in results:
         assert each["devices"] == 2
         assert each["steps"] == STEPS
+        assert each["metrics"]["val/words_seen"] > 0
         assert each["provenance"]["plugins"] == {"own": digest}
         run = folder / "runs" / each["name"]
         identity = json.loads((run / "identity.json").read_text())
