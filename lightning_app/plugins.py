@@ -383,7 +383,7 @@ def needed_by(folder: Path) -> dict[str, str]:
 
 
 def missing(folder: Path) -> str:
-    """Say which plug-in of a run is not loaded, or is another one; empty if there is none."""
+    """Say which plug-in of a run is not loaded, or has changed; empty if all are there."""
     for name, digest in needed_by(folder).items():
         copy = RunFolder(folder).plugin_copies / f"{name}.py"
         shown = copy.name if copy.is_file() else name

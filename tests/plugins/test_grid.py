@@ -15,8 +15,8 @@ import yaml
 
 from tests.plugins.conftest import PARTS, Write
 
-STEPS = 60
-SECONDS = 400.0  # a loaded machine may take long
+STEPS = 40
+SECONDS = 1500.0  # a loaded machine may take long
 
 BASE: dict[str, Any] = {
     "trainer": {
@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {
         **{"tokens_per_batch": 512, "window": 32},
     },
 }
-AXES = {"model.block.preset": ["pre_ln", "max_post"], "seed_everything": [1, 2]}
+AXES = {"model.block.preset": ["pre_ln", "max_post"], "seed_everything": [1]}
 
 
 def command(*words: str) -> list[str]:
@@ -81,7 +81,7 @@ def test_an_own_norm_score_rule_and_task_survive_a_kill(
     assert again.returncode == 0, again.stdout + again.stderr
 
     results = [json.loads(each.read_text()) for each in folder.glob("runs/*/result.json")]
-    assert len(results) == 4
+    assert len(results) == 2
     assert any(each["attempt"] > 1 for each in results)
     for each in results:
         assert each["devices"] == 2
@@ -109,4 +109,4 @@ def test_an_own_norm_score_rule_and_task_survive_a_kill(
         assert done.returncode == 0, done.stderr
     nothing_left = ablate(tmp_path, "run", "grid.yaml")
     assert nothing_left.returncode == 0, nothing_left.stderr
-    assert len(list(folder.glob("runs/*"))) == 4
+    assert len(list(folder.glob("runs/*"))) == 2

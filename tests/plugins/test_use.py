@@ -11,6 +11,7 @@ from lightning_app import plugins
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.ablation.plan import made_from
+from lightning_app.ablation.submit import submit_command
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, named, stacks_of
@@ -124,6 +125,15 @@ def test_a_plan_is_made_again_after_a_change(write: Write, tmp_path: Path) -> No
     path.write_text(PARTS + "# changed\n")
     plugins.load(str(path))
     assert len({before, first, made_from(spec)}) == 3
+
+
+def test_a_job_of_slurm_loads_it(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(PARTS)
+    plugins.load(str(path))
+    assert submit_command("demo", tmp_path / "experiments", dry_run=True) == 0
+    assert f"-m lightning_app --plugin {path} run " in capsys.readouterr().out
 
 
 def test_a_grid_file_may_not_name_a_plugin(tmp_path: Path, write: Write) -> None:
