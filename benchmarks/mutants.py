@@ -86,6 +86,7 @@ PAIRS = at(
     "models/test_next_sentence.py",
 )
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
+PLUGINS = at("plugins/test_use.py", "plugins/test_loading.py")
 STATISTICS = at("analysis/test_statistics.py")
 SENSITIVITY = at("analysis/test_sensitivity.py")
 FINE_TUNING = at("analysis/test_fine_tuning.py")
@@ -331,8 +332,8 @@ MUTANTS = (
     mutant(
         "gated unit without its gate",
         at("blocks/test_feed_forward.py", "models/test_reference.py"),
-        "F.gelu(inner) * self.gate(x)",
-        "F.gelu(inner)",
+        "inner = inner * self.gate(x)",
+        "inner = inner",
     ),
     # Memory and streams.
     mutant(
@@ -614,10 +615,64 @@ MUTANTS = (
     ),
     # Optimizer, schedule and module.
     mutant(
+        "a plug-in is no part of an id",
+        PLUGINS,
+        "return {**config, KEY: used} if used else dict(config)",
+        "return dict(config)",
+    ),
+    mutant(
+        "a plug-in is part of every id",
+        PLUGINS,
+        "return {name: _LOADED[name].sha256 for name in sorted(names)}",
+        "return {name: _LOADED[name].sha256 for name in sorted(_LOADED)}",
+    ),
+    mutant(
+        "an id has the name of a plug-in alone",
+        PLUGINS,
+        "return {name: _LOADED[name].sha256 for name in sorted(names)}",
+        "return {name: name for name in sorted(names)}",
+    ),
+    mutant(
+        "a part of a resolved block does not count",
+        PLUGINS,
+        "for key, value in (*_leaves(config), *_leaves(stacks)):",
+        "for key, value in _leaves(config):",
+    ),
+    mutant(
+        "a callback of a plug-in does not count",
+        PLUGINS,
+        'if key.rpartition(".")[2] == "class_path" and',
+        'if key.rpartition(".")[2] == "class" and',
+    ),
+    mutant(
+        "a plan outlives a change of a plug-in",
+        PLUGINS,
+        'digest.update(f"{name} {of}".encode())',
+        'digest.update(f"{name}".encode())',
+    ),
+    mutant(
+        "a changed plug-in serves an old run",
+        PLUGINS,
+        "if plugin is not None and plugin.sha256 == digest:",
+        "if plugin is not None:",
+    ),
+    mutant(
+        "a child takes a plug-in that has changed",
+        PLUGINS,
+        "if plugin.sha256 != each.sha256:",
+        "if plugin.name != _name(each.source):",
+    ),
+    mutant(
+        "a plug-in that failed leaves its parts",
+        PLUGINS,
+        "        remove_parts(plugin)\n        raise",
+        "        raise",
+    ),
+    mutant(
         "inverse square root without the root",
         at("test_optim.py"),
-        "math.sqrt(start / step)",
-        "(start / step)",
+        "math.sqrt(config.start / step)",
+        "(config.start / step)",
     ),
     mutant(
         "schedule starts at step 0",
@@ -642,8 +697,8 @@ MUTANTS = (
     mutant(
         "a cosine decay forgets its floor",
         at("test_optim.py"),
-        "self.floor + (1.0 - self.floor) * wave",
-        "(1.0 - self.floor) * wave",
+        "config.floor + (1.0 - config.floor) * wave",
+        "(1.0 - config.floor) * wave",
     ),
     mutant(
         "a token is predicted from itself",

@@ -23,6 +23,7 @@ from lightning_app.commands.options import (
 )
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.names import SECTIONS
+from lightning_app.plugins import load_all
 from lightning_app.version import __version__
 
 LIGHTNING = {
@@ -88,6 +89,12 @@ def generate(args: argparse.Namespace) -> int:
 
     named = ("texts", "tokens", "temperature", "top_k", "top_p", "seed", "checkpoint")
     return generate_text(args.run, args.prompt, **{name: vars(args)[name] for name in named})
+
+
+def init(args: argparse.Namespace) -> int:
+    from lightning_app.commands.init import init_command
+
+    return init_command(args.folder, args.data)
 
 
 def prepare(args: argparse.Namespace) -> int:
@@ -228,6 +235,13 @@ def build_parser() -> argparse.ArgumentParser:
         description="Which wiring of a Transformer block needs learning-rate warm-up?",
         epilog="exit codes: 0 done, 1 a run failed, 2 a mistake in the call, 130 interrupted",
     )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="load parts of your own first: a file NAME.py, or a module; may be repeated",
+    )
     parser.add_argument("--version", action="version", version=f"ablate {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -271,6 +285,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     add_generate(add("generate", generate, "continue a text with a trained run"))
+
+    command = add("init", init, "write a small project: a plug-in, its test, a config and a grid")
+    command.add_argument("folder", type=Path, metavar="DIR", help="a new folder, or one of yours")
+    command.add_argument(
+        "--data",
+        type=Path,
+        nargs=2,
+        metavar="FILE",
+        help="two text files, such as my.de my.en, line by line in translation",
+    )
 
     command = add("prepare", prepare, "fetch or read, check, tokenise and cache a corpus")
     command.add_argument(
@@ -346,10 +370,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "results", "submit", "doctor", "storage"]
-    known = ["blocks", *LIGHTNING, "translate", "generate", "prepare", *grids, "probe", "bench"]
+    known = ["blocks", *LIGHTNING, "translate", "generate", "init", "prepare", *grids, "probe"]
+    known.append("bench")
+    named, arguments = plugins_of(arguments)
     first = arguments[0] if arguments else ""
     if first in LIGHTNING:
-        return argparse.Namespace(command=first, call=lightning, rest=list(arguments[1:]))
+        rest = list(arguments[1:])
+        return argparse.Namespace(command=first, call=lightning, rest=rest, plugin=named)
     if first and not first.startswith("-") and first not in known:
         raise UserError(f"unknown command '{first}'{nearest(first, known)}")
     overrides: list[str] = []
@@ -357,11 +384,24 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         # A word that begins like a section of the config is an override, as for fit.
         overrides, arguments = overrides_of(arguments)
     args, unread = parser.parse_known_args(arguments)
-    args.rest = overrides
+    args.rest, args.plugin = overrides, named
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
         raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")
     return args
+
+
+def plugins_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the options `--plugin` in front of a command from the rest of the arguments."""
+    named, rest = [], list(words)
+    while rest and rest[0].partition("=")[0] == "--plugin":
+        _, equals, value = rest.pop(0).partition("=")
+        if not equals:
+            value = rest.pop(0) if rest else ""
+        if not value:
+            raise UserError("--plugin: expected a file NAME.py or a module, found nothing")
+        named.append(value)
+    return named, rest
 
 
 def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -388,6 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
     try:
         args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        load_all(args.plugin)
         return args.call(args)
     except UserError as mistake:
         print(f"ablate: {mistake}", file=sys.stderr)

@@ -10,6 +10,7 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.identity.ids import Identity, identify
 from lightning_app.identity.relevant import completed, relevant_blocks
 from lightning_app.parent import with_parent
+from lightning_app.plugins import digests, with_plugins
 from lightning_app.sections import ModelConfig, arguments, hints_of
 
 Tree = Mapping[str, Any]
@@ -27,7 +28,15 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
         UserError: if files of the corpus are missing.
     """
     blocks = _blocks(_wiring(config))
-    return identify(with_parent(config), blocks=blocks, corpus=corpus_of(config["data"], fetch))
+    return identify(named(config), blocks=blocks, corpus=corpus_of(config["data"], fetch))
+
+
+def named(config: Tree) -> dict[str, Any]:
+    """Return a config in which its parent and its plug-ins are named by what they are.
+
+    So a changed checkpoint or plug-in makes another experiment, and a moved one does not.
+    """
+    return with_plugins(with_parent(config), stacks_of(config))
 
 
 def cell_id(config: Tree) -> str:
@@ -41,9 +50,10 @@ def stacks_of(config: Tree) -> dict[str, Any]:
 
 
 def _wiring(config: Tree) -> str:
-    """The part of a config that sets the wiring, as text: many cells share one."""
+    """What sets the wiring, as text: fields of the config, and plug-ins; many cells share it."""
     model = completed(config)["model"]  # the config may come from an earlier version
-    return json.dumps({name: model[name] for name in ("architecture", "block")}, sort_keys=True)
+    parts = {name: model[name] for name in ("architecture", "block")}
+    return json.dumps([parts, digests()], sort_keys=True)
 
 
 @lru_cache(maxsize=1024)
@@ -53,7 +63,7 @@ def _blocks(text: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _stacks(text: str) -> dict[str, Any]:
-    parts = json.loads(text)
+    parts, _ = json.loads(text)
     hints = {name: hints_of(ModelConfig)[name] for name in parts}
     model = ModelConfig(**arguments("model", hints, parts))
     stacks = model.architecture.stacks(model.block)

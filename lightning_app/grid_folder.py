@@ -1,6 +1,6 @@
 """The files of a grid's folder, `experiments/NAME`."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from lightning_app.run_folder import RunFolder
@@ -59,6 +59,11 @@ class GridFolder:
         """The folders of all runs, planned or not, by name."""
         paths = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
         return [RunFolder(path) for path in paths if not path.name.startswith(".")]
+
+    def runs_with_plugins(self, names: Iterable[str]) -> list[Path]:
+        """The folders of those runs of these names that use a plug-in."""
+        runs = map(self.run, names)
+        return [run.path for run in runs if run.plugins.is_file()]
 
     def strays(self, planned: Container[str]) -> list[RunFolder]:
         """The finished runs whose names are not among the `planned` ones."""

@@ -47,12 +47,28 @@ def made_by(record: Record) -> dict[str, str]:
 
 
 def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
-    """The names of the runs by provenance, for each kind."""
+    """The names of the runs by provenance, for each kind.
+
+    Of the plug-ins that runs use, those count for the code of which there are several versions: a
+    plug-in that only some runs use is a difference that was meant.
+    """
     found: dict[str, Groups] = {kind: {} for kind in KINDS}
+    versions: dict[str, set[str]] = {}
+    for record in records.values():
+        for name, digest in _used(record).items():
+            versions.setdefault(name, set()).add(digest)
     for name, record in records.items():
-        for kind, value in made_by(record).items():
+        made = made_by(record)
+        used = [f"{n} {d[:16]}" for n, d in _used(record).items() if len(versions[n]) > 1]
+        made["code"] = "+".join([made["code"], *used])
+        for kind, value in made.items():
             found[kind].setdefault(value, []).append(name)
     return found
+
+
+def _used(record: Record) -> Mapping[str, str]:
+    """The digests of the plug-ins that a run uses, by name."""
+    return (record.get("provenance") or {}).get("plugins_used") or {}
 
 
 def mixed(records: Mapping[str, Record]) -> dict[str, Groups]:
@@ -177,7 +193,10 @@ def _in_turn(values: Iterable[str]) -> str:
 def _code(made: Record) -> str:
     if not made.get("code"):
         return UNKNOWN
-    return "+".join([made["code"], *map(str, (made.get("plugins") or {}).values())])
+    # Plug-ins do not count here: those that a run uses are part of its identity. An earlier version
+    # wrote its foreign classes under that name.
+    classes = made.get("classes" if "classes" in made else "plugins")
+    return "+".join([made["code"], *map(str, (classes or {}).values())])
 
 
 def _libraries(made: Record) -> str:

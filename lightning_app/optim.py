@@ -18,6 +18,9 @@ Groups = list[dict[str, Any]]
 OPTIMIZERS: Registry["BuildOptimizer"] = Registry("model.optimizer.kind")
 """The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
 
+SCHEDULES: Registry["Shape"] = Registry("model.schedule.kind")
+"""The schedules by name; `schedule` is the decorator that adds a function."""
+
 UNCORRECTED = ("adam", "adamw")
 """The optimizers that exist without bias correction."""
 LATE = 2.0**24
@@ -97,8 +100,9 @@ class ScheduleConfig:
     almost no learning rate.
     """
 
-    kind: Literal["inverse_sqrt", "linear", "cosine", "constant", "bert"] = "inverse_sqrt"
-    """The shape after the warm-up."""
+    kind: str = "inverse_sqrt"
+    """A name of `SCHEDULES`: inverse_sqrt, linear, cosine, constant or bert, the shape after the
+    warm-up."""
     warmup_steps: int = 4000
     """T_w in optimizer steps; 0 is the full rate at step 1 (read as 1 where coupling is paper)."""
     coupling: Literal["decoupled", "paper"] = "decoupled"
@@ -109,6 +113,7 @@ class ScheduleConfig:
     """Where cosine ends, as a share of the peak."""
 
     def __post_init__(self) -> None:
+        _ = SCHEDULES[self.kind]
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps {self.warmup_steps}: at least 0")
         if self.reference_steps < 1:
@@ -121,7 +126,7 @@ class ScheduleConfig:
     @property
     def ends(self) -> bool:
         """Whether the schedule needs to know the last step of the run."""
-        return self.kind in ("linear", "cosine", "bert")
+        return SCHEDULES[self.kind].ends
 
     def check(self, total: int) -> None:
         """Refuse a decoupled decay to an end that does not fit into a run of `total` steps.
@@ -144,24 +149,69 @@ class ScheduleConfig:
 
     def factor(self, step: int, total: int) -> float:
         """Return the factor at `step` (from 1) of `total` steps."""
-        warmup = max(self.warmup_steps, 1)
-        ramp = min(1.0, step / warmup)
-        start = warmup if self.coupling == "paper" else self.reference_steps
-        match self.kind:
-            case "inverse_sqrt":
-                return ramp * min(1.0, math.sqrt(start / step))
-            case "linear":
-                return ramp * _left(start, step, total)
-            case "cosine":
-                wave = (1.0 - math.cos(math.pi * _left(start, step, total))) / 2.0
-                return ramp * (self.floor + (1.0 - self.floor) * wave)
-            case "constant":
-                return ramp
-            case "bert":
-                done = step - 1
-                if done < self.warmup_steps:
-                    return done / self.warmup_steps
-                return max(0.0, 1.0 - done / total)
+        return SCHEDULES[self.kind].factor(self, step, total)
+
+    def ramp(self, step: int) -> float:
+        """Return the share of the warm-up that is done at `step`, at most 1."""
+        return min(1.0, step / max(self.warmup_steps, 1))
+
+    @property
+    def start(self) -> int:
+        """The step where the decay begins."""
+        return max(self.warmup_steps, 1) if self.coupling == "paper" else self.reference_steps
+
+
+Factor = Callable[[ScheduleConfig, int, int], float]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A schedule: `factor` takes the config, the step (from 1) and the last step of the run.
+
+    `ends` says whether it reads that last step, which the run must then have.
+    """
+
+    factor: Factor
+    ends: bool = False
+
+
+def schedule(name: str, *, ends: bool = False) -> Callable[[Factor], Factor]:
+    """Return the decorator that makes a function the schedule `name`."""
+
+    def add(factor: Factor) -> Factor:
+        SCHEDULES.add(name, Shape(factor, ends))
+        return factor
+
+    return add
+
+
+@schedule("inverse_sqrt")
+def _inverse_sqrt(config: ScheduleConfig, step: int, total: int) -> float:
+    return config.ramp(step) * min(1.0, math.sqrt(config.start / step))
+
+
+@schedule("linear", ends=True)
+def _linear(config: ScheduleConfig, step: int, total: int) -> float:
+    return config.ramp(step) * _left(config.start, step, total)
+
+
+@schedule("cosine", ends=True)
+def _cosine(config: ScheduleConfig, step: int, total: int) -> float:
+    wave = (1.0 - math.cos(math.pi * _left(config.start, step, total))) / 2.0
+    return config.ramp(step) * (config.floor + (1.0 - config.floor) * wave)
+
+
+@schedule("constant")
+def _constant(config: ScheduleConfig, step: int, total: int) -> float:
+    return config.ramp(step)
+
+
+@schedule("bert", ends=True)
+def _bert(config: ScheduleConfig, step: int, total: int) -> float:
+    done = step - 1
+    if done < config.warmup_steps:
+        return done / config.warmup_steps
+    return max(0.0, 1.0 - done / total)
 
 
 def _left(start: int, step: int, total: int) -> float:

@@ -10,6 +10,7 @@ import yaml
 
 from lightning_app.errors import UserError, named
 from lightning_app.names import check_names
+from lightning_app.plugins import require
 from lightning_app.trainer_arguments import trainer_arguments
 
 _OPTIONS = ("config", "help", "print_config")  # every command of LightningCLI has these
@@ -28,6 +29,8 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
             checkpoint that is missing.
     """
     trees = {str(file): read_tree(file) for file in files}
+    for file in files:
+        require(Path(file).parent)  # of the config of a run
     options = dict(options_of(words))
     known = trainer_arguments(command) if command else {}
     if known is None:

@@ -1,4 +1,4 @@
-"""The provenance of a result: version of the code, plug-ins, libraries, command line, processor.
+"""The provenance of a result: version of the code, libraries, command line, processor.
 
 This module is fast to import, for `ablate plan`. The part that needs torch is in `hardware`.
 """
@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -30,7 +30,8 @@ PACKAGES = (
 )
 
 APART = (
-    *("analysis", "api", "bench", "catalogue", "commands", "identity", "theory", "trained"),
+    *("analysis", "api", "bench", "catalogue", "commands", "identity", "testing", "theory"),
+    "trained",
     *("__init__.py", "__main__.py", "archive.py", "atomic_write.py", "bounds.py", "cli.py"),
     *("errors.py", "experiment.py", "grid_axes.py", "grid_folder.py", "hardware.py"),
     *("importing.py", "mixtures.py", "names.py", "out_of_memory.py", "precheck.py"),
@@ -78,14 +79,16 @@ def code_digest(package: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def plugins(tree: Any) -> dict[str, str | None]:
+def foreign_classes(tree: Any, apart: Iterable[str] = ()) -> dict[str, str | None]:
     """The digest of the file of every class that a config names outside package and Lightning.
 
-    Only that file, not what it imports. None if a class is not in a file.
+    Only that file, not what it imports. None if a class is not in a file. Classes of the plug-ins
+    `apart` are left out: those have digests of their own.
     """
+    known = {"lightning_app", "lightning", *(name.partition(".")[0] for name in apart)}
     found: dict[str, str | None] = {}
     for name in sorted(set(_class_paths(tree))):
-        if name.partition(".")[0] not in ("lightning_app", "lightning"):
+        if name.partition(".")[0] not in known:
             file = _file_of(name)
             text = "" if file is None else _meaning(file)
             found[name] = None if file is None else hashlib.sha256(text.encode()).hexdigest()[:16]

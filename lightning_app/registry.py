@@ -1,24 +1,36 @@
 """A table of parts that a config can name; a decorator adds parts, also from other packages."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
 
 from lightning_app.errors import UserError, nearest
 
 Part = TypeVar("Part")
 Given = TypeVar("Given")
 
+_TABLES: list["Registry[Any]"] = []
+_REGISTERING: ContextVar[str | None] = ContextVar("registering", default=None)
+
 
 class Registry(Mapping[str, Part], Generic[Part]):
     """The parts that a field of the config may name, in the order of their registration.
 
+    A table remembers the plug-in that registered a part, which tells the cells that use it.
+
     Args:
         field: The field, such as ``model.optimizer.kind``; error messages begin with it.
+        slots: The last words of the fields that name a part, also in a resolved block, where more
+            than `field` does.
     """
 
-    def __init__(self, field: str) -> None:
+    def __init__(self, field: str, slots: tuple[str, ...] = ()) -> None:
         self.field = field
+        self._slots = slots
         self._parts: dict[str, Part] = {}
+        self._owners: dict[str, str] = {}
+        _TABLES.append(self)
 
     def register(self, name: str) -> Callable[[Given], Given]:
         """Return a decorator that adds a class or a function under `name` and returns it."""
@@ -38,6 +50,35 @@ class Registry(Mapping[str, Part], Generic[Part]):
         if name in self._parts:
             raise ValueError(f"{self.field}: '{name}' is already registered")
         self._parts[name] = part
+        owner = _REGISTERING.get()
+        if owner is not None:
+            self._owners[name] = owner
+
+    def remove_of(self, owner: str) -> None:
+        """Remove the parts that a plug-in has registered."""
+        for name in [name for name, by in self._owners.items() if by == owner]:
+            del self._parts[name], self._owners[name]
+
+    def owner(self, name: object) -> str | None:
+        """Return the plug-in that registered a part; None for a part of this package."""
+        return self._owners.get(name) if isinstance(name, str) else None
+
+    def serves(self, key: str) -> bool:
+        """Whether a dotted key of a config or of a resolved block names a part of this table."""
+        return key == self.field or key.rpartition(".")[2] in self._slots
+
+    def require(self, name: str, field: str) -> Part:
+        """Return the part that another field names.
+
+        Raises:
+            UserError: naming that field, the known names and the nearest of them.
+        """
+        if name not in self._parts:
+            known = ", ".join(map(repr, self._parts))
+            raise UserError(
+                f"{field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}"
+            )
+        return self._parts[name]
 
     def __getitem__(self, name: str) -> Part:
         """Return the part of that name.
@@ -45,12 +86,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         Raises:
             UserError: naming the field, the known names and the nearest of them.
         """
-        if name not in self._parts:
-            known = ", ".join(map(repr, self._parts))
-            raise UserError(
-                f"{self.field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}"
-            )
-        return self._parts[name]
+        return self.require(name, self.field)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -60,3 +96,31 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._parts
+
+
+@contextmanager
+def registering(plugin: str) -> Iterator[None]:
+    """Note a plug-in as the owner of every part that is registered in this context.
+
+    If it fails, the parts that it has registered are removed again.
+    """
+    token = _REGISTERING.set(plugin)
+    try:
+        yield
+    except BaseException:
+        remove_parts(plugin)
+        raise
+    finally:
+        _REGISTERING.reset(token)
+
+
+def remove_parts(plugin: str) -> None:
+    """Remove the parts that a plug-in has registered from all tables."""
+    for table in _TABLES:
+        table.remove_of(plugin)
+
+
+def owners(key: str, value: object) -> set[str]:
+    """Return the plug-ins that registered what a field of a config or of a block names."""
+    found = {table.owner(value) for table in _TABLES if table.serves(key)}
+    return {owner for owner in found if owner is not None}

@@ -24,6 +24,8 @@ class RunFolder:
         path: The folder.
         config: The resolved config, from which the run is trained.
         identity: The values that the id of the run is computed from (`identity.record`).
+        plugins: The plug-ins that the run uses, if any, with their digests (`plugins`).
+        plugin_copies: The folder of copies of those that are files. They are never executed here.
         block: The resolved wiring of each stack, written at the end of the run.
         environment: Interpreter, libraries and device, written at the end of the run.
         metrics: The curves of all attempts, a row for each step.
@@ -42,6 +44,8 @@ class RunFolder:
         self.path = path
         self.config = path / CONFIG
         self.identity = path / IDENTITY
+        self.plugins = path / "plugins.json"
+        self.plugin_copies = path / "plugins"
         self.block = path / BLOCK
         self.environment = path / ENVIRONMENT
         self.metrics = path / METRICS

@@ -14,7 +14,7 @@ from lightning_app.provenance import (
     checkout,
     code_digest,
     command_line,
-    plugins,
+    foreign_classes,
     software,
 )
 from tests.test_layers import PACKAGE, ROOT, imports, module_name
@@ -221,18 +221,18 @@ def test_command_line_holds_no_password(monkeypatch: pytest.MonkeyPatch) -> None
     assert command_line() == ["ablate", "run", "demo"]
 
 
-def test_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "my_callbacks.py"
     module.write_text("class Mine:\n    rate = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("my_callbacks")
     ours = {"class_path": "lightning.pytorch.callbacks.Timer", "init_args": {}}
     tree = {"trainer": {"callbacks": [ours, {"class_path": "my_callbacks.Mine"}]}}
-    first = plugins(tree)
+    first = foreign_classes(tree)
     assert list(first) == ["my_callbacks.Mine"]
     module.write_text("class Mine:\n    rate = 1  # a comment\n")
-    assert plugins(tree) == first
+    assert foreign_classes(tree) == first
     module.write_text("class Mine:\n    rate = 2\n")
-    assert plugins(tree) != first
-    assert plugins({"class_path": "nowhere.Thing"}) == {"nowhere.Thing": None}
+    assert foreign_classes(tree) != first
+    assert foreign_classes({"class_path": "nowhere.Thing"}) == {"nowhere.Thing": None}
     monkeypatch.delitem(sys.modules, "my_callbacks")

@@ -12,7 +12,7 @@ import yaml
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.cli import main, parse_arguments
+from lightning_app.cli import main, parse_arguments, plugins_of
 from lightning_app.config import resolve
 from lightning_app.parser import config_parser
 
@@ -35,7 +35,7 @@ def test_the_readme_has_commands() -> None:
 def test_a_command_is_understood(command: str) -> None:
     words = shlex.split(command)[1:]
     args = parse_arguments(words)
-    assert args.command == words[0]
+    assert args.command == plugins_of(words)[1][0]
     if args.call.__name__ == "lightning":
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
         assert config_parser().parse_args(rest).trainer.max_steps > 0

@@ -19,7 +19,7 @@ from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.config_tree import keys_of
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.plan import DamagedPlan, expand, load_plan
+from lightning_app.ablation.plan import expand, runs_with_plugins
 from lightning_app.ablation.queue.queue import mend
 from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.ablation.supervision.locks import is_held, supervisor_lock
@@ -28,6 +28,7 @@ from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import read_record as read_identity
+from lightning_app.plugins import require
 from lightning_app.records import (
     Newer,
     Unsound,
@@ -85,8 +86,8 @@ def doctor_command(
     folder = GridFolder(experiments / spec.name)
     if not folder.path.is_dir():
         raise UserError(f"{folder}: no such folder; `ablate run` makes it")
-    with suppress(DamagedPlan):
-        load_plan(folder.plan)  # refuses one of a newer version
+    for run in runs_with_plugins(folder):  # refuses a plan of a newer version
+        require(run)
     queue = storage_spec(storage, folder.journal)
     with supervisor_lock(folder, queue.shown) if fix else nullcontext():
         module = importlib.import_module(program)  # slow: it resolves configs

@@ -28,6 +28,7 @@ from lightning_app.ablation.import_allowlist import check_imports
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import lookup
 from lightning_app.parent import FIELD
+from lightning_app.plugins import KEY, PROJECT
 from lightning_app.shipped import shipped_folder
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
@@ -221,6 +222,11 @@ def _check_parent(name: str, base: Mapping[str, Any], axes: Any, parent: ParentG
 
 def _name(tree: Mapping[str, Any]) -> str:
     for key in tree:
+        if key == KEY:
+            raise UserError(
+                f"{KEY}: a grid file may not name code, since a grid file from elsewhere would run "
+                f"it; pass --plugin FILE, or list it in {PROJECT} of the working folder"
+            )
         if key not in _KEYS:
             raise UserError(f"unknown key '{key}'{nearest(key, _KEYS)}")
     name = tree.get("name")

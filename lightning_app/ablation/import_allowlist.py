@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning_app.errors import UserError, nearest
 from lightning_app.names import SECTIONS
+from lightning_app.plugins import CALLBACKS
 
 CLASSES = (
     "lightning_app.callbacks.probes.SignalProbe",
@@ -129,15 +130,21 @@ def _check_classes(field: str, value: Any, words: tuple[str, ...]) -> None:
         )
 
 
+def callback_paths() -> list[str]:
+    """Return the import paths of the callbacks that plug-ins have registered."""
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in CALLBACKS.values()]
+
+
 def _check_class(field: str, name: Any) -> None:
     short = [known.rpartition(".")[2] for known in CLASSES]
-    if name in CLASSES or name in short:
+    if name in CLASSES or name in short or name in callback_paths():
         return
     last = str(name).rpartition(".")[2]
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
     raise UserError(
         f"{field}: a grid file may only import listed classes of "
-        f"lightning.pytorch and SignalProbe, found {name!r}{hint}"
+        f"lightning.pytorch, SignalProbe and the callbacks that a plug-in registers, found "
+        f"{name!r}{hint}"
     )
 
 

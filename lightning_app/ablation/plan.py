@@ -33,8 +33,10 @@ from lightning_app.atomic_write import write_whole
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import SEED, label
+from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.ids import Identity
 from lightning_app.parent import FIELD, find_parent
+from lightning_app.plugins import digests
 from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_json
 
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
@@ -183,8 +185,11 @@ def _parent_cells(
 
 
 def made_from(spec: GridSpec) -> str:
-    """A digest of the sources of a plan: the grid with its base, this package, its libraries."""
+    """A digest of the sources of a plan: the grid with its base, this package, its libraries, and
+    the plug-ins."""
     digest = hashlib.sha256(canonical(spec.tree()).encode())
+    for name, of in sorted(digests().items()):
+        digest.update(f"{name} {of}".encode())
     for library in ("torch", "lightning", "jsonargparse"):
         digest.update(f"{library} {version(library)}".encode())
     package = Path(str(files("lightning_app")))
@@ -240,6 +245,15 @@ def load_plan(path: Path) -> Plan | None:
     except (Unsound, KeyError, TypeError) as error:
         again = "`ablate run` makes it again"
         raise DamagedPlan(f"{path}: torn or damaged ({error}); {again}") from error
+
+
+def runs_with_plugins(folder: GridFolder) -> list[Path]:
+    """The folders of the planned runs that use a plug-in; none where there is no sound plan."""
+    try:
+        plan = load_plan(folder.plan)
+    except DamagedPlan:
+        return []
+    return [] if plan is None else folder.runs_with_plugins(cell.name for cell in plan.cells)
 
 
 def save_plan(path: Path, plan: Plan) -> None:

@@ -17,7 +17,7 @@ from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
-from lightning_app.ablation.plan import expand, load_plan
+from lightning_app.ablation.plan import expand, load_plan, runs_with_plugins
 from lightning_app.ablation.plan_checks import devices_of
 from lightning_app.ablation.superseding import lines
 from lightning_app.ablation.supervision.locks import supervisor_lock
@@ -25,6 +25,7 @@ from lightning_app.ablation.supervision.slots import default_workers
 from lightning_app.grid_axes import RATE, SEED, WARMUP
 from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import STALE, Groups, others
+from lightning_app.plugins import hinting
 from lightning_app.run_state import RunState
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter
@@ -97,7 +98,9 @@ def plan_command(
 
     folder = GridFolder(experiments / spec.name)
     with document("plan", as_json) as tree:
-        plan, configs = expand(spec, resolve_cell, partial(identity_of, fetch=False), experiments)
+        with hinting(runs_with_plugins(folder)):
+            identify = partial(identity_of, fetch=False)
+            plan, configs = expand(spec, resolve_cell, identify, experiments)
         planned = Grid(spec, folder, plan)
         if load_plan(folder.plan) is None:
             with supervisor_lock(folder):

@@ -9,7 +9,7 @@ from jsonargparse import set_parsing_settings
 
 from lightning_app.ablation import run_cell as trainer
 from lightning_app.ablation.here import here
-from lightning_app.ablation.import_allowlist import CLASSES
+from lightning_app.ablation.import_allowlist import CLASSES, callback_paths
 from lightning_app.ablation.resolving import parse_cell as parse
 from lightning_app.ablation.resolving import resolve_cell as resolve
 from lightning_app.ablation.supervision.distributed import join_process_group
@@ -48,7 +48,8 @@ def import_only_known_classes() -> None:
     """
     known = [*map(locate, CLASSES), *set().union(*map(parts_of, PARTS.values()))]
     defined = [f"{kind.__module__}.{kind.__qualname__}" for kind in known if isinstance(kind, type)]
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*CLASSES, *defined])
+    named = [*CLASSES, *callback_paths(), *defined]
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=named)
 
 
 def run_cell(job: Job, rank: int) -> None:

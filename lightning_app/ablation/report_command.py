@@ -12,8 +12,10 @@ from lightning_app.ablation.counts import by_status
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.plan import runs_with_plugins
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
+from lightning_app.plugins import require
 
 if TYPE_CHECKING:
     from lightning_app.analysis.grid_results import GridResults
@@ -50,6 +52,8 @@ def report_command(
     if publish_in is not None and len(grids) > 1:
         raise UserError(f"--publish: takes the results of one grid, found {len(grids)} grids")
     folders = [_folder(Path(grid), experiments) for grid in grids]
+    for run in (run for folder in folders for run in runs_with_plugins(GridFolder(folder))):
+        require(run)  # what is known of a task may come from it
     with ExitStack() as held, document("report", as_json) as tree:
         claimed = None if port is None else held.enter_context(claim(port))
         read = [read_results(folder) for folder in folders]

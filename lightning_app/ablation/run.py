@@ -51,14 +51,15 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.data.sources import require_test
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id, stacks_of
+from lightning_app.experiment import cell_id, named, stacks_of
 from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
-from lightning_app.parent import origin_of, with_parent
+from lightning_app.parent import origin_of
 from lightning_app.parent_weights import NothingToFineTune
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
+from lightning_app.plugins import KEY, digests, keep_copies, require_of, used_by
 from lightning_app.precheck import trainer_section
-from lightning_app.provenance import PACKAGES, command_line, plugins, software
+from lightning_app.provenance import PACKAGES, command_line, foreign_classes, software
 from lightning_app.records import SCHEMA, SIGNATURES
 from lightning_app.run_folder import RunFolder
 from lightning_app.task_facts import TASKS, Monitored
@@ -129,11 +130,13 @@ class Run(RunCLI):
         check(self.tree)
         self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
         corpus = corpus_of(self.tree["data"])
-        self.record = Record.of(with_parent(self.tree), stacks_of(self.tree), corpus)
+        stacks = stacks_of(self.tree)
+        self.used = used_by(self.tree, stacks)
+        self.record = Record.of(named(self.tree), stacks, corpus)
         self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]
-        named = Path("experiments/fit/runs") / run_name(self.tree)
-        path = self._given or (Path(root) if root else named)
+        usual = Path("experiments/fit/runs") / run_name(self.tree)
+        path = self._given or (Path(root) if root else usual)
         self.folder = RunFolder(path)
         self.attempt: int = self._attempt or self.folder.last_attempt() + 1
         self.attempt_folder = self.folder.attempt(self.attempt)
@@ -160,6 +163,7 @@ class Run(RunCLI):
         given = self._get(self.config, "ckpt_path")
         if given is not None:
             path = find_checkpoint(given, self.folder.path)
+            require_of(path)
             model = self.tree["model"]
             # Lightning restores the optimizer from the checkpoint, with its constants.
             trained = ("optimizer",) if self._trains else ()
@@ -214,6 +218,7 @@ class Run(RunCLI):
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
         with writing_in(self.folder.path):
             self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
+        keep_copies(self.folder, self.used)
         write_record(self.folder.path, self.record)
         write_whole(self.folder.config, yaml.safe_dump(self.tree, sort_keys=False))
 
@@ -227,7 +232,9 @@ class Run(RunCLI):
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
         if self._trains:
             progress = Progress(self.attempt_folder.progress)
-            made = {**self._software, "plugins": plugins(self.tree), **origin_of(self.tree)}
+            code = {KEY: digests(), f"{KEY}_used": self.used}
+            code["classes"] = foreign_classes(self.tree, apart=digests())
+            made = {**self._software, **code, **origin_of(self.tree)}
             self.origin = Origin(self.attempt_folder.provenance, made, self.resumed)
             callbacks += [self.origin, self.divergence, self.throughput, self.clock]
             callbacks += [GainLogger(), progress]

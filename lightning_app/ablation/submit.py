@@ -20,6 +20,7 @@ from lightning_app.ablation.queue.storages import VARIABLE, StorageSpec, storage
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
+from lightning_app.plugins import given
 
 DEFAULT = Path("experiments")
 
@@ -156,7 +157,8 @@ def submit_command(
     options += _further(sbatch, asked)
     step = ["srun", "--nodes=1", "--ntasks=1"]
     step += [f"--cpus-per-task={cpus}"] if cpus else []  # srun does not take it from the job
-    command = [sys.executable, "-m", "lightning_app", "run", str(file)]
+    named = [word for each in given() for word in ("--plugin", each.source)]
+    command = [sys.executable, "-m", "lightning_app", *named, "run", str(file)]
     words = ["--experiments", str(experiments.resolve()), "--no-wait"]
     words += ["--storage", storage] if storage is not None else []
     parts = [step, command, [*words, *run_options]]

@@ -13,7 +13,7 @@ from lightning_app.blocks.attention import (
 from lightning_app.blocks.block import BlockSpec, Layout
 from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.memory import MemorySpec
-from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.norm import NORM_KINDS, Norm
 from lightning_app.blocks.presets import ABSENT, PRESETS
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import (
@@ -45,8 +45,8 @@ class BlockConfig:
     norm_placement: Placement | None = None
     """post: norm(x + f(x)); pre: x + f(norm(x)); peri: x + norm(f(norm(x))); none: x + f(x).
     With pre and peri a final norm follows the last block."""
-    norm: Literal["layer_norm", "rms_norm"] | None = None
-    """The type of all norms of a stack."""
+    norm: Norm | None = None
+    """The type of all norms of a stack: layer_norm, rms_norm or another name of `NORM_KINDS`."""
     residual_attention: ResidualAttention | None = None
     """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
     carries sums of queries and of keys."""
@@ -101,6 +101,14 @@ class BlockConfig:
     memory: MemorySpec | None = None
     """Each layer also reads its inputs in the segments before, as in Transformer-XL; of a decoder
     alone, needs data.order streams."""
+
+    def __post_init__(self) -> None:
+        if self.norm == "none":
+            raise ValueError("norm none: the type of the norms; norm_placement none removes them")
+        for name in ("norm", "qk_norm"):
+            kind = getattr(self, name)
+            if kind is not None:
+                NORM_KINDS.require(kind, f"model.block.{name}")
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.

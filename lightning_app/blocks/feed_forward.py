@@ -1,6 +1,8 @@
 """The position-wise feed-forward sub-layer."""
 
-from typing import Literal, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -8,8 +10,54 @@ from torch.nn import functional as F
 
 from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.registry import Registry
 
-Activation = Literal["relu", "gelu", "leaky_relu", "geglu"]
+Activation = str
+"""A name of `ACTIVATIONS`."""
+
+Function = Callable[[Tensor, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Nonlinearity:
+    """What a feed-forward computes between its two matrices.
+
+    `function` takes the inner states and the slope of the config. If it is `gated`, its result is
+    multiplied by a third matrix of the same size.
+    """
+
+    function: Function
+    gated: bool = False
+
+
+ACTIVATIONS: Registry[Nonlinearity] = Registry("model.architecture.activation")
+"""The activations by name; `activation` is the decorator that adds a function."""
+
+
+def activation(name: str, *, gated: bool = False) -> Callable[[Function], Function]:
+    """Return the decorator that makes a function the activation `name`."""
+
+    def add(function: Function) -> Function:
+        ACTIVATIONS.add(name, Nonlinearity(function, gated))
+        return function
+
+    return add
+
+
+@activation("relu")
+def _relu(x: Tensor, slope: float) -> Tensor:
+    return F.relu(x)
+
+
+@activation("geglu", gated=True)
+@activation("gelu")
+def _gelu(x: Tensor, slope: float) -> Tensor:
+    return F.gelu(x)
+
+
+@activation("leaky_relu")
+def _leaky_relu(x: Tensor, slope: float) -> Tensor:
+    return F.leaky_relu(x, slope)
 
 
 @final
@@ -31,22 +79,15 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.nonlinearity = ACTIVATIONS[activation]
         self.slope = slope
         self.inner = Linear(model_dim, ff_dim)
-        self.gate = Linear(model_dim, ff_dim) if activation == "geglu" else None
+        self.gate = Linear(model_dim, ff_dim) if self.nonlinearity.gated else None
         self.norm_inner = build_norm(norm, ff_dim)
         self.outer = Linear(ff_dim, model_dim)
 
     def forward(self, x: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
-        inner = self.inner(x)
-        match self.activation:
-            case "relu":
-                inner = F.relu(inner)
-            case "gelu":
-                inner = F.gelu(inner)
-            case "leaky_relu":
-                inner = F.leaky_relu(inner, self.slope)
-            case "geglu":
-                assert self.gate is not None
-                inner = F.gelu(inner) * self.gate(x)
+        inner = self.nonlinearity.function(self.inner(x), self.slope)
+        if self.gate is not None:
+            inner = inner * self.gate(x)
         return self.outer(self.norm_inner(inner))

@@ -1,28 +1,52 @@
 """Normalization over the model dimension."""
 
-from typing import Literal
+from collections.abc import Callable
 
 from torch import nn
 
-Norm = Literal["none", "layer_norm", "rms_norm"]
+from lightning_app.registry import Registry
+
+Norm = str
+"""A name of `NORM_KINDS`, or ``none``."""
 
 EPSILON = 1e-5
 NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+NORM_KINDS: Registry[Callable[[int], nn.Module]] = Registry(
+    "model.block.norm",
+    slots=(
+        *("norm", "qk_norm", "value_norm", "ff_norm", "embedding_norm"),
+        *("norm_input", "norm_branch", "norm_sum", "final_norm", "input_norm"),
+    ),
+)
+"""The norms by name; `NORM_KINDS.register` is the decorator that adds a class.
+
+A class is called with the size of the last dimension. Its own parameters belong in a
+`LearnedScalars`, which sets their start and their decay.
+"""
+
+
+@NORM_KINDS.register("none")
+def no_norm(dim: int) -> nn.Module:
+    """``x``"""
+    return nn.Identity()
+
+
+@NORM_KINDS.register("layer_norm")
+def layer_norm(dim: int) -> nn.Module:
+    """``g * (x - mean(x)) / sqrt(var(x) + eps) + b`` (Ba et al. 2016, 1607.06450)"""
+    return nn.LayerNorm(dim, eps=EPSILON)
+
+
+@NORM_KINDS.register("rms_norm")
+def rms_norm(dim: int) -> nn.Module:
+    """``g * x / sqrt(mean(x^2) + eps)`` (Zhang & Sennrich 2019, 1910.07467)"""
+    return nn.RMSNorm(dim, eps=EPSILON)
 
 
 def build_norm(kind: Norm, dim: int) -> nn.Module:
     """Return the normalization `kind` over the last dimension, of size `dim`.
 
-    - ``layer_norm``: ``g * (x - mean(x)) / sqrt(var(x) + eps) + b`` (Ba et al. 2016, 1607.06450)
-    - ``rms_norm``: ``g * x / sqrt(mean(x^2) + eps)`` (Zhang & Sennrich 2019, 1910.07467)
-    - ``none``: ``x``
-
-    with ``g = 1``, ``b = 0`` at the start and ``eps = 1e-5``.
+    Those of this package have ``g = 1``, ``b = 0`` at the start and ``eps = 1e-5``.
     """
-    match kind:
-        case "layer_norm":
-            return nn.LayerNorm(dim, eps=EPSILON)
-        case "rms_norm":
-            return nn.RMSNorm(dim, eps=EPSILON)
-        case "none":
-            return nn.Identity()
+    return NORM_KINDS[kind](dim)

@@ -11,6 +11,7 @@ from lightning_app.atomic_write import write_whole
 from lightning_app.hardware import hardware
 
 _MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")
+_LATER = ("classes", "plugins_used")  # an earlier version did not write them
 
 
 class Origin(pl.Callback):
@@ -38,8 +39,8 @@ class Origin(pl.Callback):
             self.record |= hardware(trainer.strategy.root_device, ids)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        makers = [*state_dict["resumed_from"], {key: state_dict[key] for key in _MAKERS}]
-        own = {key: self.record[key] for key in _MAKERS}
+        makers = [*state_dict["resumed_from"], _makers(state_dict)]
+        own = _makers(self.record)
         found: list[dict[str, Any]] = []
         for each in makers:
             if each != own and each not in found:
@@ -47,8 +48,14 @@ class Origin(pl.Callback):
         self.record["resumed_from"] = found
 
     def state_dict(self) -> dict[str, Any]:
-        return {key: self.record[key] for key in (*_MAKERS, "resumed_from")}
+        return {**_makers(self.record), "resumed_from": self.record["resumed_from"]}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
             write_whole(self._path, json.dumps(self.record, indent=1))
+
+
+def _makers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a provenance that says by what the numbers were made."""
+    made = {key: record[key] for key in _MAKERS}
+    return {**made, **{key: record[key] for key in _LATER if key in record}}

@@ -7,6 +7,7 @@ from typing import Any
 from lightning_app.config import check
 from lightning_app.errors import named
 from lightning_app.parser import config_parser, dump, keep_numbers
+from lightning_app.plugins import require
 from lightning_app.precheck import trainer_section
 
 
@@ -16,6 +17,7 @@ def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: for a mistake in either.
     """
+    require(path.parent)  # of the config of a run
     words = ["--config", str(path), *overrides]
     written = {"trainer": trainer_section(words)}
     parser = config_parser()

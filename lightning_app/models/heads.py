@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.feed_forward import Activation
+from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
 from lightning_app.blocks.masks import causal_mask, document_mask, padding_mask
 from lightning_app.blocks.memory import Recurrence, SegmentMemory, empty_memory, segment_mask
-from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.norm import NORM_KINDS, Norm
 from lightning_app.blocks.placed import within_documents
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack, StackSpec
@@ -48,7 +48,8 @@ class ArchitectureConfig:
     attention_dropout: float = 0.0
     """The fraction of entries dropped from the softmax map, before shaping."""
     activation: Activation = "relu"
-    """Between the two feed-forward matrices; geglu has a third matrix, as large as each."""
+    """A name of `ACTIVATIONS`: relu, gelu, leaky_relu or geglu, between the two feed-forward
+    matrices; geglu has a third matrix, as large as each."""
     activation_slope: float = 0.01
     """Slope of leaky_relu below zero; only used by leaky_relu."""
     positions: str = "sinusoidal"
@@ -82,6 +83,8 @@ class ArchitectureConfig:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")
         if not math.isfinite(self.activation_slope):
             raise ValueError(f"activation_slope {self.activation_slope}: a finite number")
+        _ = ACTIVATIONS[self.activation]
+        NORM_KINDS.require(self.embedding_norm, "model.architecture.embedding_norm")
         self.order().check()
         if self.embedding_norm != "none" and self.kind != "encoder":
             raise ValueError(

@@ -185,11 +185,16 @@ def task(name: str, facts: TaskFacts | None = None) -> Callable[[Given], Given]:
         name: The value of `model.objective.kind`.
         facts: What is known of a task from outside the package; those of the package are in
             `TASKS` already, which is read before the class is imported.
+
+    Raises:
+        ValueError: if another task has this name.
     """
 
     def add(cls: Given) -> Given:
         if facts is not None:
             TASKS.add(name, facts)
+        elif cls.__module__ != _module_of(name):
+            raise ValueError(f"{TASKS.field}: '{name}' is already registered, or has no facts")
         _CLASSES[name] = cls
         return cls
 
@@ -202,10 +207,16 @@ def task_class(name: str) -> type[Task]:
     Raises:
         UserError: there is no task of that name.
     """
-    facts = TASKS[name]
+    _ = TASKS[name]
     if name not in _CLASSES:
-        import_module(facts.module or f"lightning_app.tasks.{name}")
+        import_module(_module_of(name))
     return _CLASSES[name]
+
+
+def _module_of(name: str) -> str:
+    """Return the module that defines the class of a task whose facts are known."""
+    module = TASKS[name].module if name in TASKS else ""
+    return module or f"lightning_app.tasks.{name}"
 
 
 def build_task(config: ObjectiveConfig) -> Task:

@@ -11,6 +11,7 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
+from lightning_app.plugins import require
 from lightning_app.records import Newer, Unsound, check_result, read_json, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.saved import read_checkpoint
@@ -224,6 +225,7 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
                 f"{needed} is missing: needed is a finished run's folder whose grid keeps that "
                 "checkpoint (checkpoints: all, last or best)"
             )
+    require(folder.path)
     # Lightning is imported here, so that the checks above are fast.
     from lightning_app.datamodule import TextDataModule
     from lightning_app.module import TransformerModule

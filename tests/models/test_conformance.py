@@ -1,20 +1,22 @@
-"""The promises that every preset keeps: nothing here knows how a preset works."""
+"""Every preset keeps the promises of `lightning_app.testing`; parameters of each."""
 
-import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import nn
 
 from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
-from lightning_app.models.heads import CausalLanguageModel, EncoderDecoder
+from lightning_app.testing.conformance import (
+    CHECKS,
+    Check,
+    check_cached_text,
+    check_cached_translation,
+)
 from tests import tiny
 
 pytestmark = [
@@ -23,108 +25,12 @@ pytestmark = [
 ]
 
 every_preset = pytest.mark.parametrize("preset", PRESETS)
-every_kind = pytest.mark.parametrize("build", [tiny.translator, tiny.masked_model])
-
-
-def same(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-
-
-def inputs_of(model: nn.Module) -> tuple[Tensor, Tensor]:
-    if isinstance(model, EncoderDecoder):
-        return tiny.sentences()
-    return tiny.words(3, 7), torch.arange(5)
-
-
-@pytest.fixture
-def model(preset: str) -> EncoderDecoder:
-    return tiny.randomise(tiny.translator(preset)).eval()
 
 
 @every_preset
-def test_later_target_token_never_changes_an_earlier_output(model: EncoderDecoder) -> None:
-    source, target = tiny.sentences()[0], tiny.words(3, 11)
-    logits = model(source, target)
-    for i in range(1, 11):
-        other = target.clone()
-        other[:, i:] = 5 + (other[:, i:] - 4) % 12  # another word at every later place
-        changed = model(source, other)
-        same(changed[:, :i], logits[:, :i])
-        assert bool(((changed[:, i] - logits[:, i]).abs().amax(-1) > 1e-6).all())
-
-
-@every_preset
-def test_every_source_token_counts(model: EncoderDecoder) -> None:
-    """What makes the tests of padding worth something: real tokens do change the output."""
-    source, target = tiny.words(3, 7), tiny.words(3, 11)
-    logits = model(source, target)
-    for j in range(7):
-        other = source.clone()
-        other[:, j] = 5 + (other[:, j] - 4) % 12
-        assert bool(((model(other, target) - logits).abs().amax((1, 2)) > 1e-6).all())
-
-
-@every_preset
-def test_more_padding_changes_nothing(model: EncoderDecoder) -> None:
-    source, target = tiny.sentences()
-    real = target != tiny.PAD
-    wider = model(pad(source, (0, 5)), pad(target, (0, 3)))
-    same(wider[:, : target.shape[1]][real], model(source, target)[real])
-
-
-@every_preset
-def test_a_row_does_not_depend_on_the_others(model: EncoderDecoder) -> None:
-    """One row alone, cut to its length, is what it is in a batch; a source of one token too."""
-    source, target = tiny.sentences()
-    logits = model(source, target)
-    for row, (n, m) in enumerate(zip(tiny.SOURCE_LENGTHS, tiny.TARGET_LENGTHS, strict=True)):
-        alone = model(source[row : row + 1, :n], target[row : row + 1, :m])
-        same(alone[0], logits[row, :m])
-
-
-@every_preset
-def test_order_of_rows_changes_nothing(model: EncoderDecoder) -> None:
-    source, target = tiny.sentences()
-    order = torch.tensor([2, 0, 1])
-    same(model(source[order], target[order]), model(source, target)[order])
-
-
-@every_preset
-def test_blank_row_is_finite_and_harmless(model: EncoderDecoder) -> None:
-    """A device without a sentence gets a source of EOS alone and a target of padding."""
-    source, target = tiny.sentences()
-    blank_source, blank_target = torch.zeros_like(source[:1]), torch.zeros_like(target[:1])
-    blank_source[0, 0] = tiny.EOS
-    logits = model(torch.cat([source, blank_source]), torch.cat([target, blank_target]))
-    same(logits[:3], model(source, target))
-    logits.sum().backward()
-    assert bool(logits.isfinite().all())
-    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
-
-
-@every_preset
-def test_masked_rows_do_not_depend_on_each_other(preset: str) -> None:
-    model = tiny.randomise(tiny.masked_model(preset)).eval()
-    tokens = tiny.words(3, 7)
-    logits = model(tokens, torch.arange(21)).unflatten(0, (3, 7))
-    for row in range(3):
-        same(model(tokens[row : row + 1], torch.arange(7)), logits[row])
-    order = torch.tensor([2, 0, 1])
-    same(model(tokens[order], torch.arange(21)).unflatten(0, (3, 7)), logits[order])
-    one = model(tokens[:, :1], torch.arange(3))
-    assert one.shape == (3, tiny.VOCABULARY)
-    assert bool(one.isfinite().all())
-
-
-@every_preset
-def test_cached_decoding_equals_full_decoding(model: EncoderDecoder) -> None:
-    source, target = tiny.sentences()
-    full = model(source, target)
-    state = model.start(source)
-    for i in range(target.shape[1]):
-        logits, state = model.step(target[:, i : i + 1], state)
-        real = target[:, i] != tiny.PAD
-        same(logits[real], full[real, i])
+@pytest.mark.parametrize("check", CHECKS, ids=[f"{each.kind}-{each.name}" for each in CHECKS])
+def test_every_preset_keeps_every_promise(check: Check, preset: str) -> None:
+    check(preset)
 
 
 @pytest.mark.parametrize("carry", ["none", "mean", "qk_sum"])
@@ -133,29 +39,7 @@ def test_cached_decoding_keeps_rotations_and_carries(preset: str, carry: Any) ->
     """The newest query and every kept key stand at the angles and in the sums of a full pass."""
     block = BlockConfig(preset=preset, residual_attention=carry)
     model = tiny.randomise(tiny.translator(block, positions="rope", model_dim=12)).eval()
-    source, target = tiny.sentences()
-    full = model(source, target)
-    state = model.start(source)
-    for i in range(5):
-        logits, state = model.step(target[:, i : i + 1], state)
-        real = target[:, i] != tiny.PAD
-        same(logits[real], full[real, i])
-
-
-@every_preset
-def test_hypotheses_may_be_reordered_and_repeated(model: EncoderDecoder) -> None:
-    """A beam keeps rows 2, 0, 0 after the third token; each continues as in its own sentence."""
-    source, target = tiny.sentences()[0], tiny.words(3, 7)
-    rows = torch.tensor([2, 0, 0])
-    state = model.start(source)
-    for i in range(3):
-        _, state = model.step(target[:, i : i + 1], state)
-    state = state.select(rows)
-    mixed = torch.cat([target[rows, :3], target[:, 3:]], dim=1)
-    full = model(source[rows], mixed)
-    for i in range(3, 7):
-        logits, state = model.step(mixed[:, i : i + 1], state)
-        same(logits, full[:, i])
+    check_cached_translation(model, *tiny.sentences(), steps=5)
 
 
 def linear(n: int, m: int) -> int:
@@ -273,67 +157,14 @@ def test_axes_add_the_parameters_that_they_name() -> None:
     assert count("rezero", share_branch_gain=False) == count("skipinit")
 
 
-@every_preset
-@every_kind
-def test_every_parameter_takes_part(preset: str, build: Callable[[str], nn.Module]) -> None:
-    """Distributed training stops at a parameter that no loss reaches."""
-    model = tiny.randomise(build(preset))
-    inputs = inputs_of(model)
-    (model(*inputs) * torch.randn(tiny.VOCABULARY)).sum().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None] == []
-
-
-@every_preset
-@every_kind
-def test_state_survives_a_checkpoint(preset: str, build: Callable[[str], nn.Module]) -> None:
-    model, other = tiny.randomise(build(preset)), tiny.randomise(build(preset))
-    inputs = inputs_of(model)
-    expected = model(*inputs)
-    assert not torch.equal(other(*inputs), expected)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(other(*inputs), expected)
-
-
-@every_preset
-@every_kind
-def test_evaluation_is_deterministic(preset: str, build: Callable[..., nn.Module]) -> None:
-    model = build(preset, dropout=0.3, attention_dropout=0.3)
-    inputs = inputs_of(model)
-    assert not torch.equal(model(*inputs), model(*inputs))
-    model.eval()
-    assert torch.equal(model(*inputs), model(*inputs))
-
-
-def causal(preset: str, **changes: Any) -> CausalLanguageModel:
-    return tiny.randomise(tiny.causal_model(preset, **changes)).eval()
-
-
-@every_preset
-def test_a_later_token_never_changes_an_earlier_prediction(preset: str) -> None:
-    model, tokens = causal(preset), tiny.words(3, 11)
-    logits = model(tokens)
-    for i in range(1, 11):
-        other = tokens.clone()
-        other[:, i:] = 5 + (other[:, i:] - 4) % 12  # another word at every later place
-        changed = model(other)
-        same(changed[:, :i], logits[:, :i])
-        assert bool(((changed[:, i] - logits[:, i]).abs().amax(-1) > 1e-6).all())
-
-
 @pytest.mark.parametrize(
     "positions",
     ["sinusoidal", "learned", "learned_per_layer", "rope", "relative", "relative_untied"],
 )
 @every_preset
 def test_cached_decoding_of_one_stack_equals_full_decoding(preset: str, positions: str) -> None:
-    model, tokens = causal(preset, positions=positions, model_dim=12), tiny.words(3, 7)
-    full, state = model(tokens), model.start(3)
-    for i in range(7):
-        logits, state = model.step(tokens[:, i : i + 1], state)
-        same(logits, full[:, i])
+    model = tiny.causal_model(preset, positions=positions, model_dim=12)
+    check_cached_text(tiny.randomise(model).eval(), tiny.words(3, 7))
 
 
 @every_preset

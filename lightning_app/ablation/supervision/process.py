@@ -25,6 +25,7 @@ from lightning_app.ablation.supervision.slots import Slot
 from lightning_app.atomic_write import is_disk_full, write_whole
 from lightning_app.errors import UserError
 from lightning_app.out_of_memory import is_out_of_memory
+from lightning_app.plugins import Given, load_given
 from lightning_app.run_folder import AttemptFolder, RunFolder
 
 FAILED = 3  # exit code: the attempt left an error
@@ -49,6 +50,7 @@ class Job:
         metric: The metric that a pruner compares; None without a pruner.
         keep: The checkpoints to keep of a finished cell.
         command: The command line of the supervisor.
+        plugins: The plug-ins of the supervisor.
     """
 
     program: str
@@ -60,6 +62,7 @@ class Job:
     metric: str | None
     keep: str
     command: tuple[str, ...] = ()
+    plugins: tuple[Given, ...] = ()
 
     @property
     def record(self) -> AttemptFolder:
@@ -94,6 +97,7 @@ def run_rank(job: Job, rank: int) -> None:
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(job.slot.threads)
         program = importlib.import_module(job.program)
+        load_given(job.plugins)
         if rank > 0:
             program.run_cell(job, rank)
             return
@@ -106,10 +110,19 @@ def run_rank(job: Job, rank: int) -> None:
         _end(job.error(rank), error)
 
 
-def answer(channel: Connection, function: Callable[..., Any], *arguments: Any) -> None:
-    """Send what `function` returns, or the `UserError` or `OSError` that it raises."""
+def answer(
+    channel: Connection,
+    plugins: tuple[Given, ...],
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> None:
+    """Send what `function` returns, or the `UserError` or `OSError` that it raises.
+
+    The plug-ins of the calling process are loaded first.
+    """
     _begin()
     try:
+        load_given(plugins)
         reply = function(*arguments)
     except (UserError, OSError) as error:
         reply = error

@@ -12,7 +12,14 @@ from lightning_app.ablation.adoption import find_finished, take_over
 from lightning_app.ablation.cells import combinations
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec
-from lightning_app.ablation.plan import Corpus, DamagedPlan, Plan, is_valid, load_plan
+from lightning_app.ablation.plan import (
+    Corpus,
+    DamagedPlan,
+    Plan,
+    is_valid,
+    load_plan,
+    runs_with_plugins,
+)
 from lightning_app.ablation.plan_checks import devices_of
 from lightning_app.ablation.queue.queue import Queue
 from lightning_app.ablation.queue.retry import StorageLost
@@ -44,6 +51,7 @@ from lightning_app.ablation.supervision.workers import (
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
+from lightning_app.plugins import hinting
 
 PROGRAM = "lightning_app.ablation.program"
 
@@ -110,7 +118,8 @@ def run_grid(
                 lock = supervisor_lock(folder, storage.shown, storage.several)
                 alone = held.enter_context(lock)
                 make = partial(ask, stop, make_plan, program, spec, folder.path.parent)
-                grid = current_grid(spec, folder, lambda: fresh or make(), alone, corpus)
+                with hinting(runs_with_plugins(folder)):
+                    grid = current_grid(spec, folder, lambda: fresh or make(), alone, corpus)
                 if options.rerun_stale:
                     _rerun_stale(grid, program, stop, alone)
                 queue = Queue(

@@ -33,6 +33,7 @@ from lightning_app.ablation.supervision.stopping import Interrupted, Stop
 from lightning_app.ablation.supervision.workers import kill, start
 from lightning_app.atomic_write import disk_full, has_no_room, write_whole, writing_in
 from lightning_app.errors import UserError
+from lightning_app.plugins import given
 from lightning_app.provenance import command_line
 from lightning_app.run_state import RunState, read_progress
 from lightning_app.task_facts import LOSS
@@ -198,6 +199,7 @@ class Supervisor:
             metric=spec.metric if self._grid.prunes else None,
             keep=spec.checkpoints,
             command=tuple(command_line()),
+            plugins=given(),
         )
 
     def _others_may_lose(self) -> bool:

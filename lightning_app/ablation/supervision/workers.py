@@ -17,6 +17,7 @@ from lightning_app.ablation.supervision.process import answer
 from lightning_app.ablation.supervision.process_cleanup import end_tree
 from lightning_app.ablation.supervision.stopping import Interrupted, Stop
 from lightning_app.errors import UserError
+from lightning_app.plugins import given
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -106,7 +107,7 @@ def ask(stop: Stop, function: Callable[..., Any], *arguments: Any) -> Any:
     Raises `Interrupted` when a signal arrives first.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
-    process = start(answer, sender, function, *arguments)
+    process = start(answer, sender, given(), function, *arguments)
     sender.close()
     try:
         while not receiver.poll(0.1):

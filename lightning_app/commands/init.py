@@ -1,0 +1,234 @@
+"""The command `ablate init`: a small project with a plug-in, its test, a config and a grid."""
+
+import gzip
+import hashlib
+import lzma
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from textwrap import fill
+from typing import IO
+
+from lightning_app.errors import UserError
+from lightning_app.plugins import PROJECT
+
+LEAST = 200
+"""Pairs from which a validation and a test split can be taken."""
+SHARE = 20
+"""One pair in this many is for validation, and as many for the test."""
+MOST = 2000
+"""Pairs of such a split at most: enough for a loss with a small error."""
+
+_OPEN: Mapping[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}  # pyright: ignore[reportAssignmentType]
+_PIECES = 1.4  # pieces in a word, with punctuation and the mark at the end
+_PASSES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What was counted in a corpus of pairs: of the training split, after the others were taken.
+
+    `words` counts both languages, `longer` the one with more words, `distinct` the different ones.
+    """
+
+    languages: tuple[str, str]
+    lines: Mapping[str, int]
+    dropped: int
+    words: int
+    longer: int
+    distinct: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The numbers of a config that were chosen from a corpus."""
+
+    width: int
+    depth: int
+    vocabulary: int
+    batch: int
+    steps: int
+
+    @property
+    def rate(self) -> float:
+        """The rate of the config for IWSLT14, 5e-4 at width 512, times sqrt(512 / width)."""
+        return float(f"{5.0e-4 * (512 / self.width) ** 0.5:.1e}")
+
+    @property
+    def reference(self) -> int:
+        """The largest warm-up: a fifth of the run, as there."""
+        return self.steps // 5
+
+
+def init_command(folder: Path, data: Sequence[Path] | None) -> int:
+    """Write a project into `folder`; with `data` also the splits of that corpus.
+
+    Raises:
+        UserError: if a file of the project exists already, or the corpus cannot be read. Then
+            nothing is written.
+    """
+    texts: dict[str, str] = {}
+    if data is None:
+        sizes, values = _synthetic()
+    else:
+        corpus, texts = _split(*data)
+        sizes, values = _of_corpus(corpus, [str(each) for each in data])
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", folder.resolve().name).lstrip("_.-")[:64]
+    values |= {
+        "name": name or "project",
+        "project": PROJECT,
+        "width": str(sizes.width),
+        "ff": str(2 * sizes.width),
+        "depth": str(sizes.depth),
+        "vocabulary": str(sizes.vocabulary),
+        "batch": str(sizes.batch),
+        "steps": str(sizes.steps),
+        "interval": str(sizes.steps // 10),
+        "reference": str(sizes.reference),
+        "rate": f"{sizes.rate:.1e}",
+    }
+    templates = files("lightning_app.commands").joinpath("project")
+    for target in ("ablate.yaml", "config.yaml", "grid.yaml", "blocks.py", "test_blocks.py"):
+        text = templates.joinpath(f"{target}.txt").read_text("utf-8")
+        texts[target] = Template(text).substitute(values)
+    _write(folder, texts)
+    print(f"{folder}: {', '.join(sorted(texts))}")
+    print(f"next: cd {folder}; pytest; ablate blocks my_block; ablate plan grid.yaml --probe")
+    return 0
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files that do not exist yet, all or none."""
+    for name in texts:
+        if (folder / name).exists():
+            raise UserError(f"init: {folder / name} exists already; nothing was written")
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+
+
+def _language(path: Path) -> str:
+    inner = Path(path.stem) if path.suffix in _OPEN else path
+    language = inner.suffix.removeprefix(".")
+    if not re.fullmatch(r"[A-Za-z0-9_]+", language):
+        raise UserError(f"init: --data {path}: expected a name that ends in its language, as my.de")
+    return language
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        with _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="\n") as file:
+            return [line.strip() for line in file]
+    except UnicodeDecodeError as error:
+        raise UserError(f"init: --data {path}: invalid UTF-8 at byte {error.start}") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"init: --data {path}: cannot be read: {error}") from error
+
+
+def split_of(source: str, share: float) -> str:
+    """Return the split of a pair by the SHA-256 of its source line.
+
+    Pairs with one source are in one split, so that no source of the test was trained on; the order
+    of the lines does not matter.
+    """
+    place = int.from_bytes(hashlib.sha256(source.encode()).digest()[:8], "big") / 2**64
+    if place < share:
+        return "valid"
+    return "test" if place < 2 * share else "train"
+
+
+def _split(source: Path, target: Path) -> tuple[Corpus, dict[str, str]]:
+    """Count a corpus, and return the text of the files of its splits."""
+    languages = (_language(source), _language(target))
+    if languages[0] == languages[1]:
+        raise UserError(f"init: --data: {source} and {target} end in one language, two are needed")
+    sides = (_lines(source), _lines(target))
+    if len(sides[0]) != len(sides[1]):
+        raise UserError(
+            f"init: --data: {source} has {len(sides[0])} lines and {target} {len(sides[1])}; line "
+            "i of one is the translation of line i of the other"
+        )
+    pairs = [pair for pair in zip(*sides, strict=True) if all(pair)]
+    if len(pairs) < LEAST:
+        raise UserError(f"init: --data: {len(pairs)} pairs of lines; at least {LEAST} are needed")
+    share = min(MOST, len(pairs) // SHARE) / len(pairs)
+    splits: dict[str, list[tuple[str, ...]]] = {"train": [], "valid": [], "test": []}
+    for pair in pairs:
+        splits[split_of(pair[0], share)].append(pair)
+    if empty := [name for name, of in splits.items() if not of]:
+        raise UserError(f"init: --data: too few different source lines: {empty[0]} would be empty")
+    counts = [0, 0]
+    distinct: set[str] = set()
+    for pair in splits["train"]:
+        for side, line in enumerate(pair):
+            words = line.split()
+            counts[side] += len(words)
+            distinct.update(words)
+    corpus = Corpus(
+        languages=languages,
+        lines={name: len(of) for name, of in splits.items()},
+        dropped=len(sides[0]) - len(pairs),
+        words=sum(counts),
+        longer=max(counts),
+        distinct=len(distinct),
+    )
+    texts = {
+        f"data/{name}.{language}": "".join(f"{pair[side]}\n" for pair in of)
+        for name, of in splits.items()
+        for side, language in enumerate(languages)
+    }
+    return corpus, texts
+
+
+def _synthetic() -> tuple[Sizes, dict[str, str]]:
+    sizes = Sizes(width=64, depth=2, vocabulary=0, batch=1024, steps=300)
+    said = (
+        "# The corpus is the built-in German-English grammar, which needs no download. Sizes are\n"
+        "# small, so that a run takes seconds; `ablate init DIR --data my.de my.en` chooses them\n"
+        "# from a corpus of yours.\n"
+    )
+    data = "{name: synthetic, tokens_per_batch: 1024, tokenizer: word, vocab_size: null}"
+    return sizes, {"data": data, "counted": said}
+
+
+def _of_corpus(corpus: Corpus, paths: Sequence[str]) -> tuple[Sizes, dict[str, str]]:
+    """Choose sizes for a corpus, and say why in comments."""
+    scales = ((300_000, 128, 2, 1024), (3_000_000, 256, 3, 2048))
+    largest = (512, 6, 4096)
+    width, depth, batch = next((rest for most, *rest in scales if corpus.words < most), largest)
+    vocabulary = min(10_000, max(500, corpus.distinct // 4)) // 100 * 100
+    steps = corpus.longer * _PIECES * _PASSES / batch
+    steps = min(20_000, max(500, round(steps / 100) * 100))
+    sizes = Sizes(width=width, depth=depth, vocabulary=vocabulary, batch=batch, steps=steps)
+    passes = steps * batch / (corpus.longer * _PIECES)
+    lines = corpus.lines
+    said = [
+        f"Corpus: {' and '.join(paths)}.",
+        f"{sum(lines.values()):,} pairs: {lines['train']:,} to train, {lines['valid']:,} to "
+        f"validate, {lines['test']:,} to test; {corpus.dropped:,} with an empty line are left out.",
+        "The split of a pair depends on the SHA-256 of its source line alone: equal sources are "
+        f"in one split. One in {SHARE} is taken for each of the two, at most {MOST:,}.",
+        f"Training has {corpus.words:,} words, {corpus.distinct:,} different ones.",
+        f"Vocabulary {vocabulary:,}: a quarter of the different words, between 500 and 10,000.",
+        f"Width {width}, {depth}+{depth} layers: 128 and 2+2 below 300,000 words, 256 and 3+3 "
+        "below 3 million, else those of the IWSLT14 config, as larger ones would overfit.",
+        f"{steps:,} steps of {batch:,} tokens: about {passes:.1f} passes, at {_PIECES} pieces a "
+        "word; between 500 and 20,000 steps.",
+        f"Rate {sizes.rate:.1e}: 5e-4 at width 512, times sqrt(512 / width).",
+        f"Warm-up {sizes.reference:,}: a fifth of the run, as for IWSLT14.",
+    ]
+    source, target = corpus.languages
+    data = (
+        f"{{name: text, root: data, source_language: {source}, target_language: {target}, "
+        f"tokens_per_batch: {batch}, tokenizer: bpe, vocab_size: {vocabulary}}}"
+    )
+    wrapped = (
+        fill(line, 99, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False)
+        for line in said
+    )
+    return sizes, {"data": data, "counted": "".join(f"{each}\n" for each in wrapped)}

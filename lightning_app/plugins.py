@@ -1,0 +1,426 @@
+"""Plug-ins: files and modules of a user that register parts. Fast to import: without torch.
+
+A plug-in is loaded only where the user of this machine asks for it: by ``--plugin``, in
+``ablate.yaml`` of the working folder, or by installing a package with an entry point. A run's
+folder names the plug-ins that it needs and keeps copies of them, and nothing in it is executed.
+"""
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_app.atomic_write import write_whole
+from lightning_app.errors import UserError, nearest
+from lightning_app.identity.record import read_record
+from lightning_app.registry import Registry, owners, registering, remove_parts
+from lightning_app.run_folder import RunFolder
+
+PROJECT = "ablate.yaml"
+"""The file of a project, in the working folder; its key ``plugins`` lists files and modules."""
+
+ENTRY_POINTS = "lightning_app.plugins"
+"""The group of the entry points of installed packages; each names a module."""
+
+CALLBACKS: Registry[type] = Registry("trainer.callbacks")
+"""The callbacks of plug-ins; `CALLBACKS.register` is the decorator that adds a class.
+
+A grid file may name them in ``trainer.callbacks``, as ``class_path: my_blocks.MyCallback``.
+"""
+
+KEY = "plugins"
+"""The part of a record that holds the digests of the plug-ins that a run uses, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """A loaded plug-in.
+
+    Attributes:
+        name: The name of its module; of a file, that of the file without ``.py``.
+        source: The path of the file, or the name of the module.
+        sha256: The digest of the file, or of all files of the module's package.
+        content: What a file holds, None for a module.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    content: bytes | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name in messages: that of a file, or of a module."""
+        return self.name if self.content is None else f"{self.name}.py"
+
+    @property
+    def package(self) -> str:
+        """The first part of the name of its module."""
+        return self.name.partition(".")[0]
+
+
+class Given(NamedTuple):
+    """A plug-in as a child process receives it: where it is, and the digest that was loaded."""
+
+    source: str
+    sha256: str
+
+
+_LOADED: dict[str, Plugin] = {}
+
+
+def loaded() -> Mapping[str, Plugin]:
+    """Return the plug-ins of this process by name."""
+    return _LOADED
+
+
+def digests() -> dict[str, str]:
+    """Return the digest of each plug-in of this process by name."""
+    return {name: plugin.sha256 for name, plugin in _LOADED.items()}
+
+
+def given() -> tuple[Given, ...]:
+    """Return the plug-ins of this process, for its children."""
+    return tuple(Given(plugin.source, plugin.sha256) for plugin in _LOADED.values())
+
+
+def load_given(plugins: Iterable[Given]) -> None:
+    """Load the plug-ins of the parent process.
+
+    Raises:
+        UserError: if one has changed since the parent has loaded it.
+    """
+    for each in plugins:
+        plugin = load(each.source)
+        if plugin.sha256 != each.sha256:
+            raise UserError(
+                f"{each.source}: the plug-in has changed since the command started (sha256 "
+                f"{each.sha256}, now {plugin.sha256}); start it again"
+            )
+
+
+def load_all(named: Sequence[str], folder: Path | None = None) -> None:
+    """Load the plug-ins of a command: of ``--plugin``, of the project, of installed packages.
+
+    A plug-in of ``--plugin`` takes the place of one with the same name in the project's file.
+
+    Raises:
+        UserError: for one that cannot be loaded, naming file and line.
+    """
+    for each in named:
+        load(each)
+    asked = {_name(each) for each in named}
+    for each in _of_project(folder or Path.cwd()):
+        if _name(each) not in asked:
+            load(each)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        load(point.module)
+
+
+def load(source: str) -> Plugin:
+    """Load a plug-in, once: a file that ends in ``.py``, or a module that can be imported.
+
+    Raises:
+        UserError: naming the file and the line where it fails.
+    """
+    return _load_file(Path(source)) if _is_file(source) else _load_module(source)
+
+
+def unload(name: str) -> None:
+    """Forget a plug-in and the parts that it has registered."""
+    del _LOADED[name]
+    remove_parts(name)
+    sys.modules.pop(name, None)
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith(".py") or "/" in source or os.sep in source
+
+
+def _name(source: str) -> str:
+    return Path(source).stem if _is_file(source) else source
+
+
+def _load_file(path: Path) -> Plugin:
+    path = path.expanduser().resolve()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: the plug-in cannot be read: {error.strerror}") from error
+    name = path.stem
+    if path.suffix != ".py" or not name.isidentifier():
+        raise UserError(f"{path}: a plug-in is a file NAME.py with letters, digits and '_' in NAME")
+    plugin = Plugin(
+        name=name,
+        source=str(path),
+        sha256=hashlib.sha256(content).hexdigest(),
+        content=content,
+    )
+    if (known := _known(plugin)) is not None:
+        return known
+    _check_free(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _loading(plugin, path):
+        # What is executed is what was read, also if the file changes now.
+        exec(compile(content, str(path), "exec"), vars(module))
+        _check_neighbours(path, vars(module))
+    return plugin
+
+
+def _load_module(name: str) -> Plugin:
+    package = name.partition(".")[0]
+    if name in _LOADED:
+        known = _LOADED[name]
+        files = None if known.content is not None else _files_of(package)
+        return _same(known, Plugin(name=name, source=name, sha256=_digest(files or [])))
+    if name in sys.modules or package in ("lightning_app", "lightning", "torch"):
+        raise UserError(
+            f"plug-in {name}: the module is imported already, so that nothing says "
+            "which parts are its own; name another module"
+        )
+    files = _files_of(package)
+    plugin = Plugin(name=name, source=name, sha256=_digest(files))
+    with _loading(plugin, files[0].parent):
+        importlib.import_module(name)
+    return plugin
+
+
+@contextmanager
+def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
+    """Register the parts of a plug-in as its own, and say where it fails, in one line."""
+    try:
+        with registering(plugin.name):
+            yield
+    except SyntaxError as error:
+        sys.modules.pop(plugin.name, None)
+        file = error.filename or place
+        raise UserError(f"{file}, line {error.lineno}: syntax error: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(plugin.name, None)
+        where = str(place)
+        frames = traceback.extract_tb(error.__traceback__)
+        for frame in reversed(frames):
+            if Path(frame.filename).is_relative_to(place):
+                where = f"{frame.filename}, line {frame.lineno}"
+                break
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+    _LOADED[plugin.name] = plugin
+
+
+def _known(plugin: Plugin) -> Plugin | None:
+    """Return the loaded plug-in of that name, if there is one; refuse another of the same name."""
+    return _same(_LOADED[plugin.name], plugin) if plugin.name in _LOADED else None
+
+
+def _same(known: Plugin, plugin: Plugin) -> Plugin:
+    if known.sha256 != plugin.sha256 or (known.content is None) != (plugin.content is None):
+        raise UserError(
+            f"{plugin.source}: another plug-in has the name '{known.name}' already: "
+            f"{known.source} (sha256 {known.sha256}); name one of the two"
+        )
+    return known
+
+
+def _check_free(path: Path) -> None:
+    """Refuse a file that would hide a module of the same name."""
+    found = None
+    if path.stem not in sys.modules:
+        found = importlib.util.find_spec(path.stem)
+        if found is None or (found.origin and Path(found.origin).resolve() == path):
+            return
+    raise UserError(
+        f"{path}: a module '{path.stem}' exists already; give the plug-in's file another name"
+    )
+
+
+def _check_neighbours(path: Path, namespace: Mapping[str, Any]) -> None:
+    """Refuse a file that has imported a module beside it, which its digest would not cover."""
+    for value in namespace.values():
+        module = sys.modules.get(getattr(value, "__module__", None) or "", value)
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or Path(file).resolve() == path:
+            continue
+        near = Path(file).resolve()
+        name = getattr(module, "__name__", "")
+        inside = near.parents[1] if near.name == "__init__.py" else near.parent
+        if inside == path.parent and name.partition(".")[0] != "lightning_app":
+            raise ImportError(
+                f"it imports '{name}' from its own folder, which its digest does not cover; put "
+                "both into one file or into a package"
+            )
+
+
+def _files_of(package: str) -> list[Path]:
+    """Return the files of a module that can be imported, or of a whole package.
+
+    Raises:
+        UserError: if there is no such module.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        hint = nearest(f"{package}.py", (path.name for path in Path.cwd().glob("*.py")))
+        raise UserError(
+            f"plug-in {package}: no module of this name can be imported, and a file's name ends in "
+            f".py{hint}"
+        )
+    folders = [Path(each) for each in spec.submodule_search_locations or ()]
+    if not folders:
+        return [Path(spec.origin)] if spec.origin else []
+    found = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def _digest(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    root = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _of_project(folder: Path) -> list[str]:
+    """Return the plug-ins that the project's file lists: paths are relative to its folder."""
+    path = folder / PROJECT
+    if not path.is_file():
+        return []
+    owner = path.stat().st_uid
+    if hasattr(os, "getuid") and owner not in (os.getuid(), 0):
+        raise UserError(
+            f"{path}: belongs to another user (uid {owner}), whose code `ablate` does not run; "
+            "make the file yours, or work in another folder"
+        )
+    import yaml
+
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(tree, dict) or set(tree) - {KEY}:
+        unknown = next(iter(set(tree) - {KEY}), None) if isinstance(tree, dict) else tree
+        raise UserError(f"{path}: expected the one key '{KEY}', a list, found {unknown!r}")
+    listed = tree.get(KEY) or []
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise UserError(f"{path}: {KEY}: expected a list of files and modules, found {listed!r}")
+    return [str(folder / each) if _is_file(each) else each for each in listed]
+
+
+# What uses a plug-in
+
+
+def with_plugins(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the digests of the plug-ins that it uses; unchanged if it uses none.
+
+    Args:
+        config: A resolved config.
+        stacks: The resolved specification of each stack.
+    """
+    used = used_by(config, stacks)
+    return {**config, KEY: used} if used else dict(config)
+
+
+def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each plug-in of which a config or its blocks use a part, by name."""
+    names: set[str] = set()
+    for key, value in (*_leaves(config), *_leaves(stacks)):
+        names |= owners(key, value)
+        if key.rpartition(".")[2] == "class_path" and isinstance(value, str):
+            package = value.partition(".")[0]
+            names |= {name for name, each in _LOADED.items() if each.package == package}
+    return {name: _LOADED[name].sha256 for name in sorted(names)}
+
+
+def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every leaf; entries of a list have the list's key."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _leaves(value, f"{key}.{name}" if key else name)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _leaves(value, key)
+    else:
+        yield key, tree
+
+
+# Run folders
+
+
+def keep_copies(folder: RunFolder, used: Mapping[str, str]) -> None:
+    """Write the plug-ins of a run into its folder: `plugins.json`, and a copy of each file."""
+    if not used:
+        return
+    known: dict[str, Any] = {}
+    for name in used:
+        plugin = _LOADED[name]
+        known[name] = {"source": plugin.source, "sha256": plugin.sha256}
+        if plugin.content is not None:
+            folder.plugin_copies.mkdir(exist_ok=True)
+            (folder.plugin_copies / plugin.shown).write_bytes(plugin.content)
+    write_whole(folder.plugins, json.dumps(known, indent=1))
+
+
+def needed_by(folder: Path) -> dict[str, str]:
+    """Return the digest of each plug-in that the run in a folder needs, by name."""
+    record = read_record(folder)
+    config = {} if record is None else record.config
+    start = f"{KEY}."
+    return {key.removeprefix(start): config[key] for key in config if key.startswith(start)}
+
+
+def missing(folder: Path) -> str:
+    """Say which plug-in of a run is not loaded, or has changed; empty if all are there."""
+    for name, digest in needed_by(folder).items():
+        copy = RunFolder(folder).plugin_copies / f"{name}.py"
+        shown = copy.name if copy.is_file() else name
+        plugin = _LOADED.get(name)
+        if plugin is not None and plugin.sha256 == digest:
+            continue
+        other = "" if plugin is None else f"; {plugin.source} has sha256 {plugin.sha256}"
+        kept = f", such as its copy {copy} if you trust it" if copy.is_file() else ""
+        option = "--plugin FILE" if copy.is_file() else "--plugin MODULE"
+        return (
+            f"run {folder} needs the plug-in {shown} (sha256 {digest}): pass {option}{kept}{other}"
+        )
+    return ""
+
+
+def require(folder: Path) -> None:
+    """Refuse a run whose plug-ins are not loaded, or have changed. No code of it is executed.
+
+    Raises:
+        UserError: naming the plug-in, its digest and what to do.
+    """
+    if message := missing(folder):
+        raise UserError(message)
+
+
+def require_of(checkpoint: Path) -> None:
+    """Do the same for the run of a checkpoint, in whose folder it lies or which it lies beside."""
+    parent = checkpoint.parent
+    require(parent.parent if parent.name == "checkpoints" else parent)
+
+
+@contextmanager
+def hinting(folders: Iterable[Path]) -> Iterator[None]:
+    """Add to a mistake that the runs in some folders need a plug-in that is not loaded."""
+    try:
+        yield
+    except UserError as error:
+        absent = (missing(each) for each in folders if needed_by(each).keys() - loaded().keys())
+        found = next(absent, "")
+        raise UserError(f"{error}; {found}" if found else str(error)) from error

@@ -1,0 +1,102 @@
+"""`ablate init` writes a project that loads, splits without overlap, and overwrites nothing."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_app import plugins
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.resolving import resolve_cell
+from lightning_app.commands.init import init_command, split_of
+from lightning_app.errors import UserError
+from lightning_app.testing import CHECKS
+
+PAIRS = [(f"satz {i % 350} von {i % 7}", f"sentence {i % 350} of {i % 7}") for i in range(400)]
+
+
+def write_pairs(folder: Path, pairs: list[tuple[str, str]] = PAIRS) -> list[Path]:
+    paths = [folder / "my.de.gz", folder / "my.en"]
+    with gzip.open(paths[0], "wt", encoding="utf-8") as file:
+        file.write("".join(f"{source}\n" for source, _ in pairs))
+    paths[1].write_text("".join(f"{target}\n" for _, target in pairs), encoding="utf-8")
+    return paths
+
+
+def refused(folder: Path, data: list[Path]) -> str:
+    with pytest.raises(UserError) as caught:
+        init_command(folder / "project", data)
+    assert not (folder / "project").exists()
+    return str(caught.value)
+
+
+def splits(folder: Path, language: str) -> dict[str, list[str]]:
+    names = ("train", "valid", "test")
+    return {n: (folder / f"data/{n}.{language}").read_text().splitlines() for n in names}
+
+
+def test_a_project_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blank = [("nur deutsch", ""), ("", "english alone")]
+    assert init_command(tmp_path / "project", write_pairs(tmp_path, [*PAIRS, *blank])) == 0
+    monkeypatch.chdir(tmp_path / "project")
+    sources, targets = splits(Path(), "de"), splits(Path(), "en")
+    for name in sources:
+        pairs = set(zip(sources[name], targets[name], strict=True))
+        assert pairs <= set(PAIRS)
+        others = {line for other in sources if other != name for line in sources[other]}
+        assert not others & set(sources[name])
+    assert sum(map(len, sources.values())) == len(PAIRS)
+    assert 5 <= len(sources["valid"]) <= 40
+    config = Path("config.yaml").read_text()
+    assert f"400 pairs: {len(sources['train'])} to train" in config
+    assert "2 with an empty line" in " ".join(config.split())
+    plugins.load_all([])
+    spec = read_spec("grid.yaml")
+    assert {key: len(values) for key, values in spec.axes.items()} == {
+        "model.block.preset": 2,
+        "model.schedule.warmup_steps": 2,
+        "seed_everything": 3,
+    }
+    complete = resolve_cell(dict(spec.base_config), "grid.yaml")
+    assert complete["model"]["schedule"]["reference_steps"] == 100
+    assert complete["data"]["source_language"] == "de"
+
+
+def test_the_block_of_a_project_is_sound(tmp_path: Path) -> None:
+    assert init_command(tmp_path, None) == 0
+    plugins.load(str(tmp_path / "blocks.py"))
+    assert yaml.safe_load((tmp_path / "ablate.yaml").read_text()) == {"plugins": ["blocks.py"]}
+    resolve_cell(yaml.safe_load((tmp_path / "config.yaml").read_text()), "config.yaml")
+    for check in CHECKS:
+        if "initial_value" in check.name:
+            check("my_block")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text("mine\n")
+    with pytest.raises(UserError, match=r"grid\.yaml exists already; nothing was written"):
+        init_command(tmp_path, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.yaml"]
+    assert (tmp_path / "grid.yaml").read_text() == "mine\n"
+
+
+def test_a_wrong_corpus_is_one_line(tmp_path: Path) -> None:
+    source, target = write_pairs(tmp_path)
+    assert "end in one language" in refused(tmp_path, [source, source])
+    assert "ends in its language" in refused(tmp_path, [tmp_path / "nothing", target])
+    assert "cannot be read" in refused(tmp_path, [tmp_path / "absent.de", target])
+    target.write_text("one line\n")
+    assert "has 400 lines and" in refused(tmp_path, [source, target])
+    assert "100 pairs of lines; at least 200" in refused(
+        tmp_path, write_pairs(tmp_path, PAIRS[:100])
+    )
+    same = [("ein satz", f"sentence {i}") for i in range(300)]
+    assert "would be empty" in refused(tmp_path, write_pairs(tmp_path, same))
+
+
+def test_the_split_depends_on_the_source_alone() -> None:
+    found = [split_of(f"line {i}", 0.05) for i in range(2000)]
+    assert found == [split_of(f"line {i}", 0.05) for i in range(2000)]
+    assert 60 < found.count("valid") < 140
+    assert 60 < found.count("test") < 140

@@ -1,0 +1,226 @@
+"""Which plug-ins are loaded, and that a mistake in one is one line with its file and line."""
+
+import os
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from lightning_app import plugins
+from lightning_app.blocks.norm import NORM_KINDS
+from lightning_app.cli import main, parse_arguments
+from lightning_app.errors import UserError
+from lightning_app.optim import OPTIMIZERS
+from lightning_app.task_facts import TASKS
+from lightning_app.tasks.base import task_class
+from tests.plugins.conftest import PARTS, Write
+
+NORM = """
+from torch import nn
+from lightning_app.blocks.norm import NORM_KINDS
+
+
+@NORM_KINDS.register("some_norm")
+def some_norm(dim):
+    return nn.Identity()
+"""
+
+
+def refused(source: object) -> str:
+    with pytest.raises(UserError) as caught:
+        plugins.load(str(source))
+    assert not plugins.loaded()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_registers_its_parts_once(write: Write) -> None:
+    path = write(NORM)
+    plugin = plugins.load(str(path))
+    assert plugins.load(str(path)) is plugin
+    assert NORM_KINDS.owner("some_norm") == "some_parts"
+    assert NORM_KINDS.owner("layer_norm") is None
+    plugins.unload("some_parts")
+    assert "some_norm" not in NORM_KINDS
+
+
+def test_every_kind_of_part_can_be_registered(write: Write) -> None:
+    plugins.load(str(write(PARTS)))
+    assert task_class("next_word").__module__ == "some_parts"
+    assert TASKS.owner("next_word") == OPTIMIZERS.owner("plain_sgd") == "some_parts"
+
+
+def test_a_file_that_raises(write: Write) -> None:
+    path = write(NORM + "\n\ndef fail():\n    raise KeyError('no such table')\n\n\nfail()\n")
+    assert refused(path) == f"{path}, line 12: KeyError: 'no such table'"
+    assert "some_norm" not in NORM_KINDS  # what it had registered is gone
+
+
+def test_a_syntax_error(write: Write) -> None:
+    path = write("import torch\n\ndef broken(:\n")
+    assert refused(path).startswith(f"{path}, line 3: syntax error: ")
+
+
+def test_a_name_that_is_registered_twice(write: Write) -> None:
+    path = write(NORM.replace("some_norm", "rms_norm"))
+    assert f"{path}, line 6: ValueError: model.block.norm: 'rms_norm' is already" in refused(path)
+    own = write(
+        "from lightning_app.tasks.base import task\n\n@task('translation')\nclass A:\n    x = 1\n"
+    )
+    assert f"{own}, line 3: ValueError: model.objective.kind: 'translation' is" in refused(own)
+    assert task_class("translation").__module__ == "lightning_app.tasks.translation"
+
+
+def test_a_file_that_ends_the_program(write: Write) -> None:
+    path = write("import sys\nsys.exit(0)\n")
+    assert refused(path) == f"{path}, line 2: SystemExit: 0"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "absent.py"
+    assert refused(path) == f"{path}: the plug-in cannot be read: No such file or directory"
+    assert "no module of this name can be imported" in refused("absent_module")
+
+
+@pytest.mark.parametrize("name", ["json", "torch", "lightning_app"])
+def test_a_file_that_would_hide_a_module(write: Write, name: str) -> None:
+    assert f"a module '{name}' exists already" in refused(write(NORM, name))
+
+
+def test_a_file_with_a_neighbour(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes of the neighbour would not show in the digest."""
+    monkeypatch.syspath_prepend(tmp_path)
+    write("def helper():\n    pass\n", "a_neighbour")
+    for line in ("import a_neighbour", "from a_neighbour import helper"):
+        assert "'a_neighbour' from its own folder" in refused(write(f"{line}\n"))
+
+
+def test_two_plugins_of_one_name(write: Write) -> None:
+    first = write(NORM)
+    second = write(NORM.replace("some_norm", "other_norm"), folder="elsewhere")
+    plugins.load(str(first))
+    with pytest.raises(UserError, match="another plug-in has the name 'some_parts' already"):
+        plugins.load(str(second))
+
+
+def test_a_module_and_its_package(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of a package is that of all its files, wherever it lies."""
+    monkeypatch.syspath_prepend(tmp_path)
+    write(NORM, "parts", folder="some_package")
+    digest = plugins.load("some_package.parts").sha256
+    assert NORM_KINDS.owner("some_norm") == "some_package.parts"
+    (tmp_path / "some_package" / "table.csv").write_text("1\n")
+    with pytest.raises(UserError, match="another plug-in has the name"):
+        plugins.load("some_package.parts")
+    plugins.unload("some_package.parts")
+    assert plugins.load("some_package.parts").sha256 != digest
+
+
+def test_a_module_that_is_imported_already() -> None:
+    assert "is imported already" in refused("lightning_app.optim")
+
+
+def test_a_child_refuses_a_plugin_that_has_changed(write: Write) -> None:
+    path = write(NORM)
+    plugins.load(str(path))
+    given = plugins.given()
+    plugins.load_given(given)
+    plugins.unload("some_parts")
+    path.write_text(NORM + "# changed\n")
+    with pytest.raises(UserError, match="has changed since the command started"):
+        plugins.load_given(given)
+
+
+def test_the_project_of_the_working_folder(tmp_path: Path, write: Write) -> None:
+    path = write(NORM)
+    (tmp_path / "ablate.yaml").write_text("plugins: [some_parts.py]\n")
+    plugins.load_all([], tmp_path)
+    assert plugins.loaded()["some_parts"].source == str(path)
+
+
+def test_an_option_takes_the_place_of_the_project(tmp_path: Path, write: Write) -> None:
+    write(NORM)
+    (tmp_path / "ablate.yaml").write_text("plugins: [some_parts.py]\n")
+    other = write(NORM + "# an earlier version\n", folder="kept")
+    plugins.load_all([str(other)], tmp_path)
+    assert plugins.loaded()["some_parts"].source == str(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("plugin: [a.py]\n", "expected the one key 'plugins', a list, found 'plugin'"),
+        ("plugins: a.py\n", "plugins: expected a list of files and modules, found 'a.py'"),
+        ("- a.py\n", "expected the one key 'plugins'"),
+        ("plugins: [a.py\n", "not valid YAML"),
+    ],
+)
+def test_a_wrong_project_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "ablate.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"ablate\.yaml") as caught:
+        plugins.load_all([], tmp_path)
+    assert said in str(caught.value)
+
+
+def test_the_project_of_another_user_is_not_run(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("raise AssertionError\n")
+    (tmp_path / "ablate.yaml").write_text("plugins: [some_parts.py]\n")
+    real = Path.stat
+    monkeypatch.setattr(os, "getuid", lambda: 4321)
+
+    def stat(self: Path, **kwargs: bool) -> os.stat_result:
+        found = real(self, **kwargs)
+        return os.stat_result([*found[:4], 1234, *found[5:10]])
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(UserError, match="belongs to another user"):
+        plugins.load_all([], tmp_path)
+
+
+def test_an_installed_package_is_loaded(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write(NORM, "an_installed_one")
+    point = EntryPoint("mine", "an_installed_one", "lightning_app.plugins")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [point])
+    plugins.load_all([], tmp_path)
+    assert NORM_KINDS.owner("some_norm") == "an_installed_one"
+
+
+def test_the_option_stands_before_the_command() -> None:
+    args = parse_arguments(["--plugin", "a.py", "--plugin=b.c", "blocks", "pre_ln"])
+    assert args.plugin == ["a.py", "b.c"]
+    assert parse_arguments(["--plugin", "a.py", "fit", "--config", "c.yaml"]).rest[0] == "--config"
+    with pytest.raises(UserError, match="--plugin: expected a file"):
+        parse_arguments(["--plugin"])
+
+
+def test_a_mistake_ends_the_command_with_code_2(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("1 / 0\n")
+    assert main(["--plugin", str(path), "blocks"]) == 2
+    assert capsys.readouterr().err == (
+        f"ablate: {path}, line 1: ZeroDivisionError: division by zero\n"
+    )
+
+
+def test_blocks_shows_and_draws_a_preset(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, drawing = write(PARTS), tmp_path / "drawing.svg"
+    given = ["--plugin", str(path), "blocks", "max_post"]
+    small = ["--encoder-depth", "2", "--decoder-depth", "0"]
+    assert main([*given, *small]) == 0
+    shown = capsys.readouterr().out
+    assert "x' = M(x + f(x))" in shown
+    assert "max_norm" in shown
+    assert main([*given, *small, "--svg", str(drawing)]) == 0
+    assert "max_norm" in drawing.read_text()

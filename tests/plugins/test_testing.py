@@ -1,0 +1,82 @@
+"""`lightning_app.testing` accepts a sound block of a plug-in, and says what fails in another."""
+
+import pytest
+
+from lightning_app.errors import UserError
+from lightning_app.testing import CHECKS, check_preset
+from tests.plugins.conftest import PARTS, Write
+
+pytestmark = pytest.mark.unchecked_shapes
+
+BROKEN = """
+import torch
+from torch import nn
+
+from lightning_app.blocks.norm import NORM_KINDS
+from lightning_app.blocks.presets import preset
+from lightning_app.blocks.residual import ResidualSpec
+from lightning_app.blocks.stack import around, same_block
+
+
+@NORM_KINDS.register("{name}")
+class Broken(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        {built}
+
+    def forward(self, x):
+        return {result}
+
+
+@preset(equation="", paper="", fixes="")
+def {name}_block(stack):
+    each = ResidualSpec(norm_input="{name}")
+    return same_block(stack, around(each), final_norm="layer_norm")
+"""
+
+
+def failure(write: Write, name: str, built: str, result: str, kind: str) -> str:
+    path = write(BROKEN.format(name=name, built=built, result=result), name=f"{name}_parts")
+    with pytest.raises(AssertionError) as caught:
+        check_preset(f"{name}_block", plugin=path, kinds=[kind])
+    return str(caught.value)
+
+
+def test_a_sound_block_passes(write: Write) -> None:
+    check_preset("max_post", plugin=write(PARTS))
+
+
+def test_a_norm_over_tokens_is_not_causal(write: Write) -> None:
+    said = failure(write, "over_tokens", "pass", "x - x.mean(dim=1, keepdim=True)", "decoder")
+    assert said.startswith(
+        "preset 'over_tokens_block', decoder: a later token never changes an earlier prediction: "
+        "token 1 changes an output before it"
+    )
+
+
+def test_a_norm_over_rows_mixes_rows(write: Write) -> None:
+    said = failure(write, "over_rows", "pass", "x - x.mean(dim=0, keepdim=True)", "encoder")
+    assert "rows do not depend on each other: row 0" in said
+
+
+def test_a_parameter_without_an_initial_value(write: Write) -> None:
+    """It would start where PyTorch leaves it, and take weight decay."""
+    built = "self.gain = nn.Parameter(torch.ones(dim))"
+    said = failure(write, "own_gain", built, "self.gain * x", "decoder")
+    assert "every parameter of a stack has an initial value: `initialize` does not set" in said
+    assert "gain" in said
+
+
+def test_a_parameter_that_no_gradient_reaches(write: Write) -> None:
+    said = failure(write, "idle", "self.gain = nn.Linear(dim, 1)", "x / 2", "encoder")
+    assert "no gradient reaches" in said
+
+
+def test_an_unknown_preset_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"model\.block\.preset: expected one of"):
+        check_preset("no_such_block")
+
+
+def test_every_kind_has_its_checks() -> None:
+    for kind, word in (("encoder", "row"), ("encoder_decoder", "cached"), ("decoder", "cached")):
+        assert any(word in check.name for check in CHECKS if check.kind == kind)

@@ -1,0 +1,230 @@
+"""A plug-in is part of the identity of the cells that use it, and of no others."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app import plugins
+from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.import_allowlist import check_config
+from lightning_app.ablation.plan import made_from
+from lightning_app.ablation.submit import submit_command
+from lightning_app.config import resolve
+from lightning_app.errors import UserError
+from lightning_app.experiment import cell_id, named, stacks_of
+from lightning_app.identity.record import Record, write_record
+from lightning_app.mixtures import mixed
+from lightning_app.provenance import foreign_classes
+from lightning_app.run_folder import RunFolder
+from tests.plugins.conftest import PARTS, Write
+
+CONFIG = """
+trainer: {max_steps: 4}
+model:
+  architecture: {encoder_depth: 2, decoder_depth: 1, model_dim: 8, ff_dim: 8, num_heads: 2}
+  schedule: {warmup_steps: 1, reference_steps: 1}
+  objective: {evaluate_test: false}
+data: {tokenizer: word, vocab_size: null}
+"""
+
+
+def config(field: str = "", value: Any = None, more: Mapping[str, Any] | None = None) -> Any:
+    tree = yaml.safe_load(CONFIG)
+    for key, of in {**({field: value} if field else {}), **(more or {})}.items():
+        inner = tree
+        *above, last = key.split(".")
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[last] = of
+    return resolve(tree, "a test")
+
+
+DECODER = {"model.architecture.kind": "decoder"}
+USES: dict[str, tuple[str, str, Mapping[str, Any] | None]] = {
+    "preset": ("model.block.preset", "max_post", None),
+    "norm": ("model.block.norm", "max_norm", None),
+    "norm of heads": ("model.block.qk_norm", "max_norm", None),
+    "activation": ("model.architecture.activation", "squared_relu", None),
+    "positions": ("model.architecture.positions", "falling", None),
+    "schedule": ("model.schedule.kind", "halved", None),
+    "optimizer": ("model.optimizer.kind", "plain_sgd", None),
+    "corpus": ("data.name", "counting", None),
+    "task": ("model.objective.kind", "next_word", DECODER),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_cell_that_uses_a_part_has_its_digest(write: Write, use: str) -> None:
+    path = write(PARTS)
+    plugin = plugins.load(str(path))
+    tree = config(*USES[use])
+    first = cell_id(tree)
+    assert named(tree)["plugins"] == {"some_parts": plugin.sha256}
+    plugins.unload("some_parts")
+    path.write_text(PARTS + "# another version\n")
+    plugins.load(str(path))
+    assert cell_id(tree) != first
+
+
+def test_a_cell_that_uses_no_part_keeps_its_id(write: Write) -> None:
+    before = cell_id(config())
+    plugins.load(str(write(PARTS)))
+    assert cell_id(config()) == before
+    assert "plugins" not in named(config())
+
+
+def test_a_norm_that_only_a_preset_names_counts(write: Write) -> None:
+    """The preset is of one plug-in, its norm of another, which the config does not name."""
+    head, norm = PARTS.split("@preset(")[0], plugins.load
+    norm(str(write(head, "the_norm")))
+    imports = "\n".join(line for line in head.splitlines() if "import" in line)
+    preset = PARTS.split("@preset(")[1].split("\n\n\n")[0]
+    norm(str(write(f"{imports}\n\n@preset({preset}\n", "the_preset")))
+    tree = config("model.block.preset", "max_post")
+    assert sorted(named(tree)["plugins"]) == ["the_norm", "the_preset"]
+
+
+def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
+    plugins.load(str(write(PARTS)))
+    tree = config("model.block.preset", "max_post")
+    first = cell_id(tree)
+    plugins.unload("some_parts")
+    plugins.load(str(write(PARTS, folder="moved")))
+    assert cell_id(tree) == first
+
+
+def test_a_callback_counts_and_a_grid_may_name_it(write: Write) -> None:
+    callback = {"class_path": "some_parts.Loud"}
+    trainer = {"trainer": {"callbacks": [callback]}}
+    with pytest.raises(UserError, match="a plug-in registers, found 'some_parts"):
+        check_config(trainer)
+    plugin = plugins.load(str(write(PARTS)))
+    check_config(trainer)
+    with pytest.raises(UserError, match="may only import listed classes"):
+        check_config({"trainer": {"callbacks": [{"class_path": "some_parts.Callback"}]}})
+    tree = {**config(), "trainer": {**config()["trainer"], "callbacks": [callback]}}
+    assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
+    assert foreign_classes(tree, apart=plugins.digests()) == {}
+
+
+def test_a_plan_is_made_again_after_a_change(write: Write, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "name: g\nbase_config: {trainer: {max_steps: 1}}\naxes: {seed_everything: [1]}\n"
+        "metric: {name: val/nll, mode: min}\n"
+    )
+    spec = read_spec(grid)
+    before = made_from(spec)
+    path = write(PARTS)
+    plugins.load(str(path))
+    first = made_from(spec)
+    plugins.unload("some_parts")
+    path.write_text(PARTS + "# changed\n")
+    plugins.load(str(path))
+    assert len({before, first, made_from(spec)}) == 3
+
+
+def test_a_job_of_slurm_loads_it(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(PARTS)
+    plugins.load(str(path))
+    assert submit_command("demo", tmp_path / "experiments", dry_run=True) == 0
+    assert f"-m lightning_app --plugin {path} run " in capsys.readouterr().out
+
+
+def test_a_grid_file_may_not_name_a_plugin(tmp_path: Path, write: Write) -> None:
+    grid = tmp_path / "grid.yaml"
+    marker = tmp_path / "executed"
+    path = write(f"open({str(marker)!r}, 'w')\n")
+    grid.write_text(f"name: g\nplugins: [{path}]\nbase_config: {{}}\naxes: {{}}\n")
+    with pytest.raises(UserError, match="plugins: a grid file may not name code"):
+        read_spec(grid)
+    assert not marker.exists()
+
+
+def kept_run(folder: Path) -> RunFolder:
+    """A run's folder as `Run` leaves it, of a cell that uses the plug-in."""
+    run, tree = RunFolder(folder), config("model.block.preset", "max_post")
+    run.path.mkdir()
+    plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    write_record(run.path, Record.of(named(tree), stacks_of(tree), None))
+    return run
+
+
+def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
+    path = write(PARTS)
+    plugin = plugins.load(str(path))
+    run = kept_run(tmp_path / "run")
+    copy = run.plugin_copies / "some_parts.py"
+    assert copy.read_bytes() == path.read_bytes()
+    plugins.require(run.path)
+    plugins.require_of(run.checkpoint("best"))
+    plugins.unload("some_parts")
+    for check in (
+        lambda: plugins.require(run.path),
+        lambda: plugins.require_of(run.checkpoint("")),
+    ):
+        with pytest.raises(UserError) as caught:
+            check()
+        line = f"run {run} needs the plug-in some_parts.py (sha256 {plugin.sha256}): pass --plugin"
+        assert str(caught.value).startswith(line)
+    plugins.load(str(copy))  # by the user's own word
+    plugins.require(run.path)
+
+
+def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> None:
+    path = write(PARTS)
+    plugins.load(str(path))
+    run = kept_run(tmp_path / "run")
+    plugins.unload("some_parts")
+    path.write_text(PARTS + "# changed\n")
+    now = plugins.load(str(path))
+    with pytest.raises(UserError, match=f"{path} has sha256 {now.sha256}"):
+        plugins.require(run.path)
+
+
+def test_a_run_without_plugins_needs_none(write: Write, tmp_path: Path) -> None:
+    plugins.load(str(write(PARTS)))
+    run, tree = RunFolder(tmp_path / "run"), config()
+    run.path.mkdir()
+    plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    write_record(run.path, Record.of(named(tree), stacks_of(tree), None))
+    assert not run.plugins.exists()
+    plugins.unload("some_parts")
+    plugins.require(run.path)
+
+
+def test_nothing_in_a_run_folder_is_executed(write: Write, tmp_path: Path) -> None:
+    plugins.load(str(write(PARTS)))
+    run, marker = kept_run(tmp_path / "run"), tmp_path / "executed"
+    plugins.unload("some_parts")
+    (run.plugin_copies / "some_parts.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    with pytest.raises(UserError, match="needs the plug-in"):
+        plugins.require(run.path)
+    assert not marker.exists()
+
+
+def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path) -> None:
+    plugins.load(str(write(PARTS)))
+    run = kept_run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^a mistake$"), plugins.hinting([run.path]):
+        raise UserError("a mistake")
+    plugins.unload("some_parts")
+    with pytest.raises(UserError, match=r"a mistake; run .* needs"), plugins.hinting([run.path]):
+        raise UserError("a mistake")
+
+
+def result(code: str = "c", **used: str) -> dict[str, Any]:
+    made = {"code": code, "plugins": {"p": "1" * 64, "q": "2" * 64}, "classes": {}}
+    return {"provenance": {**made, "plugins_used": used}}
+
+
+def test_versions_of_one_plugin_are_a_mixture_of_code() -> None:
+    """A plug-in that only one arm uses is the question, not a mixture."""
+    assert "code" not in mixed({"a": result(), "b": result(p="1" * 64), "c": result(q="2" * 64)})
+    several = mixed({"a": result(), "b": result(p="1" * 64), "c": result(p="3" * 64)})
+    assert several["code"] == {"c": ["a"], f"c+p {'1' * 16}": ["b"], f"c+p {'3' * 16}": ["c"]}
