@@ -21,7 +21,7 @@ class QualityMetric(NamedTuple):
     unit: str
     mode: str = "max"
     scale: float = 1.0
-    published_with: Mapping[str, Any] = {}
+    published_with: tuple[tuple[str, Any], ...] = ()
 
 
 LOSS = "val/nll"
@@ -148,7 +148,7 @@ TASKS.add(
 )
 
 
-OF_WHOLE_TEXT = {"model.objective.label_smoothing": 0.0, "data.evaluation_streams": 1}
+OF_WHOLE_TEXT = (("model.objective.label_smoothing", 0.0), ("data.evaluation_streams", 1))
 """How published perplexities of words are measured: each stream more begins without a memory."""
 
 TASKS.add(

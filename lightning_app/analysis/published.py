@@ -166,7 +166,7 @@ def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: 
         for task in TASKS.values()
         for score in task.scores
         if score.metric == metric
-        for field, value in score.published_with.items()
+        for field, value in score.published_with
     }
     said = {
         f"Not compared: {field} is {ours} in ours, and {value} is needed."
