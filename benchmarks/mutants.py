@@ -399,8 +399,8 @@ MUTANTS = (
     mutant(
         "a perplexity of several streams is compared with published ones",
         at("analysis/test_published.py"),
-        'OF_WHOLE_TEXT = (("model.objective.label_smoothing", 0.0), ("data.evaluation_streams", 1))',
-        'OF_WHOLE_TEXT = (("model.objective.label_smoothing", 0.0),)',
+        'label_smoothing", 0.0), ("data.evaluation_streams", 1))',
+        'label_smoothing", 0.0),)',
     ),
     mutant(
         "distances to later tokens are clamped at 0",
