@@ -838,8 +838,8 @@ MUTANTS = (
     mutant(
         "padding is of the second text",
         PAIRS,
-        "((place > end) & (place <= last))",
-        "(place > end + 0 * last)",
+        "        segments = ((place > end) & (place <= last)).astype(np.int64)",
+        "        segments = (place > end + 0 * last).astype(np.int64)",
     ),
     mutant(
         "pairs are attended to with their padding",
@@ -862,8 +862,8 @@ MUTANTS = (
     mutant(
         "pairs of an evaluation are kept for the next one",
         PAIRS,
-        "self._scored = {}\n\n    def decode",
-        "pass\n\n    def decode",
+        '"""Forget the pairs of the evaluation before."""\n        self._scored = {}',
+        '"""Forget the pairs of the evaluation before."""',
     ),
     mutant(
         "pairs of training are the same in every epoch",
@@ -874,10 +874,8 @@ MUTANTS = (
     mutant(
         "masks of a validation change with the epoch",
         MASKED,
-        "(FIXED_SEED, 0) if self._seed is None",
-        "(FIXED_SEED, epoch) if self._seed is None",
-        "(FIXED_SEED, 0) if self.seed is None",
-        "(FIXED_SEED, epoch) if self.seed is None",
+        'row and place alone."""\n        seed, epoch = (FIXED_SEED, 0)',
+        'row and place alone."""\n        seed, epoch = (FIXED_SEED, epoch)',
     ),
     mutant(
         "a batch leaves its budget unused",
