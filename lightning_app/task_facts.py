@@ -13,7 +13,7 @@ class QualityMetric(NamedTuple):
 
     `mode` says whether `min` or `max` of it is best. `scale` is the factor that papers multiply it
     by: 100 for a share that they print in percent. `published_with` has fields of a config with the
-    values without which ours cannot stand beside published figures.
+    values without which ours cannot be put beside published figures.
     """
 
     metric: str

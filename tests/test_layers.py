@@ -140,7 +140,7 @@ ALLOWED: dict[str, set[str]] = {
         "ablation",
     },
     "trained": {"blocks", "models", "data", "tasks", "datamodule", "module", "records"}
-    | {"run_folder", "saved", "task_facts"},
+    | {"plugins", "run_folder", "saved", "task_facts"},
     "api": {
         *("blocks", "models", "sections"),
         *("ablation", "analysis", "grid_axes", "names", "precheck", "run_folder", "trained"),

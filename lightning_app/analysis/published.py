@@ -59,7 +59,7 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
 
 
 def _groups(grid: GridResults, figure: Mapping[str, Any]) -> list[str]:
-    """The groups of runs on the data of a figure; one row says that there are none."""
+    """The groups of runs on the data of a figure; one row says where there are no such runs."""
     data = figure.get("data")
     cells = [cell for cell in grid.cells if data is None or cell.corpus == data]
     return list(dict.fromkeys(cell.group for cell in cells)) or [""] * (data is not None)
@@ -160,7 +160,7 @@ def _cost(grid: GridResults, cells: Sequence[CellResult]) -> float:
 
 
 def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: str) -> list[str]:
-    """Sentences about why our values of a metric cannot stand beside published ones."""
+    """Sentences about why our values of a metric cannot be put beside published ones."""
     needs = {
         field: value
         for task in TASKS.values()

@@ -1,6 +1,6 @@
 """Scores of tasks by variant, as papers print them: of one setting, of the best one, and theirs.
 
-Two summaries of our runs stand side by side. The *mean* is over all seeds of one setting that no
+Two summaries of our runs are side by side. The *mean* is over all seeds of one setting that no
 score has chosen: the reference warm-up, and for every other axis the value of the base config, or
 else its first one. The *best median* is what papers report (RoBERTa, RealFormer): for each task the
 setting with the best median over seeds. It was chosen on the rows that it is scored on, so that it
