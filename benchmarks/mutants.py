@@ -64,6 +64,10 @@ SPANS = at("models/test_localised_span.py")
 MEMORY = at("models/test_memory.py", "tasks/test_causal_streams.py")
 ADAPTIVE = at("models/test_adaptive_span.py")
 DYNAMIC = at("models/test_dynamic_span.py")
+SQUAD_FILES = at("data/test_squad.py")
+SQUAD_ROWS = at("tasks/test_question_rows.py")
+SQUAD_MODEL = at("models/test_span_predictor.py")
+SQUAD_RUNS = at("test_squad.py")
 PRESETS = at("blocks/test_presets.py", "models/test_reference.py")
 LOSS = at("objectives", "tasks")
 TASKS = at("objectives", "tasks", "test_module.py")
@@ -83,6 +87,7 @@ PAIRS = at(
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 STATISTICS = at("analysis/test_statistics.py")
 SENSITIVITY = at("analysis/test_sensitivity.py")
+FINE_TUNING = at("analysis/test_fine_tuning.py")
 SCORES = at("scores")
 
 MUTANTS = (
@@ -378,6 +383,24 @@ MUTANTS = (
         "distance.clamp(-most, most - 1)",
     ),
     mutant(
+        "distances that no score has are clamped",
+        MEMORY,
+        "if not self.order().clamps:",
+        "if False:",
+    ),
+    mutant(
+        "a child may carry scores as it likes",
+        at("test_parent.py"),
+        "if here.get(key) not in (parents, _MAY_BE.get((part, key), parents)):",
+        "if (part, key) not in _MAY_BE and here.get(key) != parents:",
+    ),
+    mutant(
+        "a perplexity of several streams is compared with published ones",
+        at("analysis/test_published.py"),
+        'OF_WHOLE_TEXT = {"model.objective.label_smoothing": 0.0, "data.evaluation_streams": 1}',
+        'OF_WHOLE_TEXT = {"model.objective.label_smoothing": 0.0}',
+    ),
+    mutant(
         "distances to later tokens are clamped at 0",
         at("models/test_relative_positions.py"),
         "distance.clamp(-most, most)",
@@ -531,7 +554,19 @@ MUTANTS = (
         "self.norm(F.gelu(self.transform(states)))",
         "F.gelu(self.transform(states))",
     ),
+    mutant(
+        "the last block of a classifier goes on with the first row",
+        at("models/test_classifier.py"),
+        "first = torch.arange(rows, device=tokens.device) * width",
+        "first = torch.arange(rows, device=tokens.device)",
+    ),
     # Objectives and tasks.
+    mutant(
+        "outputs that are not finite are of class 0",
+        at("models/test_classifier.py"),
+        "classes.where(outputs.isfinite().all(dim=1), math.nan)",
+        "classes",
+    ),
     mutant(
         "smoothing does not lower the label's share",
         LOSS,
@@ -881,6 +916,48 @@ MUTANTS = (
         'if run.state in ("missing", "failed", "done"):',
     ),
     mutant(
+        "a cell starts before its parent is finished",
+        at("ablation/test_parent_grid.py"),
+        'if parent_state(experiments, folder, parent).word == "done":',
+        "if folder:",
+    ),
+    mutant(
+        "the first of several parents that match is taken",
+        at("ablation/test_parent_grid.py"),
+        "        if len(found) != 1:\n            values",
+        "        if not found:\n            values",
+    ),
+    mutant(
+        "a plan holds after its parent was trained again",
+        at("ablation/test_parent_grid.py"),
+        "not in (None, plan.parents[each]) for",
+        "is plan for",
+    ),
+    mutant(
+        "a plan does not take up parents that have finished",
+        at("ablation/test_parent_grid.py"),
+        "valid = valid and not (alone and plan is not None and plan.waiting)",
+        "valid = bool(valid)",
+    ),
+    mutant(
+        "a report forgets the cells that wait",
+        at("ablation/test_parent_grid.py"),
+        "{len(states) + waiting} planned cells",
+        "{len(states)} planned cells",
+    ),
+    mutant(
+        "the weights of a parent that is not finite are taken",
+        at("test_parent.py"),
+        "    if parent.non_finite:\n        raise NothingToFineTune(",
+        "    if False:\n        raise NothingToFineTune(",
+    ),
+    mutant(
+        "an axis that follows another is combined with it",
+        at("ablation/test_grid.py"),
+        "chosen[axis] = known[key_of(chosen[spec.linked[axis].axis])]",
+        "chosen[axis] = spec.axes[axis][0]",
+    ),
+    mutant(
         "excluded cells are planned",
         at("ablation/test_plan.py", "ablation/test_grid.py"),
         "tuple(key_of(axes[axis]) for axis in names) in keys",
@@ -1004,6 +1081,42 @@ MUTANTS = (
         "if True:",
     ),
     mutant(
+        "a constant answer has not failed",
+        FINE_TUNING,
+        "return score > constant and not math.isclose(",
+        "return score >= constant or not math.isclose(",
+    ),
+    mutant(
+        "the loss says which run of fine-tuning failed",
+        FINE_TUNING,
+        "return cell.failed if above is None else not above",
+        "return cell.failed",
+    ),
+    mutant(
+        "a run without a score is the best of a median",
+        FINE_TUNING,
+        'worst = -math.inf if measure.mode == "max" else math.inf',
+        'worst = math.inf if measure.mode == "max" else -math.inf',
+    ),
+    mutant(
+        "one class is only the most frequent one",
+        FINE_TUNING,
+        "shares = (majority, 1.0 - majority) if task.classes == 2 else (majority,)",
+        "shares = (majority,)",
+    ),
+    mutant(
+        "tasks are judged by the loss",
+        FINE_TUNING,
+        "if cell.scores and self.metric == cell.monitored.metric:",
+        "if False:",
+    ),
+    mutant(
+        "the setting of the mean is the best one",
+        FINE_TUNING,
+        'chosen = _fixed(grid, cells) if kind == "mean" else _best(by_setting)',
+        "chosen = _best(by_setting)",
+    ),
+    mutant(
         "stalls of other rates count",
         SENSITIVITY,
         'failed = sum(cell.state == "diverged" for cell in runs)\n    low, high = wilson',
@@ -1085,6 +1198,91 @@ MUTANTS = (
         SCORES,
         'np.searchsorted(self.begins, end, side="left")',
         'np.searchsorted(self.begins, end, side="right")',
+    ),
+    mutant(
+        "squad: paragraphs of an evaluated article train",
+        SQUAD_FILES,
+        '_taken(dev, [(title in training) is kept for title in dev["article"]])',
+        '_taken(dev, [(title in training) or not kept for title in dev["article"]])',
+    ),
+    mutant(
+        "squad: a copied training article is not said",
+        SQUAD_FILES,
+        'said += f"; {shared:,} paragraphs of {split} are in train, too"',
+        "pass",
+    ),
+    mutant(
+        "squad: an answer may begin elsewhere",
+        SQUAD_FILES,
+        "if start < 0 or context[start : start + len(text)] != text:",
+        "if start < 0 or text not in context:",
+    ),
+    mutant(
+        "squad: a file of version 2.0 is read as 1.1",
+        SQUAD_FILES,
+        'elif "is_impossible" in question:',
+        'elif "is_impossible" in question and not question["answers"]:',
+    ),
+    mutant(
+        "squad: a division leaves the prepared folder",
+        SQUAD_FILES,
+        '*("document_separator", "next_sentence", "train_from_dev"),',
+        '*("document_separator", "next_sentence"),',
+    ),
+    mutant(
+        "squad: windows of a question in several batches of an evaluation",
+        SQUAD_ROWS,
+        "            if seed is None:\n                return whole_questions",
+        "            if seed == -1:\n                return whole_questions",
+    ),
+    mutant(
+        "squad: a window reads the start of its context",
+        SQUAD_ROWS,
+        "contexts.starts[self.holders][question] + places[:, 0]",
+        "contexts.starts[self.holders][question]",
+    ),
+    mutant(
+        "squad: padding is in the softmax",
+        SQUAD_MODEL,
+        "return logits.masked_fill(~real[:, None], -math.inf)",
+        "return logits",
+    ),
+    mutant(
+        "squad: the loss is the sum of start and end",
+        SQUAD_MODEL,
+        "gather(2, labels[:, :, None]).squeeze(2).mean(dim=1)",
+        "gather(2, labels[:, :, None]).squeeze(2).sum(dim=1)",
+    ),
+    mutant(
+        "squad: a row is right with one of two places",
+        SQUAD_MODEL,
+        "(logits.argmax(dim=2) == labels).all(dim=1) & counted",
+        "(logits.argmax(dim=2) == labels).any(dim=1) & counted",
+    ),
+    mutant(
+        "squad: a rank scores its own windows",
+        SQUAD_RUNS,
+        "texts, answers = self._answers(rows, SPLITS[stage], datamodule)",
+        "texts, answers = self._answers(self._scored, SPLITS[stage], datamodule)",
+    ),
+    mutant(
+        "squad: a diverged run has a score",
+        SQUAD_RUNS,
+        "scored = dict.fromkeys(scored, math.nan)",
+        "pass",
+    ),
+    mutant(
+        "squad: the best threshold is the result",
+        SQUAD_RUNS,
+        'scored = {"exact_match": found.every.exact, "f1": found.every.f1}',
+        'scored = {"exact_match": best_threshold(golds, texts, differences, "exact").score, '
+        '"f1": best_threshold(golds, texts, differences, "f1").score}',
+    ),
+    mutant(
+        "squad: the window is checked when the folder of the run is there",
+        SQUAD_RUNS,
+        "        task_class(self.config.task).check(corpus, self.config)\n",
+        "",
     ),
 )
 

@@ -9,7 +9,7 @@ the time of large blocks. Peers have the weights of our model, the same batch an
 flash attention or SDPA; `pip install -e '.[bench]'` installs them. `--repeat` prints every
 repetition. Rows without a peer have the allocator of a fit, which keeps the memory of freed
 tensors; rows with one have that of a plain program, and with `--kept-blocks` both sides have that
-of a fit. IWSLT14 is searched for in the same places as by `ablate prepare`.
+of a fit. IWSLT14, RTE and CoLA are searched for in the same places as by `ablate prepare`.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fine_tuning_rows import OWN_FINE_TUNING, PEER_FINE_TUNING
 from peer_rows import PEER_ROWS
 from speed_rows import OWN_ROWS, Figure
 
@@ -29,7 +30,8 @@ from lightning_app.bench.compare import Missing
 from lightning_app.bench.tables import machine
 from lightning_app.hardware import keep_freed_blocks
 
-ROWS = PEER_ROWS | OWN_ROWS
+ROWS_OF_OURS = OWN_ROWS | OWN_FINE_TUNING
+ROWS = PEER_ROWS | PEER_FINE_TUNING | ROWS_OF_OURS
 
 
 def titles(names: Sequence[str]) -> dict[str, str]:
@@ -50,7 +52,7 @@ def line(figure: Figure) -> str:
 def measure(name: str, *, kept_blocks: bool) -> list[dict[str, Any]]:
     """Print one row, and return its figures."""
     found = []
-    if kept_blocks or name in OWN_ROWS:
+    if kept_blocks or name in ROWS_OF_OURS:
         keep_freed_blocks()
     try:
         for figure in ROWS[name]():

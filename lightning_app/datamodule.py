@@ -45,7 +45,9 @@ class TextDataModule(pl.LightningDataModule):
     @cached_property
     def corpus(self) -> PreparedCorpus:
         """The corpus, prepared and verified at its first use."""
-        return prepare(self.config)
+        corpus = prepare(self.config)
+        task_class(self.config.task).check(corpus, self.config)
+        return corpus
 
     def prepare_data(self) -> None:
         """Read, tokenise and cache the corpus, unless the cache has it; verify it."""

@@ -9,6 +9,7 @@ WARMUP = "model.schedule.warmup_steps"
 RATE = "model.optimizer.lr"
 BLOCK = "model.block."
 PRESET = "model.block.preset"
+CORPUS = "data.name"
 ROUNDING = "model.rounding"  # over 0 a rerun, which no score includes
 
 Labels = Mapping[str, Mapping[Hashable, str]]

@@ -143,7 +143,7 @@ class TransformerModule(pl.LightningModule):
         self.total_correct, self.total_tokens = TokenCount(), TokenCount()
         self.part_sums = PartSums()
         self.validation_parts: dict[str, list[Any]] = {}
-        self.predicted: dict[int, str] = {}
+        self.predicted: dict[int, Any] = {}
 
     def ensure_built(self) -> None:
         """Build the model for the Trainer's data, if it does not exist yet."""
@@ -296,7 +296,8 @@ class TransformerModule(pl.LightningModule):
         return found
 
     def on_predict_epoch_end(self) -> None:
-        self.predicted = join_ranks(self.predicted)
+        datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        self.predicted = self.objective.answers(join_ranks(self.predicted), datamodule)
 
     def _eager(self) -> AbstractContextManager[Any]:
         """Do not use compiled blocks: a search has other shapes at each of its steps."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError
+from lightning_app.records import Unsound, outcome, read_json
 from lightning_app.run_folder import RunFolder
 
 FIELD = "model.init_from"
@@ -20,16 +21,18 @@ class Parent(NamedTuple):
     """The files of a run that another one starts from.
 
     Attributes:
-        checkpoint: Its checkpoint.
+        checkpoint: Its checkpoint; there may be none of a run that ended non-finite.
         tokenizer: The tokenizer of its data.
         config: Its config.
         id: The id of its experiment.
+        non_finite: Whether the run ended non-finite, so that no weights can be taken.
     """
 
     checkpoint: Path
     tokenizer: Path
     config: Path
     id: str
+    non_finite: bool = False
 
     @property
     def digest(self) -> str:
@@ -37,8 +40,13 @@ class Parent(NamedTuple):
         stat = self.checkpoint.stat()
         return _digest(self.checkpoint, stat.st_size, stat.st_mtime_ns)
 
+    @property
+    def name(self) -> str:
+        """What the id of a child says of it: its id, and its weights if it has any."""
+        return f"{self.id}@{'non_finite' if self.non_finite else self.digest[:16]}"
 
-@lru_cache(maxsize=64)
+
+@lru_cache(maxsize=1024)
 def _digest(path: Path, size: int, time: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -47,13 +55,14 @@ def _digest(path: Path, size: int, time: int) -> str:
 def find_parent(given: str) -> Parent:
     """Return the run that `model.init_from` names: the folder of a finished run, or a checkpoint.
 
-    A folder means its `checkpoints/last.ckpt`. The tokenizer, the config and the identity of a
-    checkpoint are in the folder of its run, or beside it.
+    A folder means its `checkpoints/last.ckpt`, or no weights where the run ended non-finite. The
+    tokenizer, the config and the identity of a checkpoint are in the folder of its run, or beside
+    it.
 
     Raises:
         UserError: naming the file that is missing.
     """
-    path = Path(given).expanduser()
+    path, non_finite = Path(given).expanduser(), False
     if path.is_dir():
         folder, checkpoint = RunFolder(path), RunFolder(path).checkpoint("last")
         if not folder.result.is_file():
@@ -61,7 +70,8 @@ def find_parent(given: str) -> Parent:
                 f"{FIELD}: {path} has no {folder.result.name}: a run that is finished is needed, "
                 "or one checkpoint file of a run"
             )
-        if not checkpoint.is_file():
+        non_finite = _is_non_finite(folder.result)
+        if not checkpoint.is_file() and not non_finite:
             raise UserError(
                 f"{FIELD}: {path} keeps no {checkpoint.relative_to(path)}; name another of its "
                 "checkpoint files, or train it with checkpoints: last"
@@ -79,7 +89,15 @@ def find_parent(given: str) -> Parent:
                 f"{folder.tokenizer.name}, {folder.config.name} and {folder.identity.name} of its "
                 "finished run"
             )
-    return Parent(checkpoint, folder.tokenizer, folder.config, _id(folder.identity))
+    identity = _id(folder.identity)
+    return Parent(checkpoint, folder.tokenizer, folder.config, identity, non_finite)
+
+
+def _is_non_finite(file: Path) -> bool:
+    try:
+        return outcome(read_json(file)) == "non_finite"
+    except (Unsound, KeyError, TypeError) as error:
+        raise UserError(f"{FIELD}: {file}: damaged; it holds no outcome of a run") from error
 
 
 def _id(file: Path) -> str:
@@ -100,11 +118,9 @@ def with_parent(config: Mapping[str, Any]) -> dict[str, Any]:
     given = config["model"].get("init_from")
     if given is None:
         return dict(config)
-    parent = find_parent(given)
-    named = f"{parent.id}@{parent.digest[:16]}"
     return {
         **config,
-        "model": {**config["model"], "init_from": named},
+        "model": {**config["model"], "init_from": find_parent(given).name},
         "data": {**config["data"], "init_from": None},
     }
 
@@ -116,4 +132,5 @@ def origin_of(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     parent = find_parent(given)
     place = str(parent.checkpoint)
-    return {"parent": {"id": parent.id, "sha256": parent.digest, "checkpoint": place}}
+    digest = None if parent.non_finite else parent.digest
+    return {"parent": {"id": parent.id, "sha256": digest, "checkpoint": place}}

@@ -1,6 +1,6 @@
 """Start a model from the weights of another run: `model.init_from`.
 
-The parent's embedding and stack are taken whole, and its pooler where it has one; its heads are
+The parent's embedding and stack are taken whole, and its pooler where both have one; its heads are
 left out. What the parent does not have starts as in a run from step 0, except that a new table of
 segments is zero, so that the encoder computes what it did in the parent.
 """
@@ -17,13 +17,21 @@ from lightning_app.errors import UserError
 from lightning_app.parent import FIELD, Parent, find_parent
 
 _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
-_RENAMED = {"next_sentence.pooler.": "pooler."}
+_POOLER = "pooler."
+_RENAMED = {"next_sentence.pooler.": _POOLER}
 _FREE = {"block": frozenset(), "architecture": frozenset({"dropout", "attention_dropout"})}
 """The parts of a model that must be the parent's, except for these fields, which have no weights"""
+_MAY_BE = {("block", "residual_attention"): "none"}
+"""Fields that may have this value whatever the parent has: carried scores have no weights either,
+and RealFormer was also fine-tuned without them (He et al. 2020, 2012.11747)."""
+
+
+class NothingToFineTune(Exception):
+    """The parent ended non-finite, so it has no weights to start from. This is a result."""
 
 
 def check_parent(tree: Mapping[str, Any]) -> None:
-    """Refuse a config whose parent has another vocabulary, block or architecture.
+    """Refuse a config whose parent has another vocabulary, block or architecture, or diverged.
 
     Raises:
         UserError: naming the parent, and the first field that differs.
@@ -32,16 +40,24 @@ def check_parent(tree: Mapping[str, Any]) -> None:
     if given is None:
         return
     parent = find_parent(given)
+    if parent.non_finite:
+        return  # it gives no weights, and may have no checkpoint
     stored = _stored(parent)
     for part, free in _FREE.items():
         there, here = stored[part], dict(_leaves(tree["model"][part]))
         for key in sorted((there.keys() | here.keys()) - free):
-            if there.get(key) != here.get(key):
+            parents = there.get(key)
+            if here.get(key) not in (parents, _MAY_BE.get((part, key), parents)):
                 raise UserError(
-                    f"{FIELD}: {parent.checkpoint}: model.{part}.{key} is {there.get(key)} there "
+                    f"{FIELD}: {parent.checkpoint}: model.{part}.{key} is {parents} there "
                     f"and {here.get(key)} in the config; the block and the sizes of the parent "
                     "are needed"
                 )
+    if not stored["finite"]:
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: holds weights that are not finite: its run diverged; "
+            "a checkpoint with finite weights is needed"
+        )
     section = _data_of(parent.config)
     for field in ("tokenizer", "vocab_size"):
         there, here = section[field], tree["data"][field]
@@ -67,11 +83,16 @@ def load_parent(model: Any, given: str) -> None:
     """Replace the initial values of `model` by the parent's weights.
 
     Raises:
+        NothingToFineTune: if the parent ended non-finite.
         UserError: a weight of the encoder is missing, left over or of another shape.
     """
     import torch
 
     parent = find_parent(given)
+    if parent.non_finite:
+        raise NothingToFineTune(
+            f"nothing to fine-tune: the parent {parent.config.parent} ended non-finite"
+        )
     state = _read(parent.checkpoint)["state_dict"]
     weights: dict[str, Any] = {}
     for name, value in state.items():
@@ -84,8 +105,10 @@ def load_parent(model: Any, given: str) -> None:
         if not name.startswith(_OF_HEADS):
             weights[name] = value
     own = model.state_dict()
+    if not any(name.startswith(_POOLER) for name in own):
+        weights = {name: value for name, value in weights.items() if not name.startswith(_POOLER)}
     fresh = {name for name in own if name.startswith("output.")}
-    for optional in ("pooler.", "embedding.segments."):
+    for optional in (_POOLER, "embedding.segments."):
         if not any(name.startswith(optional) for name in weights):
             fresh |= {name for name in own if name.startswith(optional)}
     expected = own.keys() - fresh
@@ -129,14 +152,17 @@ def _stored(parent: Parent) -> Mapping[str, Any]:
     return _stored_at(parent.checkpoint, parent.digest)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
+    from lightning_app.saved import is_finite
+
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]
     data = checkpoint.get("TextDataModule") or {}
     return {
         **{part: dict(_leaves(parameters[part])) for part in _FREE},
         "tokenizer_sha256": data.get("tokenizer_sha256"),
+        "finite": is_finite(checkpoint["state_dict"]),
     }
 
 

@@ -1,22 +1,27 @@
 """What can be known of a task without torch. `lightning_app.tasks` holds the rest of it."""
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from lightning_app.registry import Registry
+from lightning_app.scores.glue import GLUE_TASKS, GlueTask
 
 
 class QualityMetric(NamedTuple):
     """A metric of quality beside the loss: its name in the results, its title, its unit.
 
-    `mode` says whether `min` or `max` of it is best.
+    `mode` says whether `min` or `max` of it is best. `scale` is the factor that papers multiply it
+    by: 100 for a share that they print in percent. `published_with` has fields of a config with the
+    values without which ours cannot stand beside published figures.
     """
 
     metric: str
     title: str
     unit: str
     mode: str = "max"
+    scale: float = 1.0
+    published_with: Mapping[str, Any] = {}
 
 
 LOSS = "val/nll"
@@ -52,8 +57,10 @@ class TaskFacts:
         pairs: Whether its corpus holds pairs of a source and a target line; otherwise it holds
             lines of one language.
         running_text: Whether that is a running text, with its blank lines.
-        labelled: Whether its corpus holds texts with labels, one or two texts a row. Only such a
-            task can start from another run (`model.init_from`).
+        labelled: What the rows of its corpus are labelled with: `numbers` (one or two texts and a
+            class or a score) or `answers` (a question and the answers in its context); empty for
+            text without labels. Only a task with labels can start from another run
+            (`model.init_from`).
         label_smoothing: The share of label smoothing where a config has null.
         length: The field of `data` that bounds the tokens of a text.
         marks: Tokens that the task adds to such a text: 2 for a begin mark and an end mark.
@@ -61,6 +68,9 @@ class TaskFacts:
             next sentences.
         monitored: The metric that is monitored, the loss and its floor.
         scores: The metrics of quality that a report shows, the first one preferred.
+        by_corpus: The published scores of each corpus, by `data.name`: the first is the one to
+            compare by. A report judges runs by it where the grid file names no other metric than
+            the loss.
         method: A sentence for the text of the method, with fields of the config in braces.
         module: Where the class of the task is; empty for ``lightning_app.tasks.<name>``.
     """
@@ -69,13 +79,14 @@ class TaskFacts:
     architecture: str
     pairs: bool = False
     running_text: bool = False
-    labelled: bool = False
+    labelled: Literal["", "numbers", "answers"] = ""
     label_smoothing: float = 0.1
     length: str = "window"
     marks: int = 0
     masks: bool = False
     monitored: Monitored = Monitored()
     scores: tuple[QualityMetric, ...] = ()
+    by_corpus: Mapping[str, tuple[QualityMetric, ...]] = field(default_factory=dict)
     method: str = ""
     module: str = ""
 
@@ -137,6 +148,9 @@ TASKS.add(
 )
 
 
+OF_WHOLE_TEXT = {"model.objective.label_smoothing": 0.0, "data.evaluation_streams": 1}
+"""How published perplexities of words are measured: each stream more begins without a memory."""
+
 TASKS.add(
     "causal_lm",
     TaskFacts(
@@ -147,10 +161,16 @@ TASKS.add(
         scores=(
             QualityMetric("val/bits_per_byte", "Validation bits per byte", "bits a byte", "min"),
             QualityMetric("test/bits_per_byte", "Test bits per byte", "bits a byte", "min"),
-            QualityMetric(
-                "val/word_perplexity", "Validation perplexity a word", "perplexity", "min"
+            *(
+                QualityMetric(
+                    f"{split}/word_perplexity",
+                    f"{title} perplexity a word",
+                    "perplexity",
+                    "min",
+                    published_with=OF_WHOLE_TEXT,
+                )
+                for split, title in (("val", "Validation"), ("test", "Test"))
             ),
-            QualityMetric("test/word_perplexity", "Test perplexity a word", "perplexity", "min"),
         ),
         method="Text is packed into windows of {data.window} tokens, whose every token is "
         "predicted from those before it.",
@@ -169,21 +189,61 @@ GLUE_CORPORA: Mapping[str, str] = {
 }
 """The task of GLUE of each corpus with labels; the keys are values of `data.name`."""
 
+_OF_GLUE = {
+    name: QualityMetric(f"val/{name}", title, unit, scale=100.0)
+    for name, title, unit in (
+        ("accuracy", "accuracy", "accuracy, a fraction"),
+        ("f1", "F1 of class 1", "F1, a fraction"),
+        ("matthews", "Matthews correlation", "Matthews correlation"),
+        ("pearson", "Pearson correlation", "Pearson correlation"),
+        ("spearman", "Spearman correlation", "Spearman correlation"),
+    )
+}
+
+
+def _published_scores(task: GlueTask) -> tuple[QualityMetric, ...]:
+    """The scores of a task of GLUE, its own one first; of a second set after the first one's."""
+    names = (task.own, *(name for name in task.metrics if name != task.own))
+    found = tuple(_OF_GLUE[name] for name in names)
+    if len(task.splits) == 1:
+        return found
+    second = (each._replace(metric=each.metric.replace("val/", "test/")) for each in found)
+    return (*found, *second)
+
+
 TASKS.add(
     "glue",
     TaskFacts(
         title="fine-tuning on GLUE",
         architecture="encoder",
-        labelled=True,
+        labelled="numbers",
         label_smoothing=0.0,
         monitored=Monitored(floor="loss of the best constant output"),
-        scores=(
-            QualityMetric("val/matthews", "Matthews correlation", "Matthews correlation"),
-            QualityMetric("val/f1", "F1 of class 1", "F1, a fraction"),
-            QualityMetric("val/pearson", "Pearson correlation", "Pearson correlation"),
-            QualityMetric("val/spearman", "Spearman correlation", "Spearman correlation"),
-        ),
+        scores=tuple(_OF_GLUE[name] for name in ("matthews", "f1", "pearson", "spearman")),
+        by_corpus={
+            corpus: _published_scores(GLUE_TASKS[name]) for corpus, name in GLUE_CORPORA.items()
+        },
         method="Texts are cut to {data.window} tokens, and rows of similar length make a batch.",
+    ),
+)
+
+_OF_SQUAD = (
+    QualityMetric("val/f1", "F1 of answers", "F1, percent"),
+    QualityMetric("val/exact_match", "Exact match of answers", "exact match, percent"),
+)
+
+TASKS.add(
+    "squad",
+    TaskFacts(
+        title="fine-tuning on SQuAD",
+        architecture="encoder",
+        labelled="answers",
+        label_smoothing=0.0,
+        monitored=Monitored(floor="loss of the best constant output"),
+        scores=_OF_SQUAD,
+        by_corpus={"squad1": _OF_SQUAD, "squad2": _OF_SQUAD},
+        method="Contexts are read in windows, with the question {data.window} tokens long, whose "
+        "starts are {data.context_stride} tokens apart.",
     ),
 )
 

@@ -158,6 +158,22 @@ def test_dynamic_spans(tmp_path: Path, cache: str) -> None:
         assert len(set(one[name])) == 5, name
 
 
+@pytest.mark.slow
+def test_halting(tmp_path: Path, cache: str) -> None:
+    """The cost is divided by the tokens of both ranks, also where they stop at other steps."""
+    overrides = {
+        "model.block.share": "all",
+        "model.block.step_signal": "learned",
+        "model.block.halting": json.dumps({"ponder_weight": 0.5, "bias": -1.0}),
+        "model.objective.evaluate_test": "false",
+        "trainer.limit_val_batches": 1,
+    }
+    assert_two_equal_one(tmp_path, cache, "synthetic.yaml", 5, overrides)
+    one, two = (columns(tmp_path / run) for run in ("one", "two"))
+    assert one["train/aux/ponder"] == pytest.approx(two["train/aux/ponder"], abs=1e-10)
+    assert len(set(one["train/aux/ponder"])) == 5
+
+
 def test_odd_numbers_of_batches_and_batches_of_one_row(tmp_path: Path, cache: str) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

@@ -10,6 +10,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from lightning_app.ablation.checkpoint import WholeCheckpoints
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import expand
 from lightning_app.cli import main
@@ -18,9 +19,10 @@ from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, identity_of
 from lightning_app.parent import find_parent
 from lightning_app.parser import data_module, transformer_module
+from lightning_app.records import read_result
 from lightning_app.run_folder import RunFolder
-from lightning_app.saved import read_checkpoint
-from tests import tables, warm
+from lightning_app.saved import is_finite, read_checkpoint
+from tests import questions, tables, warm
 from tests.documents import run_tree, write_documents
 from tests.tables import changed
 
@@ -89,6 +91,26 @@ def test_a_child_begins_with_all_but_the_heads(tree: dict[str, Any], parents: An
     }
     own = (parents["pairs"] / "tokenizer.model").read_bytes()
     assert data.corpus.tokenizer_file.read_bytes() == own
+
+
+def test_a_model_without_a_pooler_leaves_that_of_the_parent(
+    tmp_path: Path, parents: dict[str, Path]
+) -> None:
+    """SQuAD marks tokens: all of the encoder is the parent's, also its table of segments."""
+    tree = questions.answering(questions.write_squad(tmp_path / "squad", "squad2"), "squad2")
+    tree["model"]["architecture"] |= ARCHITECTURE
+    there = weights(parents["pairs"])
+    here, data = built(changed(tree, model__init_from=str(parents["pairs"])))
+    own = {"output.weight", "output.bias"}
+    for name in here.keys() - own:
+        assert torch.equal(here[name], there[name]), name
+    assert own < here.keys()
+    assert not any("pooler" in name for name in here)
+    tokenizer = (parents["pairs"] / "tokenizer.model").read_bytes()
+    assert data.corpus.tokenizer_file.read_bytes() == tokenizer
+    vocabulary = changed(tree, model__init_from=str(parents["pairs"]), data__tokenizer="char")
+    with pytest.raises(UserError, match=r"data\.tokenizer is word there and char in the config"):
+        resolve(vocabulary, "child.yaml")
 
 
 def test_without_segments_the_encoder_computes_what_it_did(
@@ -265,10 +287,38 @@ def test_a_damaged_parent_is_refused(
         refused(changed(tree, model__init_from=str(copy)), tmp_path, capsys, said)
 
 
+def test_residual_attention_may_be_turned_off_by_name(
+    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """It has no weights; another child, and only where the config says none."""
+    copy = tmp_path / "carrying"
+    shutil.copytree(parents["pairs"], copy)
+    file = RunFolder(copy).checkpoint("last")
+    checkpoint = read_checkpoint(file)
+    parameters = checkpoint["hyper_parameters"]
+    block = {**parameters["block"], "residual_attention": "mean"}
+    changes = {"hyper_parameters": {**parameters, "block": block}}
+    WholeCheckpoints().save_checkpoint({**checkpoint, **changes}, file)
+    child = changed(tree, model__init_from=str(copy))
+
+    def carrying(kind: str | None) -> dict[str, Any]:
+        child["model"]["block"]["residual_attention"] = kind
+        return resolve(child, "child.yaml")
+
+    ids = {kind: cell_id(carrying(kind)) for kind in ("mean", "none")}
+    assert ids["mean"] != ids["none"]
+    here, _ = built(carrying("none"))
+    name = "encoder.blocks.0.self_attention.query.weight"
+    assert torch.equal(here[name], weights(copy)[name])
+    for kind in (None, "sum"):
+        with pytest.raises(UserError, match=f"residual_attention is mean there and {kind} in the"):
+            carrying(kind)
+
+
 def test_a_weight_too_many_or_too_few_is_refused(
     tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
 ) -> None:
-    """The load is strict, also where configs agree."""
+    """The load is strict, also where configs agree; weights of a diverged run are refused."""
     from lightning_app.ablation.checkpoint import WholeCheckpoints
 
     def edited(name: str, edit: Any) -> dict[str, Any]:
@@ -278,14 +328,17 @@ def test_a_weight_too_many_or_too_few_is_refused(
         checkpoint = read_checkpoint(file)
         state = {key: value.clone() for key, value in checkpoint["state_dict"].items()}
         edit(state)
-        WholeCheckpoints().save_checkpoint({**checkpoint, "state_dict": state}, file)
+        whole = {**checkpoint, "state_dict": state, "finite": is_finite(state)}
+        WholeCheckpoints().save_checkpoint(whole, file)
         return changed(tree, model__init_from=str(copy))
 
     table = "model.embedding.position_table.weight"
     extra = edited("extra", lambda state: state.update({"model.encoder.x": torch.ones(1)}))
     missing = edited("missing", lambda state: state.pop(table))
     shorter = edited("shorter", lambda state: state.update({table: torch.ones(9, 12)}))
+    diverged = edited("diverged", lambda state: state[table].fill_(torch.nan))
     for child, said in (
+        (diverged, "last.ckpt: holds weights that are not finite: its run diverged"),
         (extra, r"the model has no weight 'encoder\.x'"),
         (missing, r"the parent has no weight 'embedding\.position_table\.weight'"),
         (shorter, r"has the shape \(9, 12\) there and \(24, 12\) in the model"),
@@ -343,3 +396,31 @@ def test_skips_of_admin_stay_as_they_were_learned(tmp_path: Path, tree: dict[str
     for name, value in weights(run).items():
         if name.startswith(("embedding.", "encoder.")):
             torch.testing.assert_close(after[name], value, rtol=0, atol=1e-9)
+
+
+def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
+    tmp_path: Path, tree: dict[str, Any], parents: dict[str, Path]
+) -> None:
+    """It is a result without a step, with or without a checkpoint of the parent; no crash."""
+    parent = tmp_path / "parent"
+    shutil.copytree(parents["pairs"], parent)
+    path = parent / "result.json"
+    failure = {"step": 3, "rule": "the training loss is not finite", "last_finite_loss": 4.0}
+    failed = {"status": "diverged", "outcome": "non_finite", "diverged": failure}
+    path.write_text(json.dumps(json.loads(path.read_text()) | failed))
+    child = changed(tree, model__init_from=str(parent))
+    identity = cell_id(resolve(child, "a"))
+    assert identity != cell_id(resolve(tree, "a"))
+    RunFolder(parent).checkpoint("last").unlink()
+    assert identity == cell_id(resolve(child, "a"))
+    run = fit(child, tmp_path / "child")
+    found = read_result(run / "result.json", identity, "val/accuracy")
+    assert found is not None
+    assert (found["outcome"], found["status"], found["steps"]) == ("non_finite", "diverged", 0)
+    said = f"nothing to fine-tune: the parent {parent} ended non-finite"
+    assert found["outcome_rule"] == found["diverged"]["rule"] == said
+    assert found["provenance"]["parent"]["sha256"] is None
+    assert found["provenance"]["data"] == found["data"]["digest"]
+    assert {"cpu", "gpus", "matmul", "threads"} < found["provenance"].keys()
+    assert found["unigram_entropy"] > 0
+    assert not RunFolder(run).checkpoint("last").exists()

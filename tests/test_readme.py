@@ -167,7 +167,7 @@ def test_a_yaml_block_is_what_it_seems(block: Fenced, tmp_path: Path) -> None:
         tree["base_config"] = resolve(base, block.page)
         del tree["base"]
     spec = read_spec(as_grid(tree, tmp_path))
-    assert len(spec.axes) == 3
+    assert len(spec.axes) >= 3
     assert spec.sensitivity["baseline"] in PRESETS
 
 

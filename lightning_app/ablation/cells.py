@@ -18,13 +18,30 @@ _LONGEST = 120  # characters of a run's name before its id; file systems allow 2
 class Cell:
     """One run of a grid: `axes` maps each dotted key to this cell's value, in the file's order.
 
-    `former` is its id of schema 1, empty if that schema could not describe the cell.
+    `former` is its id of schema 1, empty if that schema could not describe the cell. `parent` is
+    the folder of the run of a parent grid that it starts from, `GRID/runs/NAME` in the folder of
+    experiments; empty without a parent grid.
     """
 
     id: str
     name: str
     axes: Mapping[str, Any]
     former: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A cell that cannot start, since the run that it starts from is not finished.
+
+    It has no id yet, since an id covers the weights that a run starts from. `parent` is as of
+    `Cell`, and `parent_id` the id of that run; both are empty if that run waits itself.
+    """
+
+    name: str
+    axes: Mapping[str, Any]
+    parent: str
+    parent_id: str
 
 
 def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:
@@ -32,9 +49,16 @@ def combinations(spec: GridSpec) -> Iterator[dict[str, Any]]:
     excluded: dict[tuple[str, ...], set[tuple[Hashable, ...]]] = {}
     for entry in spec.exclude:
         excluded.setdefault(tuple(entry), set()).add(tuple(map(key_of, entry.values())))
-    order = sorted(spec.axes, key=lambda axis: axis != SEED)
+    order = sorted(spec.axes.keys() - spec.linked.keys(), key=list(spec.axes).index)
+    order.sort(key=lambda axis: axis != SEED)
+    follow = {
+        axis: dict(zip(map(key_of, spec.axes[other]), values, strict=True))
+        for axis, (other, values) in spec.linked.items()
+    }
     for values in product(*(spec.axes[axis] for axis in order)):
         chosen = dict(zip(order, values, strict=True))
+        for axis, known in follow.items():
+            chosen[axis] = known[key_of(chosen[spec.linked[axis].axis])]
         axes = {axis: chosen[axis] for axis in spec.axes}
         if not any(
             tuple(key_of(axes[axis]) for axis in names) in keys for names, keys in excluded.items()
@@ -49,11 +73,16 @@ def cell_tree(base_config: Tree, axes: Mapping[str, Any]) -> dict[str, Any]:
 
 def cell_name(spec: GridSpec, axes: Mapping[str, Any], identity: str) -> str:
     """`<variant>-<short axes>-<id8>`, of characters that every file system takes."""
+    return f"{name_without_id(spec, axes)}-{identity[:8]}".lstrip(".-")
+
+
+def name_without_id(spec: GridSpec, axes: Mapping[str, Any]) -> str:
+    """`<variant>-<short axes>`, for a cell whose id is not known yet."""
     shown = [key for key in axes if not key.startswith(BLOCK)]
     parts = [variant(axes, spec.base_config)]
     parts += [f"{_short(key, shown)}{label(axes[key])}" for key in shown]
     name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join(parts))
-    return f"{name[:_LONGEST]}-{identity[:8]}".lstrip(".-")
+    return name[:_LONGEST]
 
 
 def _short(key: str, keys: list[str]) -> str:

@@ -90,7 +90,7 @@ def doctor_command(
     queue = storage_spec(storage, folder.journal)
     with supervisor_lock(folder, queue.shown) if fix else nullcontext():
         module = importlib.import_module(program)  # slow: it resolves configs
-        planned = Grid(spec, folder, expand(spec, module.resolve, module.identify)[0])
+        planned = Grid(spec, folder, expand(spec, module.resolve, module.identify, experiments)[0])
         doctor = _Doctor(planned, module)
         fixed = doctor.repair() if fix else 0
         findings = doctor.examine()
@@ -102,6 +102,8 @@ def doctor_command(
     for note in doctor.notes:
         print(f"note: {note}")
     said = [f"{len(planned.cells)} cells"]
+    waiting = len(planned.plan.waiting)
+    said += [f"{waiting} more wait for their parents"] if waiting else []
     said += [f"{doctor.running} running now"] if doctor.running else []
     said += [f"{fixed} findings fixed"] if fixed else []
     easy = sum(each.fix is not None for each in findings)

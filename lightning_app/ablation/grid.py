@@ -1,18 +1,21 @@
 """The object that commands and the supervisor receive for a grid."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import yaml
 
-from lightning_app.ablation.cells import Cell, cell_tree
+from lightning_app.ablation.cells import Cell, Waiting, cell_tree
 from lightning_app.ablation.grid_spec import GridSpec
+from lightning_app.ablation.parent_cells import placed
 from lightning_app.ablation.plan import Plan, save_plan
 from lightning_app.atomic_write import write_whole
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import named_values, variant
 from lightning_app.grid_folder import GridFolder
+from lightning_app.parent import FIELD
 from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import DamagedRun, RunState, read_state
 
@@ -32,6 +35,14 @@ class Grid:
     @property
     def cells(self) -> tuple[Cell, ...]:
         return self.plan.cells
+
+    @property
+    def data(self) -> tuple[Mapping[str, Any], ...]:
+        """The distinct data configs of the cells."""
+        if self.spec.init_from is None:
+            return self.plan.data
+        experiments = self.folder.path.parent
+        return tuple(placed(data, experiments) for data in self.plan.data)
 
     @cached_property
     def by_id(self) -> dict[str, Cell]:
@@ -64,9 +75,10 @@ class Grid:
 
     def tree(self, cell: Cell) -> dict[str, Any]:
         """The config of a cell as the grid file gives it: without defaults."""
-        return cell_tree(self.spec.base_config, cell.axes)
+        parent = {FIELD: str(self.folder.path.parent / cell.parent)} if cell.parent else {}
+        return cell_tree(self.spec.base_config, {**cell.axes, **parent})
 
-    def variant(self, cell: Cell) -> str:
+    def variant(self, cell: Cell | Waiting) -> str:
         """The variant of a cell: the block that its axes describe."""
         labels = named_values(self.spec.labels, self.spec.axes)
         return variant(cell.axes, self.spec.base_config, labels)

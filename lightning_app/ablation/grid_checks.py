@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
@@ -34,6 +34,45 @@ def mapping(value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UserError(f"{field}: expected a mapping with text keys, found {value!r}")
     return value
+
+
+class Linked(NamedTuple):
+    """An axis whose value follows from that of another axis; `values` are in the order there."""
+
+    axis: str
+    values: tuple[Any, ...]
+
+
+def check_linked(axes: Any) -> tuple[dict[str, Any], dict[str, Linked]]:
+    """The axes with their distinct values, and those that are linked to another axis.
+
+    A linked axis is written `{other: {value of other: value}}`, with each value of the other.
+    """
+    axes = mapping(axes, "axes")
+    found, linked = dict(axes), {}
+    for axis, given in axes.items():
+        if not isinstance(given, dict):
+            continue
+        field = f"axes: {axis}"
+        if len(given) != 1:
+            raise UserError(f"{field}: expected a list of values, or the one axis it follows")
+        other, by_value = next(iter(given.items()))
+        if not isinstance(axes.get(other), list):
+            raise UserError(f"{field}: follows '{other}', which is no axis with a list of values")
+        if not isinstance(by_value, dict):
+            raise UserError(f"{field}: {other}: expected a value for each of its values")
+        known = {key_of(key): value for key, value in by_value.items()}
+        wanted = {key_of(value): value for value in axes[other]}
+        for key in wanted.keys() - known.keys():
+            raise UserError(f"{field}: {other}: has no value for {wanted[key]!r}")
+        for key in by_value:
+            if key_of(key) not in wanted:
+                hint = nearest(str(key), [str(value) for value in axes[other]])
+                raise UserError(f"{field}: {other}: no value {key!r} on that axis{hint}")
+        values = tuple(known[key_of(value)] for value in axes[other])
+        linked[axis] = Linked(other, values)
+        found[axis] = list({key_of(value): value for value in values}.values())
+    return found, linked
 
 
 def check_axis_values(axes: Any) -> dict[str, list[Any]]:
@@ -94,6 +133,23 @@ def check_exclude(exclude: Any, axes: Mapping[str, list[Any]]) -> tuple[dict[str
                 hint = nearest(str(value), [str(each) for each in axes[axis]])
                 raise UserError(f"exclude: {axis}: no value {value!r} on the axis{hint}")
     return tuple(exclude)
+
+
+def check_init_from(given: Any) -> tuple[str | dict[str, Any], tuple[str, ...]] | None:
+    """The parent grid, as its name, path or whole tree, and the keys by which cells match."""
+    if given is None:
+        return None
+    fields = _fields("init_from", given, ("grid", "match"))
+    grid, match = fields.get("grid"), fields.get("match")
+    if not isinstance(grid, dict) and not (isinstance(grid, str) and grid):
+        raise UserError(f"init_from.grid: expected the name or path of a grid, found {grid!r}")
+    texts = isinstance(match, list) and all(isinstance(key, str) for key in match)
+    if not texts or not match or len(set(match)) < len(match):
+        raise UserError(
+            "init_from.match: expected a list of different dotted keys of a config, such as "
+            f"[{PRESET}, {SEED}], found {match!r}"
+        )
+    return grid, tuple(match)
 
 
 def check_metric(
@@ -248,18 +304,21 @@ def check_checkpoints(checkpoints: Any) -> str:
 
 
 def check_published(published: Any) -> tuple[dict[str, Any], ...]:
-    """Figures of papers: whose, in what setting, of which variant, and the number."""
+    """Figures of papers: whose, in what setting, of which variant, on which data, the number."""
     if published is None:
         return ()
     if not isinstance(published, list):
-        raise UserError(f"published: expected a list of mappings, found {published!r}")
+        raise UserError(
+            f"published: expected a list of mappings, or the path of a file that holds one, found "
+            f"{published!r}"
+        )
     return tuple(_figure(f"published entry {n}", entry) for n, entry in enumerate(published, 1))
 
 
 def _figure(field: str, entry: Any) -> dict[str, Any]:
     for key, (what, holds) in _FIGURE.items():
         given = _fields(field, entry, tuple(_FIGURE)).get(key)
-        needed = key not in ("warmup", "lr", "note")
+        needed = key not in ("data", "warmup", "lr", "note")
         if given is None and needed:
             raise UserError(f"{field}: '{key}' is missing; expected {what}")
         if given is not None and not holds(given):
@@ -279,6 +338,7 @@ _FIGURE = {
     "paper": ("the key of a paper or its citation", _is_text),
     "setting": ("what was trained and measured there, as text", _is_text),
     "variant": ("the name of a variant", _is_text),
+    "data": ("a value of data.name, or null if the grid has one task", _is_text),
     "warmup": (
         "a whole number of updates, or null if the paper does not say it",
         lambda value: isinstance(value, int) and _is_number(value) and value >= 0,

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.ablation.grid_checks import (
+    Linked,
     check_axis_values,
     check_checkpoints,
     check_compare,
     check_config_numbers,
     check_exclude,
     check_factors,
+    check_init_from,
     check_labels,
+    check_linked,
     check_metric,
     check_pruner,
     check_published,
@@ -23,23 +26,38 @@ from lightning_app.ablation.grid_checks import (
 from lightning_app.ablation.grid_yaml import read_grid_yaml
 from lightning_app.ablation.import_allowlist import check_imports
 from lightning_app.errors import UserError, named, nearest
+from lightning_app.grid_axes import lookup
+from lightning_app.parent import FIELD
 from lightning_app.shipped import shipped_folder
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")
-_KEYS += ("pruner", "checkpoints", "published", "labels", "factors", "compare")
+_KEYS += ("pruner", "checkpoints", "published", "labels", "factors", "compare", "init_from")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParentGrid:
+    """The grid whose runs the cells of another grid start from.
+
+    A cell starts from the run whose values of the dotted keys `match` are its own.
+    """
+
+    spec: "GridSpec"
+    match: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridSpec:
     """What a grid file says, with its base inlined.
 
-    `axes` maps a dotted key of the run's config to its values. A cell that agrees with all of one
+    `axes` maps a dotted key of the run's config to its values; the value of a `linked` axis follows
+    from that of another. A cell that agrees with all of one
     entry of `exclude` is left out. `pruner` is the rule that ends hopeless cells early, None for
     none; `checkpoints` says which of a cell are kept once it is done. `published` holds figures of
-    papers that the report puts beside ours. `labels` has the names of the values of axes in the
-    report, `factors` the axes of two values whose effects it contrasts, by name, `compare` the
-    axes whose values it compares on the metric, with the baseline of each. `source` is the file as
+    papers that the report puts beside ours, in the file or in one that it names. `labels` has the
+    names of the values of axes in the report, `factors` the axes of two values whose effects it
+    contrasts, by name, `compare` the axes whose values it compares on the metric, with the baseline
+    of each. `init_from` is the grid whose runs the cells start from. `source` is the file as
     messages name it.
     """
 
@@ -58,14 +76,21 @@ class GridSpec:
     labels: Mapping[str, list[str]] = field(default_factory=dict)
     factors: Mapping[str, str] = field(default_factory=dict)
     compare: Mapping[str, Any] = field(default_factory=dict)
+    init_from: ParentGrid | None = None
+    linked: Mapping[str, Linked] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
         """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
+        parent = self.init_from
+        linked = {
+            axis: {other: dict(zip(self.axes[other], values, strict=True))}
+            for axis, (other, values) in self.linked.items()
+        }
         return {
             "name": self.name,
             "question": self.question,
             "base_config": self.base_config,
-            "axes": self.axes,
+            "axes": {**self.axes, **linked},
             "exclude": list(self.exclude),
             "metric": {"name": self.metric, "mode": self.mode},
             "sensitivity": self.sensitivity,
@@ -75,6 +100,7 @@ class GridSpec:
             "labels": dict(self.labels),
             "factors": dict(self.factors),
             "compare": dict(self.compare),
+            "init_from": parent and {"grid": parent.spec.tree(), "match": list(parent.match)},
         }
 
 
@@ -102,20 +128,39 @@ def _shipped() -> dict[str, Path]:
 
 def read_spec(grid: str | Path) -> GridSpec:
     """Read and check a grid file. Raises `UserError` naming file, field and value."""
-    path = find_grid(grid)
+    return _read(find_grid(grid), ())
+
+
+def _read(path: Path, children: tuple[Path, ...]) -> GridSpec:
+    """Read a grid file. `children` are the files that name it as their parent grid."""
+    if path.resolve() in children:
+        raise UserError(f"{path}: init_from.grid: the grid continues itself")
     content, text = read_grid_yaml(path)
     with named(path):
         tree = mapping(content, "the file")
+    return _spec(path, tree, text, (*children, path.resolve()))
+
+
+def _spec(
+    path: Path, tree: Mapping[str, Any], text: str, files: tuple[Path, ...], source: str = ""
+) -> GridSpec:
+    """Check the tree of a grid in the file `path`; `source` is its place there."""
+    source = source or str(path)
+    with named(source):
         name = _name(tree)
-    base_config = _base(path, tree)
-    with named(path):
-        axes = check_axis_values(tree.get("axes"))
+    base_config = _base(path, tree, source)
+    published = _published(path, tree.get("published"))
+    parent = _parent(path, tree, files, source)
+    with named(source):
+        _check_parent(name, base_config, tree.get("axes"), parent)
+        axes, linked = check_linked(tree.get("axes"))
+        axes = check_axis_values(axes)
         metric, mode = check_metric(tree.get("metric"), base_config, axes)
         sensitivity = check_sensitivity(tree.get("sensitivity"), axes)
         check_imports(base_config, axes)
         check_config_numbers(base_config, axes)
         return GridSpec(
-            source=str(path),
+            source=source,
             name=name,
             question=_question(tree.get("question"), text),
             base_config=base_config,
@@ -126,10 +171,51 @@ def read_spec(grid: str | Path) -> GridSpec:
             sensitivity=sensitivity,
             pruner=check_pruner(tree.get("pruner"), axes, metric, sensitivity),
             checkpoints=check_checkpoints(tree.get("checkpoints")),
-            published=check_published(tree.get("published")),
+            published=published,
             labels=check_labels(tree.get("labels"), axes),
             factors=check_factors(tree.get("factors"), axes),
             compare=check_compare(tree.get("compare"), axes),
+            init_from=parent,
+            linked=linked,
+        )
+
+
+def _parent(
+    path: Path, tree: Mapping[str, Any], files: tuple[Path, ...], source: str
+) -> ParentGrid | None:
+    """The parent grid: one that ships, a file beside this one, or a whole grid as a mapping."""
+    with named(source):
+        given = check_init_from(tree.get("init_from"))
+    if given is None:
+        return None
+    grid, match = given
+    if isinstance(grid, Mapping):
+        spec = _spec(path, grid, "", files, f"{source}: init_from.grid")
+    else:
+        is_path = grid.endswith((".yaml", ".yml")) or len(Path(grid).parts) != 1
+        with named(f"{source}: init_from.grid"):
+            found = find_grid(path.parent / grid if is_path else grid)
+        spec = _read(found, files)
+    return ParentGrid(spec=spec, match=match)
+
+
+def _check_parent(name: str, base: Mapping[str, Any], axes: Any, parent: ParentGrid | None) -> None:
+    if parent is None:
+        return
+    spec = parent.spec
+    if lookup(base, FIELD) is not None or (isinstance(axes, Mapping) and FIELD in axes):
+        raise UserError(f"init_from: cannot be combined with {FIELD}; give one of them")
+    if spec.name == name:
+        raise UserError(f"init_from.grid: has the name of this grid, '{name}', and so its folder")
+    if spec.checkpoints not in ("all", "last"):
+        raise UserError(
+            f"init_from.grid: '{spec.name}' keeps checkpoints: {spec.checkpoints}, but cells start "
+            "from the last checkpoint of a run; set it to last or all there"
+        )
+    if spec.pruner is not None:
+        raise UserError(
+            f"init_from.grid: '{spec.name}' has a pruner, and a pruned run cannot be continued; "
+            "remove it there"
         )
 
 
@@ -146,9 +232,9 @@ def _name(tree: Mapping[str, Any]) -> str:
     return name
 
 
-def _base(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
+def _base(path: Path, tree: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The config under the axes, inlined in the grid file or from a file beside it."""
-    with named(path):
+    with named(source):
         if ("base" in tree) == ("base_config" in tree):
             raise UserError("expected one of 'base' (a file) and 'base_config' (a mapping)")
         if "base_config" in tree:
@@ -161,6 +247,20 @@ def _base(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
     content, _ = read_grid_yaml(base)
     with named(base):
         return mapping(content, "the file")
+
+
+def _published(path: Path, given: Any) -> tuple[dict[str, Any], ...]:
+    """The figures of papers, inlined in the grid file or a list in a file beside it."""
+    if not isinstance(given, str):
+        with named(path):
+            return check_published(given)
+    file = path.parent / given
+    with named(path):
+        if not file.is_file():
+            raise UserError(f"published: no such file: {file}")
+    content, _ = read_grid_yaml(file)
+    with named(file):
+        return check_published(content)
 
 
 def _question(question: Any, text: str) -> str:

@@ -3,16 +3,24 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from lightning_app.ablation.cells import Cell, cell_name, cell_tree, combinations
+from lightning_app.ablation.cells import (
+    Cell,
+    Waiting,
+    cell_name,
+    cell_tree,
+    combinations,
+    name_without_id,
+)
 from lightning_app.ablation.config_tree import Tree, canonical, changes, replaced
 from lightning_app.ablation.grid_spec import GridSpec
+from lightning_app.ablation.parent_cells import ParentCells, parent_name, parent_state
 from lightning_app.ablation.plan_checks import (
     check_axes,
     check_baseline,
@@ -26,6 +34,7 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import SEED, label
 from lightning_app.identity.ids import Identity
+from lightning_app.parent import FIELD, find_parent
 from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_json
 
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
@@ -51,8 +60,10 @@ class Plan:
         axes: The values of each dotted key.
         excluded: The number of combinations that the grid file excludes.
         data: The distinct data configs of the cells.
-        cells: The cells, in the order in which they run.
+        cells: The cells that can run, in the order in which they run.
         corpora: The digest of each corpus of `data`, None if it is not on this machine.
+        waiting: The cells whose parents, runs of another grid, are not finished.
+        parents: For each `Cell.parent`, what the id of its children says of it (`Parent.name`).
     """
 
     name: str
@@ -65,6 +76,8 @@ class Plan:
     data: tuple[Mapping[str, Any], ...]
     cells: tuple[Cell, ...]
     corpora: tuple[str | None, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    parents: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def study(self) -> str:
@@ -73,29 +86,66 @@ class Plan:
 
 
 def expand(
-    spec: GridSpec, resolve: Resolve, identify: Identify
+    spec: GridSpec,
+    resolve: Resolve,
+    identify: Identify,
+    experiments: Path = Path("experiments"),
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """Return the plan of a grid and the resolved config of every cell, in the same order.
 
-    Raises `UserError` naming file, field and value.
+    The parents of its cells are looked for in the folders of `experiments`. Raises `UserError`
+    naming file, field and value.
     """
+    plan, configs, _ = _expand(spec, resolve, identify, experiments)
+    return plan, configs
+
+
+def _expand(
+    spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
+) -> tuple[Plan, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The plan, and the configs of its cells and of those that wait for their parents."""
     check_axes(spec, resolve(dict(spec.base_config), spec.source))
+    chosen = list(combinations(spec))
+    if not chosen:
+        raise UserError(f"{spec.source}: exclude: no cell is left")
+    waiting: list[Waiting] = []
+    without_parent: list[dict[str, Any]] = []
+    folders = [""] * len(chosen)
+    if spec.init_from is not None:
+        known = _parent_cells(spec, resolve, identify, experiments)
+        alone = _resolved(spec, resolve, chosen)  # also those that wait are checked now
+        found = [(axes, config, *known.of(config)) for axes, config in alone]
+        chosen, folders = [], []
+        for axes, config, folder, parent in found:
+            if parent_state(experiments, folder, parent).word == "done":
+                chosen.append(axes)
+                folders.append(folder)
+            else:
+                name = name_without_id(spec, axes)
+                waiting.append(Waiting(name=name, axes=axes, parent=folder, parent_id=parent))
+                without_parent.append(config)
     cells, configs = [], []
     corpora: dict[str, str | None] = {}
-    for axes, config in _resolved(spec, resolve):
+    settings = [
+        {**axes, FIELD: str(experiments / folder)} if folder else axes
+        for axes, folder in zip(chosen, folders, strict=True)
+    ]
+    resolved = _resolved(spec, resolve, settings)
+    data: dict[str, dict[str, Any]] = {}
+    for axes, folder, (_, config) in zip(chosen, folders, resolved, strict=True):
         identity = identify(config)
         name = cell_name(spec, axes, identity.id)
-        cells.append(Cell(id=identity.id, name=name, axes=axes, former=identity.former))
+        former = identity.former
+        cells.append(Cell(id=identity.id, name=name, axes=axes, former=former, parent=folder))
         configs.append(config)
-        corpora[canonical(config["data"])] = identity.corpus
-    if not cells:
-        raise UserError(f"{spec.source}: exclude: no cell is left")
+        section = {**config["data"], "init_from": folder} if folder else config["data"]
+        key = canonical(section)
+        data[key], corpora[key] = section, identity.corpus
     check_identities(spec, cells)
-    check_reference(spec, configs)
-    check_devices(spec, configs)
-    check_baseline(spec, cells)
-    check_reported(spec, configs)
-    data = {canonical(config["data"]): config["data"] for config in configs}
+    check_reference(spec, [*configs, *without_parent])
+    check_devices(spec, [*configs, *without_parent])
+    check_baseline(spec, [*cells, *waiting])
+    check_reported(spec, [*configs, *without_parent])
     plan = Plan(
         name=spec.name,
         hash=_hash(spec, cells),
@@ -103,12 +153,33 @@ def expand(
         metric=spec.metric,
         mode=spec.mode,
         axes=spec.axes,
-        excluded=prod(map(len, spec.axes.values())) - len(cells),
+        excluded=_combined(spec) - len(cells) - len(waiting),
         data=tuple(data.values()),
         corpora=tuple(corpora[key] for key in data),
         cells=tuple(cells),
+        waiting=tuple(waiting),
+        parents={
+            folder: find_parent(str(experiments / folder)).name
+            for folder in dict.fromkeys(folders)
+            if folder
+        },
     )
-    return plan, configs
+    return plan, configs, without_parent
+
+
+def _combined(spec: GridSpec) -> int:
+    """The number of combinations of the axes, before any is excluded."""
+    return prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
+
+
+def _parent_cells(
+    spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
+) -> ParentCells:
+    """The cells of the parent grid, which may itself continue another grid."""
+    assert spec.init_from is not None
+    plan, configs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
+    cells = (*plan.cells, *plan.waiting)
+    return ParentCells(spec.init_from, cells, [*configs, *others], spec.source)
 
 
 def made_from(spec: GridSpec) -> str:
@@ -123,12 +194,25 @@ def made_from(spec: GridSpec) -> str:
     return digest.hexdigest()[:16]
 
 
-def is_valid(plan: Plan, spec: GridSpec, corpus: Corpus = corpus_of) -> bool:
-    """Whether this program would make the same plan from the present corpora."""
+def is_valid(
+    plan: Plan,
+    spec: GridSpec,
+    corpus: Corpus = corpus_of,
+    experiments: Path = Path("experiments"),
+) -> bool:
+    """Whether this program would make the same plan from the present corpora and parents.
+
+    A parent that is gone counts as unchanged: its finished children are still its children. Nor
+    does it matter that a parent has finished since: `Plan.waiting` has its children.
+    """
     if plan.made_from != made_from(spec) or plan.hash != _hash(spec, plan.cells):
         return False
     if any(cell.name != cell_name(spec, cell.axes, cell.id) for cell in plan.cells):
         return False  # edited or damaged
+    if any(
+        parent_name(experiments, each) not in (None, plan.parents[each]) for each in plan.parents
+    ):
+        return False
     return all(corpus(data) == known for data, known in zip(plan.data, plan.corpora, strict=True))
 
 
@@ -146,7 +230,9 @@ def load_plan(path: Path) -> Plan | None:
         cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
         data = tuple(tree["data"])
         corpora = tuple(tree.get("corpora") or [None] * len(data))
-        return Plan(**{**tree, "data": data, "corpora": corpora, "cells": cells})
+        waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
+        found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
+        return Plan(**{**tree, **found})
     except FileNotFoundError:
         return None
     except Newer as error:
@@ -157,8 +243,14 @@ def load_plan(path: Path) -> Plan | None:
 
 
 def save_plan(path: Path, plan: Plan) -> None:
-    """Write `plan.json`."""
-    write_whole(path, json.dumps({"schema": PLAN_SCHEMA, **asdict(plan)}, indent=1))
+    """Write `plan.json`; what only a grid with a parent grid has, only for such a grid."""
+    tree = {"schema": PLAN_SCHEMA, **asdict(plan)}
+    tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
+    write_whole(path, json.dumps(_without_empty(tree, "waiting", "parents"), indent=1))
+
+
+def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if value or key not in names}
 
 
 def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:
@@ -166,8 +258,10 @@ def _hash(spec: GridSpec, cells: Sequence[Cell]) -> str:
     return hashlib.sha256(canonical(identifying).encode()).hexdigest()[:16]
 
 
-def _resolved(spec: GridSpec, resolve: Resolve) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield axes and resolved config of every cell.
+def _resolved(
+    spec: GridSpec, resolve: Resolve, cells: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each of `cells`, its fields by dotted key, with its resolved config.
 
     No check compares fields of two sections, so each section is resolved separately: each
     combination of its axes once, on top of the first cell, and its changes are applied to the
@@ -178,13 +272,13 @@ def _resolved(spec: GridSpec, resolve: Resolve) -> Iterator[tuple[dict[str, Any]
         where = ", ".join(f"{name}={label(value)}" for name, value in axes.items())
         return resolve(cell_tree(spec.base_config, axes), f"{spec.source} (cell {where})")
 
-    sections = {section: [] for section in map(_section, spec.axes)}
-    for axis in spec.axes:
+    sections = {section: [] for section in map(_section, cells[0] if cells else ())}
+    for axis in cells[0] if cells else ():
         sections[_section(axis)].append(axis)
     first: dict[str, Any] = {}
     origin: dict[str, Any] = {}
     known: dict[str, list[tuple[str, Any]]] = {}
-    for axes in combinations(spec):
+    for axes in cells:
         if not first:
             first, origin = axes, resolved(axes)
         config = origin

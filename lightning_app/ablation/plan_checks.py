@@ -1,8 +1,9 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from lightning_app.ablation.cells import Cell
+from lightning_app.ablation.cells import Cell, Waiting
 from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.errors import UserError, nearest
@@ -83,7 +84,7 @@ def _count(spec: GridSpec, value: Any) -> int:
     return int(text)
 
 
-def check_baseline(spec: GridSpec, cells: list[Cell]) -> None:
+def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
     baseline = spec.sensitivity.get("baseline")
     if baseline is None or PRESET in spec.axes:
         return

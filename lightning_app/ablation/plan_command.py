@@ -16,6 +16,7 @@ from lightning_app.ablation.display import clock, plain_console
 from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
 from lightning_app.ablation.plan import expand, load_plan
 from lightning_app.ablation.plan_checks import devices_of
 from lightning_app.ablation.superseding import lines
@@ -96,7 +97,7 @@ def plan_command(
 
     folder = GridFolder(experiments / spec.name)
     with document("plan", as_json) as tree:
-        plan, configs = expand(spec, resolve_cell, partial(identity_of, fetch=False))
+        plan, configs = expand(spec, resolve_cell, partial(identity_of, fetch=False), experiments)
         planned = Grid(spec, folder, plan)
         if load_plan(folder.plan) is None:
             with supervisor_lock(folder):
@@ -112,6 +113,7 @@ def plan_command(
         tree |= _look(planned, shapes)
         strays = folder.strays({cell.name for cell in plan.cells})
         others = {run.name for run in strays} - {each.folder.name for each in found.values()}
+        tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {"elsewhere": len(found), "others": len(others)}
         tree["fetched"] = None not in plan.corpora
         tree["stale"] = _stale(planned, shapes)
@@ -132,7 +134,7 @@ def _shapes(
 ) -> list[CostGroup]:
     shapes: dict[str, CostGroup] = {}
     for cell, config in zip(grid.cells, configs, strict=True):
-        model, data = config["model"], {**config["data"], "seed": None}
+        model, data = config["model"], {**config["data"], "seed": None, "init_from": None}
         kind = model["optimizer"]["kind"]
         parts = [model["block"], model["architecture"], model["objective"], kind]
         others = [each for each in cell.axes if each not in _FREE and "model.block." not in each]
@@ -157,13 +159,14 @@ def _stale(grid: Grid, shapes: list[CostGroup]) -> dict[str, Groups]:
     if not records:
         return {}
     accelerator = grid.spec.base_config.get("trainer", {}).get("accelerator", "auto")
-    return others(records, here(grid.plan.data, accelerator))
+    return others(records, here(grid.data, accelerator))
 
 
 def _look(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
     """The printed values in plain numbers: bytes, seconds, tokens; None for unknown values."""
     states = [run.state for shape in shapes for run in shape.runs]
     done, pruned, failed = (states.count(each) for each in ("done", "pruned", "failed"))
+    waiting = len(grid.plan.waiting)
     left = len(grid.cells) - done - pruned
     counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
     bounded = all(tokens is not None for tokens, _ in counts)
@@ -172,9 +175,15 @@ def _look(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
     return {
         "grid": grid.name,
         "folder": grid.folder.path,
-        "cells": len(grid.cells),
+        "cells": len(grid.cells) + waiting,
         "excluded": grid.plan.excluded,
-        "states": {"done": done, "pruned": pruned, "failed": failed, "to_run": left},
+        "states": {
+            "done": done,
+            "pruned": pruned,
+            "failed": failed,
+            "to_run": left,
+            "waiting": waiting,
+        },
         "axes": grid.plan.axes,
         "shapes": [
             {
@@ -203,9 +212,13 @@ def _print(tree: dict[str, Any], kept: str) -> None:
     ended += f", {states['pruned']} pruned" if states["pruned"] else ""
     console.print(
         f"{tree['grid']}: {tree['cells']} cells, {tree['excluded']} excluded, {ended}, "
-        f"{states['failed']} failed, {states['to_run']} to run ({tree['folder']})",
+        f"{states['failed']} failed, {states['to_run']} to run"
+        + (f", {states['waiting']} waiting for their parents" if states["waiting"] else "")
+        + f" ({tree['folder']})",
         markup=False,
     )
+    for line in waiting_lines(tree["waiting"]):
+        console.print(f"  {line}", markup=False)
     if tree["elsewhere"]:
         under = "finished under another name"
         console.print(f"  {tree['elsewhere']} of them {under}: `ablate run` takes them over")
@@ -236,7 +249,10 @@ def _print(tree: dict[str, Any], kept: str) -> None:
         )
     console.print(table)
     tokens = "unbounded" if tree["tokens"] is None else f"{tree['tokens']:,}"
-    console.print(f"tokens: {tokens} in all", markup=False)
+    console.print(
+        f"tokens: {tokens} in all{', without the cells that wait' if states['waiting'] else ''}",
+        markup=False,
+    )
     if tree["devices"] > 1:
         console.print(f"devices: {tree['devices']} for each cell", markup=False)
     console.print(f"time: {_time(tree)}", markup=False)
@@ -245,7 +261,7 @@ def _print(tree: dict[str, Any], kept: str) -> None:
 
 def _time(tree: dict[str, Any]) -> str:
     if not tree["states"]["to_run"]:
-        return "nothing is left to run"
+        return "nothing can run now" if tree["waiting"] else "nothing is left to run"
     if tree["seconds_left"] is None:
         return "unknown, use --probe"
     source = "from a probe" if tree["probed"] else "from the cells that are done"
@@ -278,7 +294,7 @@ def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float
         rest = sum(sizes) / len(sizes) if sizes else 0.0
         total += len(shape.cells) * (kept * shape.checkpoint + rest)
     left = sum(len(shape.cells) - shape.done for shape in shapes)
-    largest = max(shape.checkpoint for shape in shapes)
+    largest = max((shape.checkpoint for shape in shapes), default=0)
     return total + min(max(1, workers), left) * (_RUNNING - kept) * largest
 
 

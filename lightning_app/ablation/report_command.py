@@ -63,7 +63,8 @@ def report_command(
             write_index(folder)
         cells = different(grid)
         words = Counter(cell.word for cell in cells)
-        tree |= {"grids": [each.name for each in read], "report": page, "cells": len(cells)}
+        words["waiting"] += len(grid.without_parent)
+        tree |= {"grids": [each.name for each in read], "report": page, "cells": words.total()}
         tree |= {**by_status(words, _STATES), **show_headline(grid)}
         print(f"report: {page}")
         if claimed is not None:
@@ -94,9 +95,11 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
     from lightning_app.analysis.comparison import comparison_document, comparisons
     from lightning_app.analysis.damaged_files import damaged_files
     from lightning_app.analysis.factors import effects
+    from lightning_app.analysis.failed_runs import failed_runs, failure_tests
     from lightning_app.analysis.headline import findings
     from lightning_app.analysis.metric import metrics_document
     from lightning_app.analysis.sensitivity import sensitivity_scores
+    from lightning_app.analysis.task_scores import task_scores
     from lightning_app.analysis.terminal import headline_document, mixtures, show_report
 
     found = sensitivity_scores(grid)
@@ -111,6 +114,9 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         "effects": [asdict(effect) for effect in effects(grid, found)],
         "comparisons": [comparison_document(row) for row in comparisons(grid)],
         "metrics": metrics_document(grid),
+        "failed_runs": [asdict(arm) for arm in failed_runs(grid)],
+        "failure_tests": [asdict(test) for test in failure_tests(grid)],
+        "task_scores": [asdict(score) for score in task_scores(grid)],
         "mixtures": mixtures(grid),
         "left_out": dict(grid.strangers),
     }

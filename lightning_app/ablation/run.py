@@ -36,7 +36,7 @@ from lightning_app.ablation.run_output import (
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
 from lightning_app.callbacks.csv_logger import Curves
-from lightning_app.callbacks.divergence import DivergenceMonitor
+from lightning_app.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.callbacks.image_logger import Pictures
 from lightning_app.callbacks.null_profiler import Unprofiled
 from lightning_app.callbacks.origin import Origin
@@ -55,6 +55,7 @@ from lightning_app.experiment import cell_id, stacks_of
 from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.parent import origin_of, with_parent
+from lightning_app.parent_weights import NothingToFineTune
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
 from lightning_app.precheck import trainer_section
 from lightning_app.provenance import PACKAGES, command_line, plugins, software
@@ -272,6 +273,11 @@ class Run(RunCLI):
         except Pruned as pruned:
             self._leave_pruned(pruned.step, started)
             return
+        except NothingToFineTune as why:
+            self.origin.setup(trainer, model, "fit")  # another callback may have built the model
+            outcome = self.divergence.never_began(str(why))
+            self._leave(self._result(outcome, {}, model, datamodule, started), model, datamodule)
+            return
         if trainer.global_step == 0:
             limits = ("max_steps", "max_epochs", "max_time", "limit_train_batches")
             values = {name: self.tree["trainer"][name] for name in limits}
@@ -287,12 +293,23 @@ class Run(RunCLI):
             datamodule.training_floor,
             trainer.global_step,
         )
-        failure = outcome.divergence
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
-        result = {
+        self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
+
+    def _result(
+        self,
+        outcome: Outcome,
+        metrics: Mapping[str, float],
+        model: Any,
+        datamodule: Any,
+        started: datetime,
+    ) -> dict[str, Any]:
+        """The content of `result.json`."""
+        trainer, failure = self.trainer, outcome.divergence
+        return {
             "schema": SCHEMA,
             "id": self.id,
             "name": self.folder.name,
@@ -321,7 +338,6 @@ class Run(RunCLI):
             "started": started.isoformat(),
             "finished": datetime.now(UTC).isoformat(),
         }
-        self._leave(result, model, datamodule)
 
     def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
         """Validate after the last step if no validation was due, and keep it if it is the best."""

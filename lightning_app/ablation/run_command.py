@@ -9,6 +9,7 @@ from lightning_app.ablation.counts import by_status, describe
 from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
+from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
 from lightning_app.ablation.report_command import show_headline
 from lightning_app.ablation.supervision.locks import turn
 from lightning_app.ablation.supervision.options import Options
@@ -16,7 +17,7 @@ from lightning_app.ablation.supervision.runner import run_grid
 from lightning_app.grid_folder import GridFolder
 
 INTERRUPTED = 130
-_STATES = ("ok", "diverged", "pruned", "failed", "missing")
+_STATES = ("ok", "diverged", "pruned", "failed", "missing", "waiting")
 
 
 def run_command(
@@ -28,8 +29,9 @@ def run_command(
 ) -> int:
     """`ablate run`: run the missing cells, write the report, and return the exit code.
 
-    0 when every cell is done, 1 when cells failed, 130 when a signal, the time limit or the loss of
-    the storage ended it early. Raises `UserError`, and `OSError` (ENOSPC) when the disk is full.
+    0 when every cell is done, or waits for a run of its parent grid; 1 when cells failed; 130 when
+    a signal, the time limit or the loss of the storage ended it early. Raises `UserError`, and
+    `OSError` (ENOSPC) when the disk is full.
     """
     spec = read_spec(grid)
     folder = GridFolder(experiments / spec.name)
@@ -37,7 +39,9 @@ def run_command(
         tree |= {"grid": spec.name, "folder": folder.path, "cells": 0, "elsewhere": 0}
         tree |= by_status(Counter(), _STATES)
         tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
-        tree |= {"effects": (), "metrics": (), "mixtures": {}, "left_out": {}}
+        of_runs = ("comparisons", "effects", "metrics", "failed_runs", "failure_tests")
+        tree |= {**dict.fromkeys((*of_runs, "task_scores"), ()), "mixtures": {}, "left_out": {}}
+        tree |= {"waiting": ()}
         tree["exit_code"] = _run(spec, folder, options, tree)
     return tree["exit_code"]
 
@@ -53,13 +57,18 @@ def _run(spec: GridSpec, folder: GridFolder, options: Options | None, tree: dict
         print(f"{ending.cut}; finished cells are kept, the same command continues ({folder})")
         return INTERRUPTED
     tree["elsewhere"] = ending.elsewhere
-    print(f"{grid.name}: {len(grid.cells)} cells: {describe(words)}")
+    print(f"{grid.name}: {tree['cells']} cells: {describe(words)}")
+    for line in waiting_lines(tree["waiting"]):
+        print(line)
     if words["missing"] > ending.elsewhere:
         print("cells are still missing; the same command continues")
         return INTERRUPTED
     if ending.elsewhere:
         print(f"{ending.elsewhere} cells run elsewhere; the last supervisor writes the report")
         return 1 if words["failed"] else 0
+    if not grid.cells:
+        print("no cell can start yet; the same command continues")
+        return 0
     tree |= _report(grid)
     print(f"report: {tree['report']}")
     print(f"curves: tensorboard --logdir {folder}")
@@ -70,8 +79,9 @@ def _run(spec: GridSpec, folder: GridFolder, options: Options | None, tree: dict
 
 def _count(grid: Grid, tree: dict[str, Any]) -> Counter[str]:
     words = Counter(grid.state(cell).word for cell in grid.cells)
-    tree["cells"] = len(grid.cells)
-    tree |= by_status(words, _STATES)
+    waiting = waiting_document(grid.plan.waiting, grid.folder.path.parent)
+    words["waiting"] = len(waiting)
+    tree |= {"cells": words.total(), "waiting": waiting, **by_status(words, _STATES)}
     return words
 
 

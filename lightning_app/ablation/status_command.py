@@ -10,6 +10,7 @@ from lightning_app.ablation.display import bar, clock, plain_console, running_ta
 from lightning_app.ablation.documents import document
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
 from lightning_app.ablation.plan import load_plan
 from lightning_app.ablation.supervision.locks import is_held
 from lightning_app.errors import UserError
@@ -58,13 +59,15 @@ def _look(grid: Grid) -> dict[str, Any]:
         elif run.state == "missing":
             word = "waiting"
         variants.setdefault(grid.variant(cell), Counter())[word] += 1
+    for cell in grid.plan.waiting:
+        variants.setdefault(grid.variant(cell), Counter())["waiting"] += 1
     left = None
     if running and seconds:
         waiting = sum(words["waiting"] for words in variants.values())
         cells = waiting + sum(1 - fraction(progress) for _, progress in running)
         left = cells * sum(seconds) / len(seconds) / len(running)
     return {
-        "cells": len(grid.cells),
+        "cells": len(grid.cells) + len(grid.plan.waiting),
         **by_status(sum(variants.values(), Counter()), STATES),
         "variants": {name: _counted(words) for name, words in variants.items()},
         "running": [
@@ -72,6 +75,7 @@ def _look(grid: Grid) -> dict[str, Any]:
             for name, progress in running
         ],
         "failed": failed,
+        "waiting": waiting_document(grid.plan.waiting, grid.folder.path.parent),
         "seconds_left": left,
     }
 
@@ -101,5 +105,7 @@ def _print(tree: dict[str, Any]) -> None:
     if tree["seconds_left"] is not None:
         left = clock(tree["seconds_left"])
         console.print(f"time left: {left} with {len(running)} workers", markup=False)
+    for line in waiting_lines(tree["waiting"]):
+        console.print(line, markup=False)
     for each in tree["failed"]:
         console.print(f"{each['name']}: {each['error']}", markup=False)

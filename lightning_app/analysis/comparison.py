@@ -1,12 +1,13 @@
-"""The grid's own metric at each value of an axis, compared with the axis' baseline.
+"""What a reader judges runs by, at each value of an axis, compared with the axis' baseline.
 
 For an axis with baseline `b`, a value `v` and a slice, that is one combination of all other axes
-but the seed: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric of the grid as the runs report it, in
-its own unit, over the seeds that finished with a finite value at both. Student's t interval; p is
-the larger of Student's t and the same with the spread pooled over the comparisons of the axis
-(`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is withheld counts as
-1. There is no interval where some seeds of an arm failed and others did not, and no p value from
-fewer than 5 seeds where the two arms differ in failures.
+but the seed: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric of the grid, or the own score of its
+task (`GridResults.measure`), as the runs report it, in its own unit, over the seeds that finished
+with a finite value at both. Student's t interval; p is the larger of Student's t and the same with
+the spread pooled over the comparisons of the axis by one metric (`statistics.guarded_ps`),
+corrected by Holm over all comparisons; one whose p is withheld counts as 1. There is no interval
+where some seeds of an arm failed and others did not, and no p value from fewer than 5 seeds where
+the two arms differ in failures (`failed_runs.failed`).
 """
 
 import math
@@ -14,6 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lightning_app.analysis.failed_runs import failed
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
@@ -26,7 +28,17 @@ from lightning_app.analysis.statistics import (
     seeds_interval,
     sign_flip_p,
 )
-from lightning_app.grid_axes import PRESET, ROUNDING, SEED, group_name, key_of, value_name
+from lightning_app.grid_axes import (
+    CORPUS,
+    PRESET,
+    ROUNDING,
+    SEED,
+    WARMUP,
+    group_name,
+    key_of,
+    value_name,
+)
+from lightning_app.task_facts import QualityMetric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,9 +88,12 @@ class MetricDifference:
 def compared_axes(grid: GridResults) -> dict[str, Any]:
     """The axes to compare with the baseline of each: those of `compare:` in the grid file.
 
-    Without that key and without a question about warm-up it is the preset, or else the first axis
-    but the seed, with the baseline of the grid or the first value.
+    Of a task with published scores also the warm-up, with none as the baseline. Without that key
+    and without a question about warm-up it is the preset, or else the first axis but the seed, with
+    the baseline of the grid or the first value.
     """
+    if grid.scored and grid.varies(WARMUP) and 0 in grid.warmups:
+        return {WARMUP: 0, **grid.compare}
     if grid.compare or grid.asks_warmup:
         return dict(grid.compare)
     several = [axis for axis in grid.axes if axis not in (SEED, ROUNDING) and grid.varies(axis)]
@@ -135,9 +150,13 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         for value in grid.axes[axis]
         if key_of(value) != key_of(base)
     ]
-    spread = pooled_spread([[value for _, value in row.values] for row in rows])
+    # Scores of several tasks differ in unit and in spread: only those of one metric are pooled.
+    spreads = {
+        metric: pooled_spread([[v for _, v in row.values] for row in rows if row.metric == metric])
+        for metric in {row.metric for row in rows}
+    }
     return [
-        replace(row, p=float(guarded_ps([value for _, value in row.values], *spread)))
+        replace(row, p=float(guarded_ps([value for _, value in row.values], *spreads[row.metric])))
         if not math.isnan(row.low) and not row.withheld
         else row
         for row in rows
@@ -152,30 +171,34 @@ def _compared(
     where: str,
     arms: Mapping[Hashable, Mapping[int, CellResult]],
 ) -> MetricDifference:
+    cells = [cell for arm in arms.values() for cell in arm.values()]
+    measure = next(map(grid.measure, cells), grid.measures[0])
     row = MetricDifference(
         grid=grid.name,
         axis=axis,
         value=value_name(axis, value, grid.labels),
         baseline=value_name(axis, base, grid.labels),
         where=where,
-        metric=grid.metric,
-        mode=grid.mode,
+        metric=measure.metric,
+        mode=measure.mode,
     )
+    if axis == CORPUS and any(cell.scores for cell in cells):
+        return replace(row, note="scores of two tasks have no difference")
     own, other = (arms.get(key_of(each), {}) for each in (value, base))
     both = sorted(own.keys() & other.keys())
-    seeds = [s for s in both if _known(own[s], grid) and _known(other[s], grid)]
+    seeds = [s for s in both if _known(own[s], measure) and _known(other[s], measure)]
     lacking = len(both) - len(seeds)
-    note = f"{lacking} of {len(both)} pairs lack a finite {grid.metric}" if lacking else ""
+    note = f"{lacking} of {len(both)} pairs lack a finite {measure.metric}" if lacking else ""
     if not seeds:
         return replace(row, note=note or "no seed has finished with both values")
-    values = [_metric(own[s], grid) - _metric(other[s], grid) for s in seeds]
-    failed = [[arm[s].failed for s in seeds] for arm in (own, other)]
-    low, high, _ = seeds_interval(values, *failed)
-    mixed = not all(map(ended_alike, failed))
+    values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
+    stopped = [[failed(arm[s]) for s in seeds] for arm in (own, other)]
+    low, high, _ = seeds_interval(values, *stopped)
+    mixed = not all(map(ended_alike, stopped))
     reason = ""
     if math.isnan(low) and len(seeds) > 1:
         reason = "some seeds of an arm failed and others did not" if mixed else "no spread"
-    few = len(seeds) < FEW_SEEDS and not mixed and not ended_alike(failed[0] + failed[1])
+    few = len(seeds) < FEW_SEEDS and not mixed and not ended_alike(stopped[0] + stopped[1])
     if few and len(seeds) > 1:
         reason = f"one arm failed, and {len(seeds)} seeds are too few to tell it from chance"
     note = "; ".join(filter(None, [note, reason]))
@@ -192,9 +215,9 @@ def _compared(
     )
 
 
-def _known(cell: CellResult, grid: GridResults) -> bool:
-    return cell.metrics.get(grid.metric) is not None
+def _known(cell: CellResult, measure: QualityMetric) -> bool:
+    return cell.metrics.get(measure.metric) is not None
 
 
-def _metric(cell: CellResult, grid: GridResults) -> float:
-    return float(cell.metrics[grid.metric] or 0.0)
+def _metric(cell: CellResult, measure: QualityMetric) -> float:
+    return float(cell.metrics[measure.metric] or 0.0)

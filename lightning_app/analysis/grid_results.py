@@ -11,6 +11,7 @@ from lightning_app.analysis.papers import number_of, read_grid_file, read_plan
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import (
     BLOCK,
+    CORPUS,
     PRESET,
     RATE,
     ROUNDING,
@@ -18,6 +19,7 @@ from lightning_app.grid_axes import (
     WARMUP,
     Labels,
     group_name,
+    key_of,
     lookup,
     named_values,
     variant,
@@ -35,7 +37,7 @@ from lightning_app.records import (
 )
 from lightning_app.run_folder import METRICS, RunFolder
 from lightning_app.tables import CHECKS, Curve, read_curves
-from lightning_app.task_facts import TASKS, Monitored, task_facts
+from lightning_app.task_facts import TASKS, Monitored, QualityMetric, glue_task_of, task_facts
 
 OTHER_DATA = "other_data"
 State = Literal[
@@ -51,7 +53,8 @@ class CellResult:
     (the last attempt crashed), `unfinished` (an attempt runs or was cut short; files alone cannot
     tell), `waiting` (never started), `damaged` (what it left at its end cannot be read; `error`
     says why), `other_data` (finished, but on other data than the cells that it would be compared
-    with: its result counts nowhere). `monitored` is what its task monitors.
+    with: its result counts nowhere). `monitored` is what its task monitors, `corpus` its
+    `data.name`, and `scores` the published scores of the task on that corpus, if it has some.
     `group` names the values of the axes that are no block, warm-up, rate or seed. `baseline` is the
     variant to compare with: the grid's baseline preset with this cell's other block axes.
     """
@@ -70,6 +73,8 @@ class CellResult:
     result: Mapping[str, Any] | None
     error: str | None
     monitored: Monitored
+    corpus: str | None = None
+    scores: tuple[QualityMetric, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -171,6 +176,8 @@ class GridResults:
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins (`analysis.together`). `strangers` names the cells whose state is
     `other_data`, by their digest. `reruns` has the cells under perturbed rounding; `cells` has not.
+    `without_parent` names the cells that are not planned yet, since the runs of another grid that
+    they start from are not finished.
     """
 
     folder: Path
@@ -192,6 +199,7 @@ class GridResults:
     compare: Mapping[str, Any] = field(default_factory=dict)
     reruns: tuple[CellResult, ...] = ()
     labels: Labels = field(default_factory=dict)
+    without_parent: tuple[str, ...] = ()
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -221,6 +229,27 @@ class GridResults:
     def monitored(self) -> Monitored:
         """What the task of the grid monitors."""
         return task_facts(self.setting(TASKS.field)).monitored
+
+    def measure(self, cell: CellResult) -> QualityMetric:
+        """What a reader judges a run by.
+
+        The first published score of its task and corpus, unless the grid file names a metric other
+        than the loss; without such a score the metric of the grid file.
+        """
+        if cell.scores and self.metric == cell.monitored.metric:
+            return cell.scores[0]
+        return QualityMetric(self.metric, self.metric, "", self.mode)
+
+    @property
+    def measures(self) -> list[QualityMetric]:
+        """The measures of the finished runs, each once; the metric of the grid without a run."""
+        found = list(dict.fromkeys(map(self.measure, self.finished)))
+        return found or [QualityMetric(self.metric, self.metric, "", self.mode)]
+
+    @property
+    def scored(self) -> tuple[CellResult, ...]:
+        """The finished cells whose task has published scores."""
+        return tuple(cell for cell in self.finished if cell.scores)
 
     def setting(self, key: str) -> Any:
         """The value of a dotted field that no axis varies, or None if it is not set."""
@@ -283,7 +312,8 @@ def read_results(folder: Path) -> GridResults:
         damaged_configs=tuple(damaged),
         factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
         compare={axis: base for axis, base in compare.items() if axis in plan["axes"]},
-        labels=named_values(grid.get("labels") or {}, plan["axes"]),
+        labels=_labels(grid, plan["axes"]),
+        without_parent=tuple(cell["name"] for cell in plan.get("waiting", ())),
     )
     return without_strangers(found)
 
@@ -335,7 +365,7 @@ def _cell(
     planned: Mapping[str, list[Any]],
 ) -> CellResult:
     axes, run = entry["axes"], paths.run(entry["name"])
-    labels = named_values(grid.get("labels") or {}, planned)
+    labels = _labels(grid, planned)
 
     def value(key: str, kind: Callable[[Any], float]) -> Any:
         found = axes[key] if key in axes else lookup(config, key)
@@ -353,6 +383,8 @@ def _cell(
     baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
         baseline = variant({**axes, PRESET: baseline}, config, labels)
+    facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
+    corpus = axes.get(CORPUS) or lookup(config, CORPUS)
     return CellResult(
         id=entry["id"],
         name=entry["name"],
@@ -367,8 +399,18 @@ def _cell(
         state=state,
         result=result,
         error=error,
-        monitored=task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field)).monitored,
+        monitored=facts.monitored,
+        corpus=None if corpus is None else str(corpus),
+        scores=facts.by_corpus.get(str(corpus), ()),
     )
+
+
+def _labels(grid: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> Labels:
+    """The names of values in the grid file, and the published names of corpora without one."""
+    tasks = {key_of(name): glue_task_of(str(name)) for name in axes.get(CORPUS, ())}
+    corpora = {key: name for key, name in tasks.items() if name}
+    given = named_values(grid.get("labels") or {}, axes)
+    return {CORPUS: corpora} | given if corpora else given
 
 
 def _outcome(

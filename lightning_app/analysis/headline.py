@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lightning_app.analysis.comparison import BETTER, SAME, WORSE, comparisons
+from lightning_app.analysis.failed_runs import FailureTest, failure_tests
 from lightning_app.analysis.formatting import DASH, p_value
 from lightning_app.analysis.grid_results import GridResults, failures
 from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET, Arm, arms
@@ -17,6 +18,8 @@ from lightning_app.analysis.run_summary import budget_of
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.stall_test import stall_counts, stall_tables
 from lightning_app.analysis.statistics import LEVEL
+from lightning_app.grid_axes import WARMUP
+from lightning_app.task_facts import glue_task_of
 
 HELPS, COSTS, LOST, UNSHOWN = "helps", "costs", "costs only its lost steps", "not shown"
 EDGE = "open, since a better rate may lie outside"
@@ -123,11 +126,14 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
 
     First the variants whose runs stall, over all rates; then those that warm-up helps, by Delta at
     a single rate, by the need at the best rates where a grid has several. The first sentence of
-    each group of the other axes names the budget.
+    each group of the other axes names the budget. Of tasks with published scores: who fails more
+    often, and whose scores change.
     """
     found = []
     if not grid.parts and not grid.asks_warmup:
         return _compared(grid)
+    if not grid.parts and grid.scored:
+        return _by_score(grid)
     for part in grid.parts:  # each has its own budget and baseline
         groups = {cell.group for cell in part.cells}
         found += findings(part, [score for score in scores if score.group in groups])
@@ -153,12 +159,12 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
 
 def _compared(grid: GridResults) -> list[str]:
     """What the comparisons of the grid's metric say, a sentence for each axis and slice."""
-    read: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    read: dict[tuple[str, str, str, str], dict[str, list[str]]] = {}
     for row in comparisons(grid):
-        kinds = read.setdefault((row.axis, row.baseline, row.where), {})
+        kinds = read.setdefault((row.axis, row.baseline, row.where, row.metric), {})
         kinds.setdefault(row.reading, []).append(row.value)
     found = []
-    for (axis, baseline, where), kinds in read.items():
+    for (axis, baseline, where, metric), kinds in read.items():
         name = axis.rsplit(".", 1)[-1]
         parts = [
             COMPARED[kind].format(_listed(kinds[kind]), name=name, baseline=baseline)
@@ -166,8 +172,103 @@ def _compared(grid: GridResults) -> list[str]:
             if kind in kinds
         ]
         at = "" if where == "all" else f", {where}"
-        found.append(f"Within {budget_of(grid)}, by {grid.metric}{at}: {'; '.join(parts)}.")
+        found.append(f"Within {budget_of(grid)}, by {metric}{at}: {'; '.join(parts)}.")
     return found
+
+
+def _by_score(grid: GridResults) -> list[str]:
+    """Who needs warm-up by the scores of tasks: failed runs, then the scores themselves.
+
+    Nothing where no warm-up is compared with none. The loss has no sentence here but the last: it
+    is not what a reader of these tasks asks for.
+    """
+    tests = failure_tests(grid)
+    found = [
+        sentence
+        for axis, value, baseline in dict.fromkeys((t.axis, t.value, t.baseline) for t in tests)
+        for sentence in _failing(
+            [t for t in tests if (t.axis, t.value, t.baseline) == (axis, value, baseline)]
+        )
+    ]
+    found += _scores_moved(grid)
+    if found:
+        found[0] = f"Within {budget_of(grid)} on {_listed(_corpora(grid))}: {found[0]}"
+        found.append(
+            f"Δ and the labels of the loss are about {grid.monitored.loss}, not about these scores"
+        )
+    return [f"{text[0].upper()}{text[1:]}." for text in found]
+
+
+def _corpora(grid: GridResults) -> list[str]:
+    names = dict.fromkeys(cell.corpus or "" for cell in grid.scored)
+    return [glue_task_of(name) or name for name in names]
+
+
+def _failing(tests: Sequence[FailureTest]) -> list[str]:
+    """What one value of an axis does to the shares of failed runs, in sentences."""
+    axis, value, baseline = tests[0].axis, tests[0].value, tests[0].baseline
+    name = axis.rpartition(".")[2]
+    first, second = f"with {name} {value}", f"with {name} {baseline}"
+    if axis == WARMUP:
+        first, second = f"with warm-up {value}", "without warm-up"
+    shown: dict[str, list[str]] = {}
+    for test in sorted(tests, key=lambda each: (each.p, each.variant)):
+        own, other = (
+            f"{test.failed} of {test.runs}",
+            f"{test.baseline_failed} of {test.baseline_runs}",
+        )
+        if not test.failed + test.baseline_failed:
+            kind, words = "none", test.variant
+        elif test.p_holm >= 1 - LEVEL:
+            kind, words = "open", f"{test.variant} ({other}, {own})"
+        elif test.difference < 0:
+            kind, words = "base", f"{test.variant} ({other} runs, {own} {first})"
+        else:
+            kind, words = "own", f"{test.variant} ({own} runs, {other} {second})"
+        shown.setdefault(kind, []).append(words)
+    most = {
+        kind: p_value(max(t.p_holm for t in tests if _is_clear(t) and (t.difference < 0) == less))
+        for kind, less in (("base", True), ("own", False))
+        if kind in shown
+    }
+    found = [
+        f"{where}, {_listed(shown[kind])} {'fail' if len(shown[kind]) > 1 else 'fails'} more "
+        f"often: no better than one answer for all rows (exact p {most[kind]}"
+        f"{' or less' * (len(shown[kind]) > 1)})"
+        for kind, where in (("base", second), ("own", first))
+        if kind in shown
+    ]
+    if "open" in shown:
+        found.append(
+            f"no difference in failed runs is shown between runs {second} and {first} for "
+            f"{_listed(shown['open'])}"
+        )
+    if "none" in shown and axis == WARMUP:
+        found.append(f"no run of {_listed(shown['none'])} failed, {second} or {first}")
+    return found
+
+
+def _is_clear(test: FailureTest) -> bool:
+    return test.p_holm < 1 - LEVEL
+
+
+def _scores_moved(grid: GridResults) -> list[str]:
+    """What warm-up does to the own score of each task, in a sentence."""
+    rows = [row for row in comparisons(grid) if row.axis == WARMUP]
+    if not rows:
+        return []
+    read: dict[str, list[str]] = {}
+    for row in rows:
+        read.setdefault(row.reading, []).append(f"with {row.value} updates: {row.where}")
+    parts = [
+        f"{word} in {len(read[kind])} of {len(rows)} comparisons"
+        + (f" ({'; '.join(read[kind])})" if kind in (BETTER, WORSE) and len(read[kind]) < 4 else "")
+        for kind, word in ((BETTER, "better"), (WORSE, "worse"), (SAME, "not shown to differ"))
+        if kind in read
+    ]
+    if "" in read:
+        parts.append(f"{len(read[''])} allow no test")
+    return [f"by each task's own score, runs with warm-up are {', '.join(parts)}"]
 
 
 def _stalling(grid: GridResults, group: str, own: Mapping[str, Mapping[str, Score]]) -> list[str]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lightning_app.analysis.damaged_files import damaged_files
+from lightning_app.analysis.failed_runs import failed_runs
 from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults
 from lightning_app.analysis.merge_grids import differing_settings, shared
 from lightning_app.analysis.run_summary import (
@@ -12,11 +13,11 @@ from lightning_app.analysis.run_summary import (
     records_of,
     schedules,
 )
-from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL
+from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL, wilson_interval
 from lightning_app.analysis.strays import stray_runs
 from lightning_app.grid_axes import label
 from lightning_app.mixtures import left_out, statements
-from lightning_app.task_facts import LOSS
+from lightning_app.task_facts import LOSS, glue_task_of
 
 SHORT = 3  # of the other limits are in view on the page, one line each
 
@@ -27,6 +28,7 @@ def limits(grid: GridResults) -> list[str]:
         return _limits_of_all(grid)
     items = [
         *urgent(grid),
+        *_of_scores(grid),
         f"Every run ended after {budget_of(grid)}: a run that stalls can learn later, so “stalls” "
         "and Δ hold for this budget only.",
     ]
@@ -85,6 +87,35 @@ def limits(grid: GridResults) -> list[str]:
         )
     items += _not_asked(grid)
     return [*items, *_of_coupling(grid)]
+
+
+def _of_scores(grid: GridResults) -> list[str]:
+    """What the scores of published tasks do not show."""
+    if not grid.scored:
+        return []
+    least = min((arm.runs for arm in failed_runs(grid)), default=1)
+    _, most = wilson_interval(0, least)
+    items = [
+        "Scores are those of the dev set. A setting that was chosen by them, as in the row of the "
+        "best setting, looks better than it is: compare the means over all seeds.",
+        f"{least} seeds an arm: if none of {least} runs failed, up to {most:.0%} may fail (Wilson, "
+        f"{LEVEL:.0%}). “Failed” means no better than a constant answer at the end of this budget.",
+        f"Models of {range_of(grid, 'parameters')} parameters: published figures are of other "
+        "models, other pretraining and other choices of settings, so that only the order of "
+        "variants may be compared, not the scores.",
+    ]
+    other = {
+        glue_task_of(cell.corpus or "") or cell.corpus or ""
+        for cell in grid.scored
+        if "not the published counts" in str(cell.data.get("protocol"))
+    }
+    if other:
+        items.insert(
+            0,
+            f"Not the published rows: {', '.join(sorted(other))}. Scores on other rows cannot be "
+            "compared with published ones.",
+        )
+    return items
 
 
 def _rates(grid: GridResults) -> str:
@@ -217,11 +248,13 @@ def _early(grid: GridResults) -> list[str]:
             f"entropy in every score, though it ended higher: {_named(capped) or 'none'}. A longer "
             "budget is needed to compare them."
         )
-    lacking = [cell for cell in grid.finished if cell.metrics.get(grid.metric) is None]
-    if lacking and grid.metric != LOSS:
+    lacking = [c for c in grid.finished if c.metrics.get(grid.measure(c).metric) is None]
+    names = ", ".join(dict.fromkeys(grid.measure(cell).metric for cell in lacking))
+    if lacking and names != LOSS:
+        whose = "the metric of the grid" if names == grid.metric else "their task's own score"
         items.append(
-            f"{len(lacking)} of {len(grid.finished)} finished runs have no finite {grid.metric}, "
-            "the metric of the grid; its means leave them out, which flatters their variants: "
+            f"{len(lacking)} of {len(grid.finished)} finished runs have no finite {names}, "
+            f"{whose}; its means leave them out, which flatters their variants: "
             f"{_named(lacking)}."
         )
     return items

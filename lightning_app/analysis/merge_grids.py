@@ -59,6 +59,7 @@ def together(grids: Sequence[GridResults]) -> GridResults:
         parts=parts,
         reruns=tuple(cell for part in parts for cell in part.reruns),
         strangers=_joined(part.strangers for part in parts),
+        without_parent=tuple(name for part in parts for name in part.without_parent),
     )
 
 

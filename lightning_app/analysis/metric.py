@@ -1,18 +1,24 @@
-"""The metric that the grid file names: means by arm, the best first."""
+"""What a reader judges runs by: means by arm, the best first.
+
+It is the metric that the grid file names, or the task's own score where that is the loss and the
+task has published scores (`GridResults.measure`).
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lightning_app.analysis.failed_runs import failed
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.run_summary import direction
 from lightning_app.analysis.statistics import mean, seeds_interval
+from lightning_app.task_facts import QualityMetric
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricMean:
-    """One arm: mean and t interval over the `runs` finished runs that have the metric.
+    """One arm: mean and t interval over the `runs` finished runs that have its `metric`.
 
     The values are those of the results, without the cap of the scores. `lacking` runs finished
     without a finite value. There is no interval if some seeds failed and others did not.
@@ -22,6 +28,8 @@ class MetricMean:
     lr: float | None
     variant: str
     warmup: int | None
+    metric: str
+    mode: str
     mean: float
     low: float
     high: float
@@ -38,13 +46,22 @@ def by_metric(grid: GridResults) -> list[MetricMean]:
         MetricMean(group=group, lr=lr, variant=variant, warmup=warmup, **_over_seeds(grid, cells))
         for (group, lr, variant, warmup), cells in arms.items()
     ]
-    sign = 1 if grid.mode == "min" else -1
-    return sorted(found, key=lambda arm: (math.isnan(arm.mean), sign * arm.mean if arm.runs else 0))
+    return sorted(found, key=_rank)
+
+
+def _rank(arm: MetricMean) -> tuple[bool, float]:
+    sign = 1 if arm.mode == "min" else -1
+    return math.isnan(arm.mean), sign * arm.mean if arm.runs else 0
 
 
 def titled(grid: GridResults) -> str:
-    """The metric and which way is better: `val/bleu, higher is better`."""
-    return f"{grid.metric}, {direction(grid.mode)}"
+    """The metric and which way is better: `val/bleu, higher is better`; of several, all."""
+    return "; ".join(f"{each.metric}, {direction(each.mode)}" for each in grid.measures)
+
+
+def judged_by(grid: GridResults) -> dict[str, QualityMetric]:
+    """The measure of each group of runs."""
+    return {cell.group: grid.measure(cell) for cell in grid.finished}
 
 
 def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
@@ -72,10 +89,13 @@ def metrics_document(grid: GridResults) -> list[dict[str, Any]]:
 
 
 def _over_seeds(grid: GridResults, cells: Sequence[CellResult]) -> dict[str, Any]:
-    known = [cell for cell in cells if cell.metrics.get(grid.metric) is not None]
-    values = [float(cell.metrics[grid.metric] or 0.0) for cell in known]
-    low, high, _ = seeds_interval(values, [cell.failed for cell in known])
+    measure = grid.measure(cells[0])
+    known = [cell for cell in cells if cell.metrics.get(measure.metric) is not None]
+    values = [float(cell.metrics[measure.metric] or 0.0) for cell in known]
+    low, high, _ = seeds_interval(values, list(map(failed, known)))
     return {
+        "metric": measure.metric,
+        "mode": measure.mode,
         "mean": mean(values) if values else math.nan,
         "low": low,
         "high": high,

@@ -40,6 +40,9 @@ def read_plan(path: Path) -> dict[str, Any]:
         known = check("axes", cell, lambda value: _is_mapping(value), "values by dotted key")
         if unknown := [key for key in known if key not in axes]:
             raise check.unexpected("axes", unknown[0], "an axis of the plan")
+    for number, cell in enumerate(tree.get("waiting", ())):
+        check.within = f"waiting[{number}]."
+        check("name", cell, is_text, "text")
     return tree
 
 
@@ -69,6 +72,7 @@ def read_grid_file(path: Path) -> dict[str, Any]:
         value = figure.get("value")
         if value != "diverged" and not _is_number(value):
             raise check.unexpected("value", value, "a number, or 'diverged'")
+        check("data", figure, is_text, "text")
         check("warmup", figure, is_count, "a whole number")
         check("lr", figure, lambda value: _is_number(value) and value > 0, "a number above 0")
         check("note", figure, is_text, "text")

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.exports.bibliography import bibliography
+from lightning_app.analysis.failed_runs import failed
 from lightning_app.analysis.formatting import DASH, share_of
 from lightning_app.analysis.grid_results import CellResult, GridResults, failures
 from lightning_app.analysis.run_summary import facts, in_short
 from lightning_app.analysis.statistics import mean, seeds_interval
+from lightning_app.analysis.task_scores import AVERAGE
+from lightning_app.grid_axes import lookup
+from lightning_app.task_facts import TASKS, glue_task_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,11 +38,13 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
     the nearest arm of the same variant: a run without warm-up is compared only with runs without
     warm-up; otherwise the nearest warm-up and rate on a logarithmic scale are taken. If a paper
     does not state its warm-up, our reference warm-up is taken; if it does not state its rate, that
-    of our lowest validation loss. `low` and `high` are the t interval (Student 1908), NaN if some
-    seeds stalled and others did not. For the figure "diverged", `ours` is the number of our runs
-    that failed, and how. A dash is a value that our runs do not have; `differences` gives the
-    reason, or the distance of the arm. `setting` is that of the paper; ours, the same for all rows,
-    is `our_settings`.
+    of our lowest validation loss, or of the best own score of the task. A figure with `data` is
+    compared only with runs on that corpus. Averages over tasks are in the table of tasks alone
+    (`task_scores`). `low` and `high` are the t interval (Student 1908), NaN if some seeds stalled
+    and others did not. For the figure "diverged", `ours` is the number of our runs that failed, and
+    how. A dash is a value that our runs do not have, or that was measured in another way
+    (`QualityMetric.published_with`); `differences` gives the reason, or the distance of the arm.
+    `setting` is that of the paper; ours, the same for all rows, is `our_settings`.
     """
     import pandas as pd
 
@@ -46,9 +52,17 @@ def comparison(grid: GridResults) -> "pd.DataFrame":
         _row(part, figure, group)
         for part in grid.parts or (grid,)
         for figure in part.published
-        for group in dict.fromkeys(cell.group for cell in part.cells)
+        if not (part.scored and figure["metric"].startswith(AVERAGE))
+        for group in _groups(part, figure)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _groups(grid: GridResults, figure: Mapping[str, Any]) -> list[str]:
+    """The groups of runs on the data of a figure; one row says that there are none."""
+    data = figure.get("data")
+    cells = [cell for cell in grid.cells if data is None or cell.corpus == data]
+    return list(dict.fromkeys(cell.group for cell in cells)) or [""] * (data is not None)
 
 
 def our_settings(grid: GridResults) -> list[str]:
@@ -66,8 +80,10 @@ def our_settings(grid: GridResults) -> list[str]:
 def _row(grid: GridResults, figure: Mapping[str, Any], group: str) -> dict[str, Any]:
     entry = bibliography().get(figure["paper"])
     arm = _nearest(grid, figure, group)
-    found, said = _ours(arm.cells, figure)
-    where = [] if group == "all" else [f"Ours with {group}."]
+    unlike = _measured_otherwise(grid, arm.cells, figure["metric"])
+    found, said = _ours(() if unlike else arm.cells, figure)
+    said = [*unlike, *said]
+    where = [f"Ours with {group}."] if group not in ("", "all") else []
     warmup, lr = figure.get("warmup"), figure.get("lr")
     return {
         "paper": figure["paper"] if entry is None else entry.short,
@@ -83,7 +99,9 @@ def _row(grid: GridResults, figure: Mapping[str, Any], group: str) -> dict[str, 
 
 
 def _nearest(grid: GridResults, figure: Mapping[str, Any], group: str) -> NearestArm:
-    name = figure["variant"]
+    name, data = figure["variant"], figure.get("data")
+    if not group:
+        return NearestArm(apart=(f"No run on {glue_task_of(str(data)) or data} here.",))
     cells = [cell for cell in grid.finished if cell.variant == name and cell.group == group]
     if not cells:
         return NearestArm(apart=(f"No finished run of {name} here.",))
@@ -91,7 +109,7 @@ def _nearest(grid: GridResults, figure: Mapping[str, Any], group: str) -> Neares
     cells = [cell for cell in cells if cell.warmup == warmup]
     if not cells:
         return NearestArm(apart=(said,))
-    lr, also = _rate(cells, figure.get("lr"))
+    lr, also = _rate(grid, cells, figure.get("lr"))
     apart = tuple(text for text in (said, also) if text)
     return NearestArm(cells=[cell for cell in cells if cell.lr == lr], apart=apart)
 
@@ -112,23 +130,51 @@ def _warmup(
     return ours, "" if ours == theirs else f"Warm-up {ours:,} instead of {theirs:,}."
 
 
-def _rate(cells: Sequence[CellResult], theirs: float | None) -> tuple[float | None, str]:
+def _rate(
+    grid: GridResults, cells: Sequence[CellResult], theirs: float | None
+) -> tuple[float | None, str]:
     """The learning rate of ours to compare with, and a sentence about the difference."""
     known = sorted({cell.lr for cell in cells if cell.lr})
     if not known:
         return cells[0].lr, "Our learning rate is not recorded."
     if theirs is None:
-        ours = min(known, key=lambda rate: _loss([cell for cell in cells if cell.lr == rate]))
-        best = f", the best of {len(known)} by validation loss" if len(known) > 1 else ""
+        ours = min(known, key=lambda rate: _cost(grid, [c for c in cells if c.lr == rate]))
+        measure = grid.measure(cells[0]).title if cells[0].scores else "validation loss"
+        best = f", the best of {len(known)} by {measure}" if len(known) > 1 else ""
         return ours, f"Their learning rate is not stated, ours is {ours:g}{best}."
     ours = min(known, key=lambda rate: abs(math.log(rate / theirs)))
     same = math.isclose(ours, theirs)
     return ours, "" if same else f"Learning rate {ours:g} instead of {theirs:g}."
 
 
-def _loss(cells: Sequence[CellResult]) -> float:
-    losses = [cell.loss for cell in cells if math.isfinite(cell.loss)]
-    return mean(losses) if losses else math.inf
+def _cost(grid: GridResults, cells: Sequence[CellResult]) -> float:
+    """What orders rates, the best one lowest: the mean loss, or the own score of the task."""
+    if cells[0].scores:
+        measure = grid.measure(cells[0])
+        known = [cell.metrics.get(measure.metric) for cell in cells]
+        sign = 1.0 if measure.mode == "min" else -1.0
+        values = [sign * value for value in known if value is not None]
+    else:
+        values = [cell.loss for cell in cells if math.isfinite(cell.loss)]
+    return mean(values) if values else math.inf
+
+
+def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: str) -> list[str]:
+    """Sentences about why our values of a metric cannot stand beside published ones."""
+    needs = {
+        field: value
+        for task in TASKS.values()
+        for score in task.scores
+        if score.metric == metric
+        for field, value in score.published_with.items()
+    }
+    said = {
+        f"Not compared: {field} is {ours} in ours, and {value} is needed."
+        for cell in cells
+        for field, value in needs.items()
+        if (ours := cell.axes.get(field, lookup(grid.config, field))) not in (None, value)
+    }
+    return sorted(said)
 
 
 def _ours(
@@ -138,18 +184,19 @@ def _ours(
     nothing = {"ours": DASH, "low": math.nan, "high": math.nan, "seeds": 0}
     if not cells:
         return nothing, []
-    failed = share_of(sum(cell.state == "diverged" for cell in cells), len(cells))
-    how = failures(cells) or "stalled"
+    scored = any(cell.scores for cell in cells)
+    lost = share_of(sum(map(failed, cells)), len(cells))
+    how = "failed" if scored else failures(cells) or "stalled"
     if figure["value"] == DIVERGED:
-        return nothing | {"ours": f"{failed} {how}", "seeds": len(cells)}, []
+        return nothing | {"ours": f"{lost} {how}", "seeds": len(cells)}, []
     metric = figure["metric"]
     known = [cell for cell in cells if cell.metrics.get(metric) is not None]
     if not known:
         return nothing, [f"Our runs have no finite {metric}."]
     values = [float(cell.metrics[metric] or 0.0) for cell in known]
-    stopped = [cell.failed for cell in known]
+    stopped = list(map(failed, known))
     low, high, _ = seeds_interval(values, stopped)
-    said = [f"{failed} of ours {how}."] if any(stopped) else []
+    said = [f"{lost} of ours {how}."] if any(stopped) else []
     if early := sum(cell.outcome == "not_yet_learned" for cell in known):
         said.append(f"{early} of ours not yet learned.")
     if len(known) < len(cells):

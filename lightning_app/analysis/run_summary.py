@@ -15,14 +15,14 @@ from lightning_app.analysis.grid_results import (
 from lightning_app.analysis.merge_grids import different, shared
 from lightning_app.grid_axes import PRESET, label
 from lightning_app.mixtures import SUPERSEDED, UNKNOWN, counted, groups
-from lightning_app.task_facts import STACKS, task_facts
+from lightning_app.task_facts import STACKS, glue_task_of, task_facts
 
 
 def state_counts(grid: GridResults) -> str:
     """The number of cells in each state; a cell of several grids counts once."""
     cells = different(grid)
     states = [cell.state for cell in cells]
-    ended = outcomes(cells)
+    ended, waiting = outcomes(cells), len(grid.without_parent)
     parts = [
         f"of them {ended}" if ended else "none of them stalled",
         f"{states.count('pruned')} pruned" if "pruned" in states else "",
@@ -31,12 +31,13 @@ def state_counts(grid: GridResults) -> str:
         f"{states.count('waiting')} not started" if "waiting" in states else "",
         f"{states.count(OTHER_DATA)} left out, of other data" if OTHER_DATA in states else "",
         f"{states.count('damaged')} with a damaged result" if "damaged" in states else "",
+        f"{waiting} waiting for the runs that they start from" if waiting else "",
     ]
     counted = ", ".join(part for part in parts if part)
     finished = sum(cell.finished for cell in cells)
     common = shared(grid)
     once = f" {common} of them in more than one grid, counted once." if common else ""
-    return f"{finished} of {len(states)} planned cells finished: {counted}.{once}"
+    return f"{finished} of {len(states) + waiting} planned cells finished: {counted}.{once}"
 
 
 def facts(grid: GridResults) -> dict[str, str]:
@@ -317,7 +318,8 @@ def trained_on(grid: GridResults) -> str:
 
 
 def _corpus_name(grid: GridResults, cell: CellResult) -> str:
-    return str(cell.data.get("name") or grid.setting("data.name") or UNKNOWN)
+    name = str(cell.data.get("name") or grid.setting("data.name") or UNKNOWN)
+    return glue_task_of(name) or name
 
 
 def _distinct(grid: GridResults, key: str) -> list[str]:

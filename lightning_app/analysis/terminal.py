@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightning_app.analysis.exports.tables import PaperTable
+from lightning_app.analysis.exports.task_tables import task_tables
 from lightning_app.analysis.formatting import DASH, bounded, interval, measured, nats, p_value
 from lightning_app.analysis.grid_results import GridResults, failures
 from lightning_app.analysis.headline import STALLS, by_slice, findings, own_reading, relation
@@ -22,6 +24,11 @@ from lightning_app.mixtures import KINDS, left_out, mixed
 ROWS = 60  # of all tables together; the first one is always whole
 TRACK, LEAST = 60, 16  # characters of the plot's scale: with enough room, and at least
 SEVERAL = "*"
+TITLES = {
+    "failure_tests": "Failed runs over all tasks: no better than a constant answer [95% Wilson]",
+    "failed_runs": "Failed runs of each arm [95% Wilson], median and mean over seeds",
+    "task_scores": "Tasks by variant, dev set, in percent",
+}
 FIELDS = ("estimate", "low", "high", "bound", "p", "p_holm", "p_sign")
 FIELDS += ("seeds", "cells", "diverged", "note")
 WORDS = (("warm-up",), ("against",))
@@ -61,6 +68,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
             write.table([(where,) for where in found], _beside(found))
     for part in grid.parts or (grid,):
         write.metric(part)
+    for table in task_tables(grid, theirs=False):
+        write.paper_table(table)
     for text in [*findings(grid, scores), left_out(grid.strangers), mixture_line(grid)]:
         if text:
             write.line(text)
@@ -116,13 +125,17 @@ class Writer:
 
     def table(self, titles: Sequence[Words], rows: Mapping[str, Sequence[str]]) -> None:
         """Rows by name as a table; on a narrow terminal each row takes a few lines."""
+        self.rows(titles, list(rows.items()))
+
+    def rows(self, titles: Sequence[Words], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
+        """The same for rows of which some have the same name."""
         endless = self._console.options.update(width=10_000)
         for between in (" ", "\n"):
             table = self._table(titles, rows, between)
             if self._console.measure(table, options=endless).maximum <= self._console.width:
                 self._console.print(table)
                 return
-        for name, values in rows.items():
+        for name, values in rows:
             self.line(name, "bold")
             for title, value in zip(titles, values, strict=True):
                 self.line(f"  {' '.join(title)}: {value}")
@@ -144,7 +157,26 @@ class Writer:
             for variant, arms in variants.items():
                 known = {arm.warmup or 0: arm for arm in arms}
                 rows[variant] = [_mean(known.get(warmup)) for warmup in warmups]
-            self.table([(grid.metric, f"w={warmup}") for warmup in warmups], rows)
+            metric = next(iter(variants.values()))[0].metric
+            self.table([(metric, f"w={warmup}") for warmup in warmups], rows)
+
+    def paper_table(self, table: PaperTable) -> None:
+        """A table of the page, with its notes: a line a row, by the name of the variant."""
+        self.line(TITLES[table.name], "bold")
+        titles = [tuple(title.split(" ", maxsplit=1)) for title in table.header[1:]]
+        seen = 0
+        for number, (where, rows) in enumerate(table.bodies.items()):
+            seen += len(rows)
+            if number and seen > ROWS:
+                self.line(f"{len(table.bodies) - number} more: see report.html.")
+                break
+            if where:
+                self.line(where)
+            self.rows(
+                titles, [(row[0], [cell.replace("\n", " ") for cell in row[1:]]) for row in rows]
+            )
+        for note in table.notes:
+            self.line(note)
 
     def plot(self, grid: GridResults, variants: Variants) -> None:
         """Loss against warm-up: one row for each variant, one letter for each warm-up."""
@@ -175,7 +207,7 @@ class Writer:
         self.line(f"{key}; {SEVERAL}: several at the same position")
 
     def _table(
-        self, titles: Sequence[Words], rows: Mapping[str, Sequence[str]], between: str
+        self, titles: Sequence[Words], rows: Sequence[tuple[str, Sequence[str]]], between: str
     ) -> Table:
         narrow = between != " "
         table = Table(box=None, pad_edge=False, collapse_padding=narrow, header_style="bold")
@@ -183,7 +215,7 @@ class Writer:
         for title in titles:
             justify = "left" if title in WORDS else "right"
             table.add_column(self._text(between.join(title)), justify=justify)
-        for name, values in rows.items():
+        for name, values in rows:
             broken = (value.replace(" [", f"{between}[") for value in values)
             table.add_row(name, *map(self._text, broken))
         return table

@@ -27,7 +27,9 @@ from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import full_mask
 from lightning_app.data.tokenizer import PAD
+from lightning_app.models.classifier import TextClassifier
 from lightning_app.models.heads import EncoderDecoder, MaskedLanguageModel
+from lightning_app.models.span_predictor import SpanPredictor
 from lightning_app.models.transformer import BlockStack
 from lightning_app.tasks.masked_lm import MaskedBatch
 from lightning_app.tasks.translation import TranslationBatch
@@ -266,14 +268,31 @@ def bert(
 
 @torch.no_grad()
 def _copy_bert(ours: MaskedLanguageModel, theirs: Any) -> None:
-    """Copy our weights: the norm of BERT's embedding cancels our factor sqrt(width)."""
-    embeddings, width = theirs.bert.embeddings, ours.embedding.model_dim
-    embeddings.word_embeddings.weight.copy_(ours.embedding.tokens.weight)
-    assert ours.embedding.position_table is not None
-    embeddings.position_embeddings.weight.copy_(ours.embedding.position_table.weight / width**0.5)
+    copy_bert_body(ours, theirs.bert)
+    head = theirs.cls.predictions
+    head.transform.dense.load_state_dict(ours.transform.state_dict())
+    head.transform.LayerNorm.load_state_dict(ours.norm.state_dict())
+    head.transform.LayerNorm.eps = ours.norm.eps
+    head.bias.copy_(ours.output_bias)
+
+
+@torch.no_grad()
+def copy_bert_body(ours: MaskedLanguageModel | TextClassifier | SpanPredictor, theirs: Any) -> None:
+    """Copy the weights of our embedding and blocks to `theirs`, a `BertModel`.
+
+    The norm of BERT's embedding cancels our factor sqrt(width).
+    """
+    embeddings, width, own = theirs.embeddings, ours.embedding.model_dim, ours.embedding
+    embeddings.word_embeddings.weight.copy_(own.tokens.weight)
+    assert own.position_table is not None
+    embeddings.position_embeddings.weight.copy_(own.position_table.weight / width**0.5)
     embeddings.token_type_embeddings.weight.zero_()
+    if own.segments is not None:
+        embeddings.token_type_embeddings.weight.copy_(own.segments.weight / width**0.5)
+    if isinstance(own.norm, nn.LayerNorm):
+        embeddings.LayerNorm.load_state_dict(own.norm.state_dict())
     embeddings.LayerNorm.eps = embeddings.LayerNorm.eps / width
-    for block, layer in zip(ours.encoder.blocks, theirs.bert.encoder.layer, strict=True):
+    for block, layer in zip(ours.encoder.blocks, theirs.encoder.layer, strict=True):
         part: Any = block
         parts = Projections.of(part.self_attention)
         attention = layer.attention
@@ -285,10 +304,53 @@ def _copy_bert(ours: MaskedLanguageModel, theirs: Any) -> None:
         layer.intermediate.dense.load_state_dict(first.state_dict())
         layer.output.dense.load_state_dict(second.state_dict())
         layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())
-    head = theirs.cls.predictions
-    head.transform.dense.load_state_dict(ours.transform.state_dict())
-    head.transform.LayerNorm.load_state_dict(ours.norm.state_dict())
-    head.bias.copy_(ours.output_bias)
+
+
+def bert_like(ours: TextClassifier | SpanPredictor, kind: str, **fields: Any) -> Any:
+    """Return a model of Hugging Face with the embedding and the encoder of ours.
+
+    It is our `post_ln` with learned positions, GELU and the norm of the embedding.
+
+    Args:
+        ours: On the CPU.
+        kind: Its class, such as `BertForQuestionAnswering`, which has as many outputs as ours.
+        fields: Further fields of `BertConfig`; by default attention is SDPA, without dropout.
+    """
+    package = needed("transformers", "Hugging Face transformers")
+    block: Any = ours.encoder.blocks[0]
+    first, _ = linears(block.feed_forward)
+    outputs, width = ours.output.weight.shape
+    positions: Any = ours.embedding.position_table
+    given = {
+        "vocab_size": len(ours.embedding.tokens.weight),
+        "hidden_size": width,
+        "num_hidden_layers": len(ours.encoder.blocks),
+        "num_attention_heads": block.self_attention.num_heads,
+        "intermediate_size": first.out_features,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": len(positions.weight),
+        "pad_token_id": ours.pad,
+        "layer_norm_eps": 1e-5,
+        "attn_implementation": "sdpa",
+        "num_labels": outputs,
+    }
+    theirs = getattr(package, kind)(package.BertConfig(**{**given, **fields}))
+    theirs = theirs.to(ours.output.weight.dtype).train()
+    copy_bert_body(ours, theirs.bert)
+    return theirs
+
+
+def bert_classifier(ours: TextClassifier, **fields: Any) -> Any:
+    """Return `bert_like` as `BertForSequenceClassification`, with our pooler and output layer.
+
+    One output is a score, with the mean squared error as its loss.
+    """
+    theirs = bert_like(ours, "BertForSequenceClassification", **fields)
+    theirs.bert.pooler.dense.load_state_dict(ours.pooler.state_dict())
+    theirs.classifier.load_state_dict(ours.output.state_dict())
+    return theirs
 
 
 def with_embedding_norm(ours: MaskedLanguageModel) -> MaskedLanguageModel:

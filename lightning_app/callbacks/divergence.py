@@ -127,6 +127,10 @@ class DivergenceMonitor(pl.Callback):
             self.divergence = Divergence(self._first_bad, rule, self._last_finite)
             trainer.should_stop = True
 
+    def never_began(self, why: str) -> Outcome:
+        """Return the outcome of a run whose initial values would not be finite."""
+        return self._failed("non_finite", why, 0)
+
     def judge(
         self,
         loss: float,

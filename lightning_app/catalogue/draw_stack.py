@@ -66,7 +66,10 @@ def _step_notes(spec: StackSpec) -> list[str]:
     """Return what the layers share, and what happens between them."""
     notes = ["one block for all layers"] * (spec.share == "all")
     if spec.step_signal != "none":
-        notes.append(f"before each layer: + positions and a {spec.step_signal} signal of the layer")
+        signal = f"a {spec.step_signal} signal of the layer"
+        notes.append(
+            f"before each layer: + {signal}, and the table of positions where they have one"
+        )
     if spec.halting is not None:
         names = (field.name for field in fields(spec.halting))
         shown = [f"{name} {getattr(spec.halting, name):.4g}" for name in names]

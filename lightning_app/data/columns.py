@@ -1,10 +1,14 @@
-"""What a row of a corpus is: a line, a pair of lines, or one or two texts with a label."""
+"""What a row of a corpus is: a line, a pair of lines, texts with a label, or a question."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_app.task_facts import TASKS
+
+if TYPE_CHECKING:
+    from lightning_app.scores.offsets import PieceOffsets
 
 Columns = dict[str, list[Any]]
 Dropped = dict[str, int]
@@ -20,7 +24,7 @@ class RowKind:
         budgets: The tokens of a batch for which the share of padding is written down; windows of
             packed text have none.
         strips: Whether lines lose the white space around them.
-        label: The column that holds a number for each row; empty for rows without one.
+        beside: The columns that no model reads: labels, and what scores need.
     """
 
     unit: ClassVar[str] = "lines"
@@ -28,7 +32,7 @@ class RowKind:
     unused: ClassVar[Sequence[str]] = ("source_language", "max_length", "document_separator")
     budgets: ClassVar[Sequence[int]] = ()
     strips: ClassVar[bool] = True
-    label: ClassVar[str] = ""
+    beside: ClassVar[Sequence[str]] = ()
 
     def languages(self, source: str, target: str) -> list[str]:
         """Return those that are read."""
@@ -51,6 +55,15 @@ class RowKind:
         `reference` holds published plain target lines; `plain` turns a target line into one.
         """
         return {}
+
+    def labels(
+        self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
+    ) -> Sequence[Any] | None:
+        """Return the label of each row, numbers of one shape; None for rows without labels.
+
+        `offsets` returns the tokens of a text and the characters that they cover.
+        """
+        return None
 
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
         """Return what the description of a corpus says of the rows that `usable` left out."""
@@ -159,11 +172,60 @@ class LabelledTexts(RowKind):
     predicted = "first"
     unused = ("source_language", "max_length", "document_separator")
     strips = False  # a table may have empty columns at the end of a line
-    label = "label"
+    beside = ("label",)
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
         """Leave out nothing."""
         return rows, {}
+
+    def labels(
+        self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
+    ) -> Sequence[Any] | None:
+        """Return the numbers."""
+        return rows["label"]
+
+    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
+        """Return nothing."""
+        return ""
+
+
+class Questions(RowKind):
+    """A `question` on a `context`, with its `id`, the texts of its `answers`, and its `article`.
+
+    `starts` holds the character of the context at which each answer begins. A context is stored
+    with the first of its questions alone; the next ones have an empty one. No row is left out.
+    """
+
+    unit = "questions"
+    predicted = "question"
+    unused = ("source_language", "max_length", "document_separator")
+    strips = False
+    beside = ("id", "answers", "starts", "article")
+
+    def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
+        """Leave out nothing."""
+        return rows, {}
+
+    def texts(
+        self, rows: Columns, reference: Sequence[str] | None, plain: Callable[[str], str]
+    ) -> Mapping[str, Sequence[str]]:
+        """Return what answers are cut from and compared with, as JSON: a text may have lines."""
+        kept = ("id", "context", "answers")
+        return {name: [json.dumps(x, ensure_ascii=False) for x in rows[name]] for name in kept}
+
+    def labels(
+        self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
+    ) -> Sequence[Any] | None:
+        """Return the first and last token of the first answer in the context; -1, -1 for none."""
+        found, pieces = [], None
+        for context, answers, starts in zip(
+            rows["context"], rows["answers"], rows["starts"], strict=True
+        ):
+            pieces = offsets(context) if context else pieces
+            assert pieces is not None, "the first question has its context"
+            span = pieces.pieces_of(starts[0], starts[0] + len(answers[0])) if answers else (-1, -1)
+            found.append(span)
+        return found
 
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
         """Return nothing."""
@@ -178,7 +240,7 @@ def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:
     if facts.pairs:
         return SentencePairs()
     if facts.labelled:
-        return LabelledTexts()
+        return {"numbers": LabelledTexts, "answers": Questions}[facts.labelled]()
     return RunningText() if facts.running_text else RowKind()
 
 

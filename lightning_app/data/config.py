@@ -54,10 +54,12 @@ class DataConfig:
     name: str = "synthetic"
     """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles),
     tinyshakespeare (plays), text (own files in `root`), synthetic (built-in German-English grammar,
-    needs no download); for the task glue cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte."""
+    needs no download); for the task glue cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte; for the
+    task squad squad1 (version 1.1) or squad2 (2.0)."""
     root: str | None = None
     """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2,
-    .../tinyshakespeare or .../glue/RTE if that variable is set, else the corpus is downloaded once.
+    .../tinyshakespeare, .../glue/RTE or .../squad if that variable is set, else the corpus is
+    downloaded once.
     ``hf://OWNER/NAME``: the parquet files of that dataset on the hub."""
     cache: str | None = None
     """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
@@ -79,7 +81,15 @@ class DataConfig:
     split, which char and byte always have."""
     window: int = 128
     """Tokens in a window of packed text (masked_lm, causal_lm), and the most tokens of a row, marks
-    included, where next sentences are predicted and in glue, which cuts longer texts."""
+    included, where next sentences are predicted and in glue, which cuts longer texts, and squad,
+    which reads a long context in several windows."""
+    context_stride: int = 128
+    """Tokens from the start of a window of a context to the start of the next one (squad), as
+    doc_stride of BERT's code. Hugging Face's tokenizers call the overlap of windows stride."""
+    train_from_dev: float | None = None
+    """For squad1 and squad2 without their training set: the share of the articles of the dev set
+    that train. Only the other articles are evaluated, and protocol in a result says so, since such
+    scores are not the published ones; null for the training set."""
     evaluation_stride: int | None = None
     """Tokens from the start of a window to that of the next one in an evaluation, where each window
     predicts what the one before it did not; null for window, which is no overlap (causal_lm)."""
@@ -148,6 +158,7 @@ class DataConfig:
             raise UserError(f"data.vocab_size is {self.vocab_size}: at least 6 needed")
         reader = CORPORA[self.name]()
         self._check_labels(reader)
+        self._check_division(reader)
         self._check_whole_word()
         self._check_sentences(reader)
         self._check_documents(reader)
@@ -177,11 +188,16 @@ class DataConfig:
 
     def _check_labels(self, reader: "CorpusReader") -> None:
         labelled = TASKS[self.task].labelled
-        if labelled != reader.labelled:
-            has, needs = ("labels", "no labels") if reader.labelled else ("no labels", "labels")
+        if bool(labelled) != bool(reader.labels_of):
+            has, needs = ("labels", "no labels") if reader.labels_of else ("no labels", "labels")
             raise UserError(
                 f"data.name '{self.name}' has {has}: model.objective.kind '{self.task}' needs "
                 f"a corpus with {needs}"
+            )
+        if labelled and labelled != TASKS[reader.labels_of].labelled:
+            raise UserError(
+                f"data.name '{self.name}' has the labels of model.objective.kind "
+                f"'{reader.labels_of}', not of '{self.task}'"
             )
         if self.init_from is not None and not labelled:
             raise UserError(
@@ -192,6 +208,19 @@ class DataConfig:
             raise UserError(
                 f"data.window is {self.window}: two texts and their 3 marks need at least "
                 f"{LEAST_PAIR}"
+            )
+
+    def _check_division(self, reader: "CorpusReader") -> None:
+        if self.train_from_dev is None:
+            return
+        if not reader.divides_dev:
+            raise UserError(
+                f"data.train_from_dev is {self.train_from_dev}: data.name '{self.name}' does not "
+                "divide its dev set, so null is needed"
+            )
+        if not 0 < self.train_from_dev < 1:
+            raise UserError(
+                f"data.train_from_dev is {self.train_from_dev}: a number between 0 and 1 needed"
             )
 
     def _check_whole_word(self) -> None:
@@ -297,7 +326,8 @@ class CorpusReader:
         folder: The name of its folder below $LIGHTNING_APP_DATA; empty where it has none there.
         tokenized: Whether words and punctuation are separated by spaces.
         separated: Whether `data.document_separator` says where its documents end.
-        labelled: Whether its rows are texts with labels.
+        labels_of: The task whose labels its rows have; empty for text without labels.
+        divides_dev: Whether `data.train_from_dev` can divide its dev set.
         base: The shipped config whose `data` section `ablate prepare --data NAME` uses.
     """
 
@@ -307,7 +337,8 @@ class CorpusReader:
     folder: ClassVar[str] = ""
     tokenized: ClassVar[bool] = True
     separated: ClassVar[bool] = False
-    labelled: ClassVar[bool] = False
+    labels_of: ClassVar[str] = ""
+    divides_dev: ClassVar[bool] = False
     base: ClassVar[str] = ""
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
@@ -346,6 +377,20 @@ class CorpusReader:
             UserError: naming the file and the line that is no row.
         """
         return columns
+
+    def divided(
+        self, config: DataConfig, splits: dict[str, dict[str, list[Any]]]
+    ) -> dict[str, dict[str, list[Any]]]:
+        """Return the splits of a corpus whose dev set is divided by `data.train_from_dev`.
+
+        Args:
+            config: The `data` section of a run.
+            splits: The columns of each split but train, which was not read.
+
+        Raises:
+            UserError: the dev set cannot be divided.
+        """
+        raise NotImplementedError
 
     def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int] | None:
         """Return the lines at which the documents of a running text begin, the first one at 0.
@@ -392,6 +437,7 @@ class GeneratedCorpus(CorpusReader):
 _LEAST = {
     "tokens_per_batch": 1,
     "window": 2,
+    "context_stride": 1,
     "evaluation_streams": 1,
     "max_length": 1,
     "num_workers": 0,

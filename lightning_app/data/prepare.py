@@ -3,10 +3,12 @@
 <cache>/<name>-<checksum of what made it>/
     meta.json  tokenizer.model  digests.sha256
     <split>.<column>.{ids,offsets}.npy      row i is ids[offsets[i]:offsets[i + 1]], ends in EOS
-    <split>.labels.npy                      the label of each row, where rows have labels
+    <split>.labels.npy                      the label of each row, where rows have labels: a
+                                            number, or the first and last token of an answer
     <split>.documents.npy                   places of ids at which documents begin, where known;
                                             a row is a sentence where next sentences are predicted
     <split>.{source,target,reference}.txt   valid and test of a translation corpus
+    <split>.{id,context,answers}.txt        valid and test of questions: JSON, one a line
 """
 
 import hashlib
@@ -35,7 +37,7 @@ from lightning_app.parent import find_parent
 # The fields of the config that decide what is in the folder, and the code that makes it.
 _KEY = (
     *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
-    *("document_separator", "next_sentence"),
+    *("document_separator", "next_sentence", "train_from_dev"),
 )
 _CODE = (
     "columns",
@@ -43,6 +45,7 @@ _CODE = (
     "token_batching",
     "digests",
     "download",
+    "../scores/offsets",
     "moses",
     "prepare",
     "sentences",
@@ -96,7 +99,10 @@ class PreparedCorpus:
         return np.diff(self.offsets(split, column))
 
     def labels(self, split: str) -> np.ndarray:
-        """Return the label of each row, float64: a class from 0 on, or a score."""
+        """Return the label of each row, float64: a class from 0 on, a score, or (row, 2) tokens.
+
+        Those are the first and the last token of an answer in its context, -1 for no answer.
+        """
         return np.load(self.folder / f"{split}.labels.npy", mmap_mode="r")
 
     def documents(self, split: str) -> np.ndarray:
@@ -104,7 +110,7 @@ class PreparedCorpus:
         return np.load(self.folder / f"{split}.documents.npy", mmap_mode="r")
 
     def lines(self, split: str, kind: str) -> list[str]:
-        """Return the `source`, `target` (as in the corpus) or `reference` (plain) lines."""
+        """Return the lines of a kind of text: those of `RowKind.texts`."""
         # Reading as text would turn a carriage return inside a line to the end of a line.
         text = (self.folder / f"{split}.{kind}.txt").read_bytes().decode("utf-8")
         lines = text.split("\n")[:-1]
@@ -183,15 +189,15 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         split: {column: list(rows[column]) for column in rows.column_names}
         for split, rows in corpus.splits.items()
     }
-    labels = {split: columns.pop(kind.label) for split, columns in splits.items() if kind.label}
     dropped: dict[str, dict[str, int]] = {}
     for split in splits:
         splits[split], dropped[split] = kind.usable(splits[split], split, corpus.max_ratio)
     _refuse_empty(splits, config)
 
     def training_lines() -> Iterator[str]:
-        for column in splits["train"].values():
-            yield from column
+        for name, column in splits["train"].items():
+            if name not in kind.beside:
+                yield from column
 
     if config.init_from is None:
         model = tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
@@ -202,7 +208,11 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     trained = tokenizer.load_tokenizer(path)
 
     encoded = {
-        split: {column: trained.encode_lines(lines) for column, lines in columns.items()}
+        split: {
+            column: trained.encode_lines(lines)
+            for column, lines in columns.items()
+            if column not in kind.beside
+        }
         for split, columns in splits.items()
     }
     encoded["train"], too_long = kind.short(encoded["train"], config.max_length)
@@ -220,7 +230,10 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             _save(folder / f"{split}.{column}.offsets.npy", offsets)
             content.update(ids.tobytes())
             content.update(offsets.tobytes())
-    for split, numbers in labels.items():
+    for split, columns in splits.items():
+        numbers = kind.labels(columns, trained.offsets)
+        if numbers is None:
+            continue
         array = np.array(numbers, dtype=np.float64)
         _save(folder / f"{split}.labels.npy", array)
         content.update(array.tobytes())
@@ -304,6 +317,8 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
 
 
 def _label_counts(labels: np.ndarray) -> str:
+    if labels.ndim == 2:
+        return f"{np.sum(labels[:, 0] >= 0):,} of {len(labels):,} questions of valid have an answer"
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > 3:
         return f"{labels.min():g} to {labels.max():g}, mean {labels.mean():.3f}, of valid"
@@ -333,7 +348,7 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
     if meta["documents"]:
         rows.append(("documents", split_sizes(meta["documents"])))
-    if kind.label:
+    if kind.beside:
         rows.append(("labels", _label_counts(corpus.labels("valid"))))
     else:
         entropy = meta["unigram_entropy"]["valid"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SUFFIXES = ("", ".gz", ".xz")
+_DIVIDES = ", and data.train_from_dev a share of the dev set that trains instead"
 
 
 def cache_root(config: DataConfig) -> Path:
@@ -41,7 +42,8 @@ def locate(config: DataConfig) -> Source:
     Raises:
         UserError: a folder or file is missing, or the download fails.
     """
-    if isinstance(CORPORA[config.name](), GeneratedCorpus):
+    reader = CORPORA[config.name]()
+    if isinstance(reader, GeneratedCorpus):
         return Source()
     root = _root(config)
     if not root.is_dir():
@@ -51,8 +53,11 @@ def locate(config: DataConfig) -> Source:
     for split, stem in config.splits.items():
         if split == "test" and not _has_test(root, config):
             continue
-        names = CORPORA[config.name]().file_names(config, stem)
-        columns[split] = {column: _find(root, *names[column]) for column in names}
+        if split == "train" and config.train_from_dev is not None:
+            continue
+        names = reader.file_names(config, stem)
+        hint = _DIVIDES if split == "train" and reader.divides_dev else ""
+        columns[split] = {column: _find(root, *names[column], hint=hint) for column in names}
         raw = f"{stem}.raw.{config.target_language}"
         if config.pairs and split != "train" and _exists(root, raw):
             references[split] = _find(root, raw)
@@ -155,7 +160,7 @@ def _exists(root: Path, name: str) -> bool:
     return any((root / (name + suffix)).is_file() for suffix in SUFFIXES)
 
 
-def _find(root: Path, *names: str) -> Path:
+def _find(root: Path, *names: str, hint: str = "") -> Path:
     for name in names:
         for suffix in SUFFIXES:
             path = root / (name + suffix)
@@ -163,7 +168,7 @@ def _find(root: Path, *names: str) -> Path:
                 return path
     wanted = " or ".join(f"{name}[.gz|.xz]" for name in names)
     raise UserError(
-        f"data.root: {root} has no file {wanted}; data.splits names the stem of each split"
+        f"data.root: {root} has no file {wanted}; data.splits names the stem of each split{hint}"
     )
 
 
@@ -211,6 +216,8 @@ def read(source: Source, config: DataConfig) -> Corpus:
             split: reader.parse(_read_split(columns, strips), next(iter(columns.values())))
             for split, columns in source.columns.items()
         }
+        if config.train_from_dev is not None:
+            lines = reader.divided(config, lines)
     references = {split: read_lines(path) for split, path in source.references.items()}
     for split, reference in references.items():
         if len(reference) != len(lines[split]["target"]):

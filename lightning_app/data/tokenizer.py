@@ -7,12 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lightning_app.data.config import TokenizerKind
 from lightning_app.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning_app.scores.offsets import PieceOffsets
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 SPECIALS = 5  # ids below are no pieces of text
@@ -43,6 +46,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def word_starts(self) -> list[bool]:
         """Return for each id whether it begins a word; a special id does."""
+
+    @abstractmethod
+    def offsets(self, text: str) -> "PieceOffsets":
+        """Return the ids of `encode` with the characters that each of them covers."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -88,6 +95,12 @@ class Pieces(Tokenizer):
         found[UNK] = all(begin)
         return found
 
+    def offsets(self, text: str) -> "PieceOffsets":
+        """Return the ids of `encode` with the characters that each of them covers."""
+        from lightning_app.scores.offsets import piece_offsets
+
+        return piece_offsets(self._model, text)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; special ids other than UNK leave no trace."""
         return self._model.decode([int(i) for i in ids if i == UNK or i >= SPECIALS])
@@ -112,6 +125,16 @@ class Bytes(Tokenizer):
     def word_starts(self) -> list[bool]:
         """Return true for each id: a byte is no piece of a word that could be found."""
         return [True] * self.vocab_size
+
+    def offsets(self, text: str) -> "PieceOffsets":
+        """Return the ids of `encode`; each byte covers the character that it is a part of."""
+        from lightning_app.scores.offsets import PieceOffsets
+
+        begins = np.array(
+            [place for place, character in enumerate(text) for _ in character.encode()],
+            dtype=np.int64,
+        )
+        return PieceOffsets(text, np.array(self.encode(text), dtype=np.int64), begins, begins + 1)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`, with U+FFFD where bytes are no UTF-8."""

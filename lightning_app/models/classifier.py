@@ -55,4 +55,21 @@ class TextClassifier(nn.Module):
         """Return z of each row; `segments` has 0 or 1 for the text that a token is of."""
         x = self.embedding(tokens, segments=segments)
         states = self.encoder(x, padding_mask(tokens != self.pad))
-        return self.output(self.dropout(torch.tanh(self.pooler(states[:, 0]))))
+        return self._read(states[:, 0])
+
+    def outputs(
+        self, tokens: Int[Tensor, "batch token"], segments: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch output"]:
+        """Return z of each row, as `forward` does.
+
+        There each block has the states of all tokens for the hooks of a probe. Here the last one
+        goes on with the first token of each row alone, which is all that the pooler reads.
+        """
+        rows, width = tokens.shape
+        first = torch.arange(rows, device=tokens.device) * width
+        x = self.embedding(tokens, segments=segments)
+        (states,) = self.encoder(x, padding_mask(tokens != self.pad), kept=first)
+        return self._read(states)
+
+    def _read(self, first: Float[Tensor, "batch model"]) -> Float[Tensor, "batch output"]:
+        return self.output(self.dropout(torch.tanh(self.pooler(first))))

@@ -60,7 +60,7 @@ class ArchitectureConfig:
     """Length of a learned table; only used by learned positions."""
     clamp_length: int | None = None
     """c: in evaluation all larger distances count as c, and to later tokens as -c (Transformer-XL,
-    XLNet); only used by relative positions."""
+    XLNet); of relative positions alone."""
     embedding_norm: Norm = "none"
     """The norm of the sum of token and position, of an encoder alone. The official code of BERT and
     of RealFormer has layer_norm there; none is our default."""
@@ -69,8 +69,14 @@ class ArchitectureConfig:
         for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 1")
-        if self.clamp_length is not None and self.clamp_length < 1:
-            raise ValueError(f"clamp_length {self.clamp_length}: at least 1")
+        if self.clamp_length is not None:
+            if self.clamp_length < 1:
+                raise ValueError(f"clamp_length {self.clamp_length}: at least 1")
+            if not self.order().clamps:
+                raise ValueError(
+                    f"clamp_length {self.clamp_length} with positions {self.positions}, which have "
+                    "no term of distances; take relative or relative_untied, or leave it out"
+                )
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} {getattr(self, name)}: at least 0 and under 1")

@@ -17,11 +17,11 @@ class ObjectiveConfig:
     """What is trained for and how it is evaluated."""
 
     kind: str = DEFAULT_TASK
-    """The task: translation needs an encoder_decoder, masked_lm and glue an encoder,
+    """The task: translation needs an encoder_decoder, masked_lm, glue and squad an encoder,
     causal_lm a decoder."""
     label_smoothing: float | None = None
     """Share of the target's probability spread evenly over the vocabulary, in the loss alone. null:
-    0.1, and 0 for causal_lm and glue."""
+    0.1, and 0 for causal_lm, glue and squad."""
     intermediate_weight: float = 0.0
     """Weight of the losses of layers below the last: layer l of n predicts too until l / (2n) of
     the steps are done (Al-Rfou et al. 2019: 1); 0 for none."""
@@ -66,6 +66,11 @@ class ObjectiveConfig:
                 f"intermediate_weight {self.intermediate_weight}, second_target_weight "
                 f"{self.second_target_weight}: of kinds that predict tokens; kind {self.kind} "
                 "takes 0 for both"
+            )
+        if TASKS[self.kind].labelled == "answers" and self.smoothing:
+            raise ValueError(
+                f"label_smoothing {self.smoothing}: kind {self.kind} predicts places in a text, of "
+                "which each row has another number; 0 needed"
             )
         if self.glue == "STS-B" and self.smoothing:
             raise ValueError(

@@ -114,9 +114,10 @@ class Outputs:
     def close(self) -> None:
         """Add the quantities over all tokens."""
         if self._tokens:
-            total, entropy = (
-                torch.stack(parts).sum(dim=0) for parts in zip(*self._sums, strict=True)
-            )
+            totals, entropies = zip(*self._sums, strict=True)
+            # Positions as classes: what a shorter batch does not have has the probability 0 there.
+            total = nn.utils.rnn.pad_sequence(list(totals), batch_first=True).sum(dim=0)
+            entropy = torch.stack(entropies).sum(dim=0)
             information = measures.output_information(total, entropy, self._tokens)
             self._tally.mean(Place("output_information", MODEL), information)
 

@@ -62,6 +62,14 @@ class Task(ABC):
     ) -> SplitRows:
         """Return the rows of a split as batches; `seed` None: the same in every epoch and run."""
 
+    @classmethod  # noqa: B027
+    def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:
+        """Refuse a corpus that cannot be read as `data` says, before a run begins.
+
+        Raises:
+            UserError: naming the field.
+        """
+
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
         """Return what the rows of all splits add to the description of the corpus."""
@@ -120,8 +128,12 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, str]]:
-        """Return (row of the split, text) of each row of `batch`."""
+    def predict(self, model: Any, batch: Any, datamodule: Any) -> list[tuple[int, Any]]:
+        """Return (row of the split, text) of each row of `batch`, or what `answers` reads."""
+
+    def answers(self, predicted: Mapping[int, Any], datamodule: Any) -> dict[int, str]:
+        """Return the texts of the test split, given what `predict` found on all ranks by row."""
+        return dict(predicted)
 
     # What probes, pictures and benchmarks ask of a batch
 

@@ -1,7 +1,7 @@
 """Fine-tuning on the tasks of GLUE (Wang et al. 2018, 1804.07461)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
-from lightning_app.data.tokenizer import BOS, SPECIALS, unigram_entropy
+from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.models.classifier import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
 from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig, token_sums
@@ -27,7 +27,15 @@ from lightning_app.scores.correlation import pearson, spearman
 from lightning_app.scores.glue import GlueTask, glue_task
 from lightning_app.task_facts import GLUE_CORPORA
 from lightning_app.tasks.base import Predictions, Task, join_ranks, task
-from lightning_app.tasks.labelled_rows import LabelledBatch, LabelledRows, described_cuts
+from lightning_app.tasks.labelled_rows import (
+    LabelledBatch,
+    LabelledRows,
+    described_cuts,
+    longest_row,
+    one_row,
+    random_tokens,
+    real_tokens,
+)
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 OF_CLASSES = {"f1": f1_of_class_1, "matthews": matthews_correlation}
@@ -107,18 +115,27 @@ class Glue(Task):
 
     def sums(self, model: TextClassifier, batch: LabelledBatch) -> LossSums:
         """Return the sums over the rows of `batch`."""
-        outputs, real = self.logits(model, batch), batch.index >= 0
+        outputs, real = model.outputs(batch.tokens, batch.segments), batch.index >= 0
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         if self.classifies:
             found = token_sums(outputs, batch.labels.long(), real, self.config.smoothing)
-            answers = outputs.detach().argmax(dim=1)
         else:
-            answers = outputs.detach()[:, 0]
             found = squared_sums(outputs[:, 0], batch.labels, real)
         if not torch.is_grad_enabled():
-            pairs = zip(batch.labels[real].tolist(), answers[real].tolist(), strict=True)
+            answers = self._answers(outputs[real]).tolist()
+            pairs = zip(batch.labels[real].tolist(), answers, strict=True)
             self._last = dict(zip(batch.index[real].tolist(), pairs, strict=True))
         return found
+
+    def _answers(self, outputs: Float[Tensor, "row output"]) -> Float[Tensor, " row"]:
+        """Return the likeliest class of each row, or its score; NaN where outputs are not finite.
+
+        Their argmax would be a class, for NaN the first, which is the most frequent one of RTE.
+        """
+        if not self.classifies:
+            return outputs[:, 0]
+        classes = outputs.argmax(dim=1).to(outputs)
+        return classes.where(outputs.isfinite().all(dim=1), math.nan)
 
     def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
         """Return the row of each label, -1 for a blank row."""
@@ -140,24 +157,29 @@ class Glue(Task):
         rows = join_ranks(self._scored)
         assert len(rows) == found.tokens, "every row counts once"
         labels, answers = zip(*(rows[row] for row in sorted(rows)), strict=True)
+        last = "mse" if self.facts.classes is None else "accuracy"
+        scored: dict[str, float] = dict.fromkeys((*self.facts.metrics, last), math.nan)
+        # A diverged run is a result: it has no score.
+        if all(map(math.isfinite, answers)):
+            scored |= self._scored_by(labels, answers)
+        if self.facts.classes is not None:
+            classes = [int(label) for label in labels]
+            alike = count_pairs(classes, classes, self.facts.classes)
+            scored["majority_accuracy"] = majority_share(alike)
+        return {f"{stage}/{name}": value for name, value in scored.items()}
+
+    def _scored_by(self, labels: Sequence[float], answers: Sequence[float]) -> dict[str, float]:
+        """Return the scores of finite answers."""
         if self.facts.classes is None:
             error = math.fsum((x - y) ** 2 for x, y in zip(labels, answers, strict=True))
-            # A diverged run is a result: it has no correlation.
-            known = all(map(math.isfinite, answers))
-            scored = {
-                name: OF_SCORES[name](labels, answers) if known else math.nan
-                for name in self.facts.metrics
-            }
-            scored["mse"] = error / len(rows)
-        else:
-            counts = count_pairs(
-                [int(label) for label in labels], [int(x) for x in answers], self.facts.classes
-            )
-            further = [name for name in self.facts.metrics if name != "accuracy"]
-            scored = {name: OF_CLASSES[name](counts) for name in further}
-            scored["accuracy"] = accuracy(counts)
-            scored["majority_accuracy"] = majority_share(counts)
-        return {f"{stage}/{name}": value for name, value in scored.items()}
+            scored = {name: OF_SCORES[name](labels, answers) for name in self.facts.metrics}
+            return {**scored, "mse": error / len(labels)}
+        counts = count_pairs(
+            [int(label) for label in labels], [int(x) for x in answers], self.facts.classes
+        )
+        further = [name for name in self.facts.metrics if name != "accuracy"]
+        scored = {name: OF_CLASSES[name](counts) for name in further}
+        return {**scored, "accuracy": accuracy(counts)}
 
     def predict(
         self, model: TextClassifier, batch: LabelledBatch, datamodule: Any
@@ -186,17 +208,15 @@ class Glue(Task):
     def alone(self, batch: LabelledBatch, token: int) -> LabelledBatch:
         """Return the row of the label `token`, which counts rows that are not blank."""
         row = int((batch.index >= 0).nonzero()[token])
-        return _row(batch, row, batch.tokens.shape[1])
+        return one_row(batch, row, batch.tokens.shape[1])
 
     def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
         """Return every token but padding and blank rows."""
-        return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
+        return {"encoder": real_tokens(batch)}
 
     def longest(self, batch: LabelledBatch) -> LabelledBatch:
         """Return the first row with the most tokens."""
-        lengths = (batch.tokens != self.pad).sum(dim=1)
-        row = int(lengths.argmax())
-        return _row(batch, row, int(lengths[row]))
+        return longest_row(batch)
 
     def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
         """Return the rows."""
@@ -204,9 +224,7 @@ class Glue(Task):
 
     def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
         """Return rows of random tokens without padding, whose second half is the second text."""
-        tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
-        tokens[:, 0] = BOS
-        segments = (torch.arange(length) >= length // 2).long().expand(rows, length)
+        tokens, segments = random_tokens(rows, length, vocabulary)
         labels = torch.randint(self.facts.classes or 6, (rows,)).double()
         return LabelledBatch(tokens, segments, labels, torch.arange(rows), torch.tensor(rows))
 
@@ -227,15 +245,4 @@ def squared_sums(
         correct=correct,
         tokens=counted.sum(),
         by_token=by_token,
-    )
-
-
-def _row(batch: LabelledBatch, row: int, length: int) -> LabelledBatch:
-    """Return the first `length` tokens of one row as a batch."""
-    return LabelledBatch(
-        batch.tokens[row : row + 1, :length],
-        batch.segments[row : row + 1, :length],
-        batch.labels[row : row + 1],
-        batch.index[row : row + 1],
-        batch.predicted_tokens.new_ones(()),
     )

@@ -5,12 +5,13 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from lightning_app.data.batching import EpochSampler, Item
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.token_batching import global_batches, share
-from lightning_app.data.tokenizer import BOS, EOS, PAD
+from lightning_app.data.tokenizer import BOS, EOS, PAD, SPECIALS
 
 
 class LabelledBatch(NamedTuple):
@@ -20,7 +21,8 @@ class LabelledBatch(NamedTuple):
         tokens: (batch, token) int64, BOS, the first text, EOS, the second text, EOS, padding; a row
             of one text ends at its EOS.
         segments: (batch, token) int64, 1 for the second text and its EOS, else 0.
-        labels: (batch,) float64, the class from 0 on, or the score.
+        labels: (batch,) float64, the class from 0 on, or the score; (batch, 2) int64, the places of
+            the first and the last token of an answer.
         index: (batch,) int64, row of the split; -1 for a blank row, which counts nowhere.
         predicted_tokens: () int64, rows of the global batch on all ranks together: each predicts
             one label.
@@ -48,11 +50,101 @@ def cut_lengths(first: np.ndarray, second: np.ndarray, longest: int) -> tuple[np
     return first - of_first, second - of_second
 
 
+class Texts(NamedTuple):
+    """One text of each row: tokens `starts` to `starts + lengths` of `ids`."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+@final
+class MarkedRows:
+    """Rows ``BOS first EOS`` or ``BOS first EOS second EOS``: our BOS and EOS are [CLS] and [SEP].
+
+    Attributes:
+        lengths: The tokens of each row, with its marks.
+    """
+
+    def __init__(self, first: Texts, second: Texts | None) -> None:
+        self._first, self._second = first, second
+        self.lengths = first.lengths + 2
+        if second is not None:
+            self.lengths = self.lengths + second.lengths + 1
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens (rows, longest) and their segments."""
+        place = np.arange(self.lengths[rows].max())
+        # the places of both EOS
+        end, last = self._first.lengths[rows, None] + 1, self.lengths[rows, None] - 1
+        tokens = np.full((len(rows), len(place)), PAD, dtype=np.int64)
+        tokens[:, 0] = BOS
+        tokens[(place == end) | (place == last)] = EOS
+        _fill(tokens, self._first, rows, (place > 0) & (place < end), place - 1)
+        if self._second is not None:
+            inside = (place > end) & (place < last)
+            _fill(tokens, self._second, rows, inside, place - end - 1)
+        return tokens, ((place > end) & (place <= last)).astype(np.int64)
+
+    def batch(
+        self, rows: np.ndarray, labels: np.ndarray, rank: int, world_size: int
+    ) -> LabelledBatch:
+        """Return the share of a rank in the global batch `rows`; `labels` has those of all rows."""
+        tokens, segments = self.take(rows)
+        mine = share(np.arange(len(rows)), rank, world_size)
+        index = rows[mine].astype(np.int64)
+        if len(mine) == 0:  # a rank without a row reads the first one, which does not count
+            mine, index = np.array([0]), np.array([-1])
+        return LabelledBatch(
+            torch.from_numpy(tokens[mine]),
+            torch.from_numpy(segments[mine]),
+            torch.from_numpy(labels[rows[mine]]),
+            torch.from_numpy(index),
+            torch.tensor(len(rows)),
+        )
+
+
+def _fill(
+    tokens: np.ndarray, texts: Texts, rows: np.ndarray, inside: np.ndarray, at: np.ndarray
+) -> None:
+    tokens[inside] = texts.ids[(texts.starts[rows, None] + at)[inside]]
+
+
+def one_row(batch: LabelledBatch, row: int, length: int) -> LabelledBatch:
+    """Return the first `length` tokens of one row as a batch."""
+    return LabelledBatch(
+        batch.tokens[row : row + 1, :length],
+        batch.segments[row : row + 1, :length],
+        batch.labels[row : row + 1],
+        batch.index[row : row + 1],
+        batch.predicted_tokens.new_ones(()),
+    )
+
+
+def longest_row(batch: LabelledBatch) -> LabelledBatch:
+    """Return the first row with the most tokens as a batch without padding."""
+    lengths = (batch.tokens != PAD).sum(dim=1)
+    row = int(lengths.argmax())
+    return one_row(batch, row, int(lengths[row]))
+
+
+def real_tokens(batch: LabelledBatch) -> Bool[Tensor, "row token"]:
+    """Return every token but padding and blank rows."""
+    return (batch.index >= 0)[:, None] & (batch.tokens != PAD)
+
+
+def random_tokens(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return random tokens without padding, whose second half is the second text, and segments."""
+    tokens = torch.randint(SPECIALS, vocabulary, (rows, length))
+    tokens[:, 0] = BOS
+    return tokens, (torch.arange(length) >= length // 2).long().expand(rows, length)
+
+
 @final
 class LabelledRows:
     """A split: (epoch, rows of a global batch) -> this rank's `LabelledBatch`.
 
-    BERT's [CLS] and [SEP] are our BOS and EOS. An epoch has every row once. Rows are sorted into
+    An epoch has every row once. Rows are sorted into
     batches of similar length, so that little is padding.
 
     Args:
@@ -82,19 +174,19 @@ class LabelledRows:
     ) -> None:
         self.regression = regression
         self.labels = np.asarray(corpus.labels(split))
-        self._ids = {"first": corpus.ids(split, "first")}
-        self._starts = {"first": np.asarray(corpus.offsets(split, "first"))[:-1]}
-        first = np.diff(corpus.offsets(split, "first")) - 1  # a stored text ends in EOS
-        second, marks = np.zeros_like(first), 2
-        self.pair = (corpus.folder / f"{split}.second.ids.npy").exists()
-        if self.pair:
-            self._ids["second"] = corpus.ids(split, "second")
-            self._starts["second"] = np.asarray(corpus.offsets(split, "second"))[:-1]
-            second, marks = np.diff(corpus.offsets(split, "second")) - 1, 3
-        assert len(first) == len(second) == len(self.labels)
-        self.cut = int(np.sum(first + second > window - marks))
-        self._first, self._second = cut_lengths(first, second, window - marks)
-        self.lengths = self._first + self._second + marks
+        first = stored_texts(corpus, split, "first")
+        second, marks, lengths = None, 2, np.zeros_like(first.lengths)
+        if (corpus.folder / f"{split}.second.ids.npy").exists():
+            second, marks = stored_texts(corpus, split, "second"), 3
+            lengths = second.lengths
+        assert len(first.lengths) == len(lengths) == len(self.labels)
+        self.cut = int(np.sum(first.lengths + lengths > window - marks))
+        kept, others = cut_lengths(first.lengths, lengths, window - marks)
+        self._texts = MarkedRows(
+            first._replace(lengths=kept),
+            None if second is None else second._replace(lengths=others),
+        )
+        self.lengths = self._texts.lengths
         self._seed, self._rank, self._world_size = seed, rank, world_size
 
     def __len__(self) -> int:
@@ -114,41 +206,14 @@ class LabelledRows:
         """Return the labels; only those of `rows`, if they are given."""
         return self.labels if rows is None else self.labels[rows]
 
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens (rows, longest) and their segments."""
-        place = np.arange(self.lengths[rows].max())
-        end, last = (
-            self._first[rows, None] + 1,
-            self.lengths[rows, None] - 1,
-        )  # the places of both EOS
-        tokens = np.full((len(rows), len(place)), PAD, dtype=np.int64)
-        tokens[:, 0] = BOS
-        tokens[(place == end) | (place == last)] = EOS
-        self._fill(tokens, "first", rows, (place > 0) & (place < end), place - 1)
-        if self.pair:
-            self._fill(tokens, "second", rows, (place > end) & (place < last), place - end - 1)
-        return tokens, ((place > end) & (place <= last)).astype(np.int64)
-
-    def _fill(
-        self, tokens: np.ndarray, text: str, rows: np.ndarray, inside: np.ndarray, at: np.ndarray
-    ) -> None:
-        source = (self._starts[text][rows, None] + at)[inside]
-        tokens[inside] = self._ids[text][source]
-
     def __getitem__(self, item: Item) -> LabelledBatch:
-        _, rows = item
-        tokens, segments = self.take(rows)
-        mine = share(np.arange(len(rows)), self._rank, self._world_size)
-        index = rows[mine].astype(np.int64)
-        if len(mine) == 0:  # a rank without a row reads the first one, which does not count
-            mine, index = np.array([0]), np.array([-1])
-        return LabelledBatch(
-            torch.from_numpy(tokens[mine]),
-            torch.from_numpy(segments[mine]),
-            torch.from_numpy(self.labels[rows[mine]]),
-            torch.from_numpy(index),
-            torch.tensor(len(rows)),
-        )
+        return self._texts.batch(item[1], self.labels, self._rank, self._world_size)
+
+
+def stored_texts(corpus: PreparedCorpus, split: str, column: str) -> Texts:
+    """Return the texts of a column of a prepared corpus, without the EOS that each ends in."""
+    offsets = np.asarray(corpus.offsets(split, column))
+    return Texts(corpus.ids(split, column), offsets[:-1], np.diff(offsets) - 1)
 
 
 def described_cuts(rows: Mapping[str, LabelledRows]) -> str:

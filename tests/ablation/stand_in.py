@@ -19,6 +19,8 @@ from lightning_app.ablation.supervision.process import Job
 from lightning_app.atomic_write import write_whole
 from lightning_app.errors import UserError
 from lightning_app.identity.ids import Identity
+from lightning_app.parent import with_parent
+from lightning_app.run_folder import RunFolder
 
 BASE = {
     "seed_everything": 1,
@@ -32,9 +34,10 @@ BASE = {
             "warmup_steps": 0,
             "reference_steps": 60,
         },
+        "init_from": None,
     },
     # delay: seconds for each step
-    "data": {"name": "synthetic", "seed": 1, "delay": 0.02, "behaviour": "ok"},
+    "data": {"name": "synthetic", "seed": 1, "delay": 0.02, "behaviour": "ok", "init_from": None},
 }
 
 
@@ -55,6 +58,7 @@ def resolve(tree: dict, source: str) -> dict:
     if config["model"]["block"]["preset"] == "sas" and config["model"]["block"]["norm"] == "none":
         raise UserError(f"{source}: model.block.norm: 'none' is impossible with sas")
     config["data"]["seed"] = config["seed_everything"]
+    config["data"]["init_from"] = config["model"]["init_from"]
     return config
 
 
@@ -74,6 +78,8 @@ def parse(tree: dict, source: str) -> dict:
 
 
 def cell_id(config: dict) -> str:
+    if config.get("model", {}).get("init_from"):
+        config = with_parent(config)
     relevant = {**config, "trainer": {**config["trainer"], "devices": None}}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -140,10 +146,19 @@ def run_cell(job: Job, rank: int) -> None:
         "started": started,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
     }
+    leave_weights(job.folder, result["id"], text=run_dir.name)
     write_whole(run_dir / "result.json", json.dumps(result))
     note("end", run_dir.name, attempt)
     if behaviour == "crash after the result":
         raise RuntimeError("too late to matter")
+
+
+def leave_weights(run: RunFolder, identity: str, text: str) -> None:
+    """Write what a child of a run reads."""
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    write_whole(run.checkpoint("last"), text)
+    write_whole(run.tokenizer, "a tokenizer")
+    write_whole(run.identity, json.dumps({"id": identity}))
 
 
 def is_told_to_stop(job: Job, config: dict, step: int) -> bool:

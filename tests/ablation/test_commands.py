@@ -56,7 +56,8 @@ def test_plan_run_and_run_again(tmp_path: Path, cache: str) -> None:
     assert first.returncode == 0, first.stderr
     assert "[2/2]" in first.stderr
     told = json.loads(first.stdout)
-    assert told["states"] == {"ok": 0, "diverged": 2, "pruned": 0, "failed": 0, "missing": 0}
+    states = {"ok": 0, "diverged": 2, "pruned": 0, "failed": 0, "missing": 0, "waiting": 0}
+    assert told["states"] == states
     assert (told["schema"], told["command"], told["exit_code"]) == (1, "run", 0)
     section = (ROOT / "docs" / "json.md").read_text().split("\n## run\n")[1].split("\n## ")[0]
     heads = re.findall(r"^- ([^:]+):", section, re.M)

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_app.ablation.cells import combinations
 from lightning_app.ablation.grid_spec import find_grid, read_spec
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import same
@@ -307,3 +308,43 @@ def test_values_mean_the_same_or_not() -> None:
     assert not same(1, True)
     assert not same(400.0, 400.001)
     assert not same("1", 1)
+
+
+STEPS = {"data.name": {"rte": 900, "cola": 2500, "mrpc": 900}}
+FOLLOWS = {"data.name": ["cola", "rte", "mrpc"], "trainer.max_steps": STEPS, "seed_everything": [1]}
+
+
+def test_an_axis_may_follow_another(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path, axes=FOLLOWS, sensitivity={}, exclude=[]))
+    assert spec.axes["trainer.max_steps"] == [2500, 900]
+    steps = [(axes["data.name"], axes["trainer.max_steps"]) for axes in combinations(spec)]
+    assert steps == [("cola", 2500), ("rte", 900), ("mrpc", 900)]
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(spec.tree(), sort_keys=False))
+    assert read_spec(copy).tree() == spec.tree()
+    assert read_spec(copy).linked == spec.linked
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "expected a list of values, or the one axis it follows"),
+        ({"data.nmae": {}}, "follows 'data.nmae', which is no axis with a list of values"),
+        ({"trainer.max_steps": {}}, "follows 'trainer.max_steps', which is no axis with a list"),
+        ({"data.name": [1, 2, 3]}, "data.name: expected a value for each of its values"),
+        ({"data.name": {"rte": 1, "cola": 2}}, "data.name: has no value for 'mrpc'"),
+        (
+            {"data.name": {**STEPS["data.name"], "colla": 2}},
+            "data.name: no value 'colla' on that axis; did you mean 'cola'?",
+        ),
+        ({"data.name": {**STEPS["data.name"], "rte": float("nan")}}, "nan is not a finite number"),
+    ],
+)
+def test_a_mistake_in_an_axis_that_follows_another(tmp_path: Path, given: dict, said: str) -> None:
+    axes = {**FOLLOWS, "trainer.max_steps": given}
+    path = write(tmp_path, axes=axes, sensitivity={}, exclude=[])
+    with pytest.raises(UserError) as error:
+        read_spec(path)
+    assert str(error.value).startswith(f"{path}: axes: trainer.max_steps: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

@@ -169,6 +169,30 @@ def test_a_value_that_is_not_finite_is_left_out_and_said(make_grid):
     assert found["differences"] == "1 of 3 of ours without a finite test/sacrebleu."
 
 
+@pytest.mark.parametrize(
+    ("field", "alike", "otherwise"),
+    [("model.objective.label_smoothing", 0.0, 0.1), ("data.evaluation_streams", 1, 8)],
+)
+@pytest.mark.parametrize("metric", ["test/word_perplexity", "test/bits_per_byte"])
+def test_a_perplexity_of_words_measured_otherwise_is_not_compared(
+    make_grid, field, alike, otherwise, metric
+):
+    """The number stays in the results; published ones are of one stream without smoothing."""
+    axes = AXES | {"model.objective.label_smoothing": [0.0], field: [alike, otherwise]}
+    fake = make_grid(loss, axes, curves=False, metrics={metric: 99.0})
+    path = fake.folder / "grid.yaml"
+    grid = yaml.safe_load(path.read_text()) | {"published": [FIGURE | {"metric": metric}]}
+    path.write_text(yaml.safe_dump(grid))
+    rows = comparison(read_results(fake.folder)).to_dict("records")
+    assert len(rows) == 2
+    assert rows[0]["ours"] == 99.0
+    refused = metric == "test/word_perplexity"
+    assert rows[1]["ours"] == ("–" if refused else 99.0)
+    said = f"Not compared: {field} is {otherwise} in ours, and {alike} is needed."
+    assert (said in rows[1]["differences"]) == refused
+    assert {cell.metrics[metric] for cell in read_results(fake.folder).cells} == {99.0}
+
+
 def test_a_row_for_each_value_of_the_other_axes(make_grid):
     axes = AXES | {"model.architecture.model_dim": [64, 128]}
     frame = comparison(grid_with(make_grid, [FIGURE], axes))

@@ -137,6 +137,23 @@ def test_tau_alone_makes_tokens_halt_at_the_first_step() -> None:
     assert bool((run(module, states).steps == 1).all())
 
 
+def test_without_tau_the_task_alone_moves_the_unit() -> None:
+    found = []
+    for tau in (0.0, 0.7):
+        torch.manual_seed(3)
+        module = halting(ponder_weight=tau)
+        states = [torch.randn(2, 7, DIM) for _ in range(6)]
+        module.counted = torch.ones(2, 7, dtype=torch.bool)
+        task = run(module, states).average.square().sum()
+        cost = sum(auxiliary_terms(module, torch.tensor(14.0)).values())
+        unit = list(module.unit.parameters())
+        alone = torch.autograd.grad(task, unit, retain_graph=True)
+        assert all(bool(gradient.any()) for gradient in alone)
+        both = torch.autograd.grad(task + cost, unit)
+        found.append(all(map(torch.equal, both, alone)))
+    assert found == [True, False]
+
+
 def test_the_cost_is_of_the_counted_tokens_per_predicted_token() -> None:
     module = halting(ponder_weight=0.5)
     states = [torch.randn(2, 4, DIM) for _ in range(3)]

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.bench.peers import Projections, linears
+from lightning_app.bench.peers import bert_classifier, linears
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.classifier import CUT, STD, TextClassifier
-from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.objectives.base import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task
 from lightning_app.tasks.labelled_rows import LabelledBatch
 from tests import tiny
@@ -50,52 +50,6 @@ def texts(labels: list[float]) -> LabelledBatch:
     return LabelledBatch(tokens, segments, given, torch.arange(3), torch.tensor(3))
 
 
-@torch.no_grad()
-def hugging_face(ours: TextClassifier, outputs: int) -> Any:
-    """BERT with our weights; the norm of its embedding cancels our factor sqrt(width)."""
-    package = pytest.importorskip("transformers")
-    width, table = ours.embedding.model_dim, ours.embedding.position_table
-    config = package.BertConfig(
-        vocab_size=tiny.VOCABULARY,
-        hidden_size=width,
-        num_hidden_layers=len(ours.encoder.blocks),
-        num_attention_heads=tiny.NUM_HEADS,
-        intermediate_size=13,
-        hidden_act="gelu",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        max_position_embeddings=len(table.weight),  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
-        pad_token_id=tiny.PAD,
-        layer_norm_eps=1e-5,
-        attn_implementation="eager",
-        num_labels=outputs,
-    )
-    theirs = package.BertForSequenceClassification(config).double()
-    embeddings, segments = theirs.bert.embeddings, ours.embedding.segments
-    assert segments is not None
-    positions: Any = table
-    embeddings.word_embeddings.weight.copy_(ours.embedding.tokens.weight)
-    embeddings.position_embeddings.weight.copy_(positions.weight / width**0.5)
-    embeddings.token_type_embeddings.weight.copy_(segments.weight / width**0.5)
-    embeddings.LayerNorm.load_state_dict(ours.embedding.norm.state_dict())
-    embeddings.LayerNorm.eps = 1e-5 / width
-    for block, layer in zip(ours.encoder.blocks, theirs.bert.encoder.layer, strict=True):
-        part: Any = block
-        attention = layer.attention
-        targets = [getattr(attention.self, name) for name in ("query", "key", "value")]
-        sources = Projections.of(part.self_attention)
-        for target, source in zip([*targets, attention.output.dense], sources, strict=True):
-            target.load_state_dict(source.state_dict())
-        attention.output.LayerNorm.load_state_dict(part.around_self.norm_sum.state_dict())
-        inner, outer = linears(part.feed_forward)
-        layer.intermediate.dense.load_state_dict(inner.state_dict())
-        layer.output.dense.load_state_dict(outer.state_dict())
-        layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())
-    theirs.bert.pooler.dense.load_state_dict(ours.pooler.state_dict())
-    theirs.classifier.load_state_dict(ours.output.state_dict())
-    return theirs
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "labels"),
@@ -107,7 +61,8 @@ def test_it_is_bert_of_hugging_face(name: str, labels: list[float]) -> None:
     with torch.no_grad():
         ours.embedding.tokens.weight[tiny.PAD] = 0.0
     outputs = {"RTE": 2, "MNLI": 3, "STS-B": 1}[name]
-    theirs, batch = hugging_face(ours, outputs), texts(labels)
+    pytest.importorskip("transformers")
+    theirs, batch = bert_classifier(ours, attn_implementation="eager"), texts(labels)
     given = batch.labels if outputs == 1 else batch.labels.long()
     real = (batch.tokens != tiny.PAD).long()
     mine: dict[str, Tensor] = {}
@@ -126,14 +81,32 @@ def test_it_is_bert_of_hugging_face(name: str, labels: list[float]) -> None:
     torch.testing.assert_close(loss, found.loss, **near)
     loss.backward()
     found.loss.backward()
-    pairs = {
-        ours.output.weight: theirs.classifier.weight,
-        ours.pooler.weight: theirs.bert.pooler.dense.weight,
-        ours.pooler.bias: theirs.bert.pooler.dense.bias,
-        ours.embedding.norm.weight: theirs.bert.embeddings.LayerNorm.weight,
-    }
-    for mine_, other in pairs.items():
-        torch.testing.assert_close(mine_.grad, other.grad, **near)
+    root = ours.embedding.model_dim**0.5
+    layer, embeddings = theirs.bert.encoder.layer[0], theirs.bert.embeddings
+    block: Any = ours.encoder.blocks[0]
+    position_table: Any = ours.embedding.position_table
+    segments: Any = ours.embedding.segments
+    same = [
+        (ours.output.weight, theirs.classifier.weight, 1.0),
+        (ours.output.bias, theirs.classifier.bias, 1.0),
+        (ours.pooler.weight, theirs.bert.pooler.dense.weight, 1.0),
+        (ours.pooler.bias, theirs.bert.pooler.dense.bias, 1.0),
+        (ours.embedding.norm.weight, embeddings.LayerNorm.weight, 1.0),
+        (position_table.weight, embeddings.position_embeddings.weight, root),
+        (segments.weight, embeddings.token_type_embeddings.weight, root),
+        (block.self_attention.query.weight, layer.attention.self.query.weight, 1.0),
+        (block.self_attention.output.bias, layer.attention.output.dense.bias, 1.0),
+        (linears(block.feed_forward)[1].weight, layer.output.dense.weight, 1.0),
+        (block.around_ff.norm_sum.weight, layer.output.LayerNorm.weight, 1.0),
+    ]
+    for mine_, other, factor in same:
+        assert mine_.grad is not None
+        torch.testing.assert_close(mine_.grad * factor, other.grad, **near)
+        assert other.grad.abs().max() > 1e-6
+    table = ours.embedding.tokens.weight.grad
+    assert table is not None
+    used = torch.arange(len(table)) != tiny.PAD  # in ours the row of padding has no gradient
+    torch.testing.assert_close(table[used], embeddings.word_embeddings.weight.grad[used], **near)
 
 
 @pytest.mark.usefixtures("float64")
@@ -149,6 +122,20 @@ def test_padding_and_the_order_of_rows_change_nothing(preset: str) -> None:
         alone = task.alone(batch, row)
         torch.testing.assert_close(model(alone.tokens, alone.segments)[0], whole[row])
     assert not torch.allclose(model(batch.tokens, 1 - batch.segments), whole)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_outputs_of_training_are_those_of_the_whole_block(preset: str) -> None:
+    """And their gradients; the last block computes less after its map."""
+    model, batch = tiny.randomise(classifier("RTE", preset, max_positions=19)), texts([0.0] * 3)
+    given, gradients = (batch.tokens, batch.segments), []
+    whole, outputs = model(*given), model.outputs(*given)
+    torch.testing.assert_close(outputs, whole, rtol=1e-12, atol=1e-12)
+    for found in (whole, outputs):
+        gradients.append(torch.autograd.grad(found.pow(3).sum(), list(model.parameters())))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
 def test_initial_values_of_the_output() -> None:
@@ -178,7 +165,7 @@ def test_losses_by_hand() -> None:
     task = build_task(objective("STS-B"))
 
     class Constant(nn.Module):
-        def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        def outputs(self, tokens: Tensor, segments: Tensor) -> Tensor:
             return torch.tensor([[2.0], [100.0], [4.5]])
 
     with torch.no_grad():
@@ -193,7 +180,7 @@ def test_losses_by_hand() -> None:
     assert float(sums.by_token[0].sum()) == pytest.approx(float(expected))
 
     class Logits(nn.Module):
-        def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        def outputs(self, tokens: Tensor, segments: Tensor) -> Tensor:
             return torch.tensor([[0.0, math.log(3.0)]] * 3)
 
     classes = build_task(objective("RTE"))
@@ -201,6 +188,29 @@ def test_losses_by_hand() -> None:
         sums = classes.sums(Logits(), texts([1.0, 0.0, 1.0])._replace(index=scores.index))
     assert float(sums.nll) == pytest.approx(-2 * math.log(0.75))
     assert (int(sums.tokens), int(sums.correct)) == (2, 2)  # pyright: ignore[reportArgumentType]
+
+
+@torch.no_grad()
+def test_outputs_that_are_not_finite_have_no_score() -> None:
+    """The argmax of NaN is class 0, which is the most frequent one of RTE."""
+
+    class Diverged(nn.Module):
+        def outputs(self, tokens: Tensor, segments: Tensor) -> Tensor:
+            return torch.tensor([[0.5, 0.0], [math.nan, math.nan], [0.0, 1.0]])
+
+    task, batch = build_task(objective("MRPC")), texts([0.0, 0.0, 1.0])
+    found = {}
+    for rows in ([0, 2], [0, 1, 2]):
+        index = torch.tensor([row if row in rows else -1 for row in range(3)])
+        task.start_decoding()
+        task.sums(Diverged(), batch._replace(index=index))
+        task.decode(Diverged(), batch, "val")
+        found[len(rows)] = task.scores("val", None, Evaluated(0.0, len(rows)))
+    scores = {"val/accuracy": 1.0, "val/f1": 1.0, "val/majority_accuracy": 0.5}
+    assert found[2] == scores
+    assert found[3].pop("val/majority_accuracy") == pytest.approx(2 / 3)
+    assert set(found[3]) == {"val/accuracy", "val/f1"}
+    assert all(map(math.isnan, found[3].values()))
 
 
 def test_mistakes_of_the_objective() -> None:

@@ -85,6 +85,25 @@ def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length
     close(made.embedding.logits(read(made, tokens)), expected)
 
 
+@torch.no_grad()
+@pytest.mark.unchecked_shapes
+@pytest.mark.parametrize("positions", ["relative", "rope"])
+@pytest.mark.parametrize("preset", MAIN)
+def test_segments_without_a_memory_see_themselves_alone(preset: str, positions: str) -> None:
+    """M = 0: the mask has blocks of T tokens; also in training with a memory of evaluation."""
+    made, tokens = model(preset, None, positions), tiny.words(2, 14)
+    sizes = tiny.reference_sizes(
+        tiny.architecture(kind="decoder", **architecture(positions, activation="gelu"))
+    )
+    limited = replace(REFERENCE[preset], localised_span=(T, 0))
+    expected = predict_next(limited, tiny.numpy_parameters(made), sizes, tokens.numpy())
+    close(torch.cat([made(segment) for segment in tokens.split(T, dim=1)], dim=1), expected)
+    later = alike(made, preset, positions, MemorySpec(evaluation_length=6))
+    close(later.embedding.logits(read(later, tokens)), expected)
+    longer = later.embedding.logits(read(later.eval(), tokens))
+    assert (longer - torch.as_tensor(expected)).abs().max() > 1e-3
+
+
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("length", [3, 6])
 @pytest.mark.parametrize("preset", PRESETS)
@@ -373,6 +392,7 @@ def test_a_length_of_zero_is_no_memory() -> None:
         ({}, "learned_per_layer", "positions learned_per_layer with"),
         ({"residual_attention": "qk_sum"}, "relative", "qk_sum"),
         ({"clamp_length": 0}, "relative", "clamp_length 0: at least 1"),
+        ({"clamp_length": 3}, "rope", "clamp_length 3 with positions rope, which have no term"),
         ({"clamp_length": 3, "preset": "sas"}, "relative", "clamp_length 3 with a shaped"),
         (
             {"clamp_length": 3, "adaptive_span": AdaptiveSpan(longest=5)},

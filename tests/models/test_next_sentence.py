@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_app.bench.peers import Projections, linears
+from lightning_app.bench.peers import copy_bert_body, linears
 from lightning_app.blocks.auxiliary import auxiliary_terms
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
@@ -61,8 +61,7 @@ def losses(model: MaskedLanguageModel, batch: MaskedBatch) -> tuple[Tensor, Tens
 def hugging_face(ours: MaskedLanguageModel) -> Any:
     """BERT with our weights; the norm of its embedding cancels our factor sqrt(width)."""
     package = pytest.importorskip("transformers")
-    width, first = ours.embedding.model_dim, ours.encoder.blocks[0]
-    assert isinstance(first, nn.Module)
+    width = ours.embedding.model_dim
     table: Any = ours.embedding.position_table
     config = package.BertConfig(
         vocab_size=tiny.VOCABULARY,
@@ -79,25 +78,7 @@ def hugging_face(ours: MaskedLanguageModel) -> Any:
         attn_implementation="eager",
     )
     theirs = package.BertForPreTraining(config).double()
-    embeddings = theirs.bert.embeddings
-    embeddings.word_embeddings.weight.copy_(ours.embedding.tokens.weight)
-    embeddings.position_embeddings.weight.copy_(table.weight / width**0.5)
-    segments: Any = ours.embedding.segments
-    embeddings.token_type_embeddings.weight.copy_(segments.weight / width**0.5)
-    embeddings.LayerNorm.load_state_dict(ours.embedding.norm.state_dict())
-    embeddings.LayerNorm.eps = 1e-5 / width
-    for block, layer in zip(ours.encoder.blocks, theirs.bert.encoder.layer, strict=True):
-        part: Any = block
-        parts = Projections.of(part.self_attention)
-        attention = layer.attention
-        targets = [getattr(attention.self, name) for name in ("query", "key", "value")]
-        for target, source in zip([*targets, attention.output.dense], parts, strict=True):
-            target.load_state_dict(source.state_dict())
-        attention.output.LayerNorm.load_state_dict(part.around_self.norm_sum.state_dict())
-        inner, outer = linears(part.feed_forward)
-        layer.intermediate.dense.load_state_dict(inner.state_dict())
-        layer.output.dense.load_state_dict(outer.state_dict())
-        layer.output.LayerNorm.load_state_dict(part.around_ff.norm_sum.state_dict())
+    copy_bert_body(ours, theirs.bert)
     head, ours_head = theirs.cls, ours.next_sentence
     assert ours_head is not None
     head.predictions.transform.dense.load_state_dict(ours.transform.state_dict())
@@ -261,6 +242,18 @@ def test_loss_of_pairs_is_a_mean_over_the_pairs_of_all_ranks() -> None:
     gradient = model.next_sentence.pooler.weight.grad
     assert gradient is not None
     assert not gradient.any()
+
+
+def test_the_pooler_learns_from_next_sentences_alone() -> None:
+    """The loss of masked words has no gradient there; that of pairs reaches the encoder, too."""
+    model = tiny.randomise(paired_model("post_ln"))
+    assert model.next_sentence is not None
+    masked, follows = losses(model, pairs())
+    parts = [*model.next_sentence.parameters(), model.encoder.blocks[0].self_attention.query.weight]  # pyright: ignore[reportAttributeAccessIssue]
+    for loss, learns in ((masked, False), (follows, True)):
+        found = torch.autograd.grad(loss, parts, allow_unused=True, retain_graph=True)
+        moved = [gradient is not None and bool(gradient.any()) for gradient in found]
+        assert moved == [*[learns] * 4, True]
 
 
 def test_loss_is_hand_worked() -> None:

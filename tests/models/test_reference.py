@@ -211,6 +211,19 @@ def test_next_token_prediction_equals_reference(case: Case) -> None:
     torch.testing.assert_close(model(tokens), torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
+@parametrize({name: PLAIN[name] for name in ("post_ln", "pre_ln", "realformer", "sas")})
+def test_next_token_gradient_equals_differences_of_reference(case: Case) -> None:
+    model = tiny.randomise(tiny.causal_model(case.block, **case.architecture))
+    tokens, weight = tiny.words(2, 7), torch.randn(2, 7, tiny.VOCABULARY)
+    sizes = tiny.reference_sizes(tiny.architecture(kind="decoder", **case.architecture))
+
+    def reference_loss(parameters: Parameters) -> float:
+        logits = predict_next(case.reference, parameters, sizes, tokens.numpy())
+        return float((logits * weight.numpy()).sum())
+
+    check_slopes(model, (model(tokens) * weight).sum(), reference_loss)
+
+
 @parametrize(SMOOTH)
 def test_translation_gradient_equals_differences_of_reference(case: Case) -> None:
     model = tiny.randomise(tiny.translator(case.block, **case.architecture))

@@ -59,6 +59,22 @@ def test_without_biases_and_projections_there_are_no_positions() -> None:
     torch.testing.assert_close(last[0], last[1])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
+def test_without_biases_and_projections_a_stack_is_one_without_positions(preset: str) -> None:
+    """Of any depth; the positions of the other model are in its embedding alone."""
+    made = model(preset)
+    other = tiny.causal_model(preset, positions="sinusoidal").eval()
+    state = {k: v for k, v in made.state_dict().items() if "decoder.place." not in k}
+    other.load_state_dict(state)
+    x, mask = torch.randn(2, 7, 10), tiny.causal_mask(7, torch.device("cpu"))
+    expected = other.decoder(x, mask)
+    assert (made.decoder(x, mask) - expected).abs().max() > 1e-3
+    for parameter in term(made).parameters():
+        parameter.zero_()
+    torch.testing.assert_close(made.decoder(x, mask), expected, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("form", ["plain", "reversible", "blocked", "stored"])
 def test_every_form_of_residual_attention_takes_the_features(form: Any) -> None:
     made, tokens = model("realformer"), tiny.words(3, 9)

@@ -203,7 +203,8 @@ class Study:
             raise UserError(f"{self._grid.name}: metric.name: runs report no '{name}' ({known})")
         value = result["metrics"].get(name)
         if self._grid.plan.mode == "max":
-            return 0.0 if value is None else value  # no run has a metric below 0
+            # A correlation is 0 where the context is ignored, and no share is below 0.
+            return 0.0 if value is None else value
         worst = math.inf if value is None else value
         if diverged and name in _LOWER_IS_BETTER_CAPS:
             return min(worst, _LOWER_IS_BETTER_CAPS[name](entropy))

@@ -116,10 +116,10 @@ def answer(channel: Connection, function: Callable[..., Any], *arguments: Any) -
     channel.send(reply)
 
 
-def make_plan(program: str, spec: GridSpec) -> Plan:
+def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
     """The plan of a grid. It is made in a child, because the parser is slow to import."""
     module = importlib.import_module(program)
-    return expand(spec, module.resolve, module.identify)[0]
+    return expand(spec, module.resolve, module.identify, experiments)[0]
 
 
 def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:

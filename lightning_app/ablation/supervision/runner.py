@@ -103,13 +103,13 @@ def run_grid(
             _check_slots(storage, slots)
             fresh = None
             if not folder.path.exists():  # plan first: a mistake in the grid creates no folder
-                fresh = ask(stop, make_plan, program, spec)
-                ask(stop, prepare_data, program, fresh.data)
+                fresh = ask(stop, make_plan, program, spec, folder.path.parent)
+                ask(stop, prepare_data, program, Grid(spec, folder, fresh).data)
             why = f"{folder}: another supervisor is starting; waiting for it"
             with turn(folder.start_lock, lambda: stop.requested, why):
                 lock = supervisor_lock(folder, storage.shown, storage.several)
                 alone = held.enter_context(lock)
-                make = partial(ask, stop, make_plan, program, spec)
+                make = partial(ask, stop, make_plan, program, spec, folder.path.parent)
                 grid = current_grid(spec, folder, lambda: fresh or make(), alone, corpus)
                 if options.rerun_stale:
                     _rerun_stale(grid, program, stop, alone)
@@ -129,7 +129,7 @@ def run_grid(
             if (total or elsewhere) and time.monotonic() < until:
                 print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
                 if grid.plan is not fresh:
-                    ask(stop, prepare_data, program, grid.plan.data)
+                    ask(stop, prepare_data, program, grid.data)
                 supervisor = Supervisor(grid, queue, slots, options, stop, program, index, until)
                 supervisor.run(total)
             return Ending(grid=grid, elsewhere=queue.elsewhere())
@@ -154,14 +154,18 @@ def current_grid(
     except DamagedPlan as error:
         print(error, flush=True)
         plan = None
-    valid = plan is not None and is_valid(plan, spec, corpus)
+    valid = plan is not None and is_valid(plan, spec, corpus, folder.path.parent)
     if not valid and not alone:
         raise UserError(
             f"{folder}: other supervisors run this grid from another version of {spec.source}, of "
             "its corpus or of this program; let them end "
             "first"
         )
+    # Parents may have finished since. Beside other supervisors the set of cells stays as it is.
+    valid = valid and not (alone and plan is not None and plan.waiting)
     grid = Grid(spec, folder, plan if plan is not None and valid else make())
+    if plan is not None and not valid:
+        _refuse_lost_parents(grid, plan)
     if alone:
         for line in take_over(grid, find_finished(grid)):
             print(line, flush=True)
@@ -170,11 +174,27 @@ def current_grid(
     return grid
 
 
+def _refuse_lost_parents(grid: Grid, former: Plan) -> None:
+    """Refuse a new plan without finished cells whose parents are gone: their ids need these."""
+    waiting = {cell.parent for cell in grid.plan.waiting}
+    lost = [
+        cell
+        for cell in former.cells
+        if cell.parent in waiting and grid.run(cell).result.is_file()
+        if not (grid.folder.path.parent / cell.parent).exists()
+    ]
+    if lost:
+        raise UserError(
+            f"{grid.folder}: {len(lost)} finished cells started from runs that are gone, such as "
+            f"{lost[0].parent}; put these back, or move the folder of this grid away"
+        )
+
+
 def _rerun_stale(grid: Grid, program: str, stop: Stop, alone: bool) -> None:
     if not alone:
         raise UserError(f"--rerun-stale: other supervisors run {grid.name}; let them end first")
-    ask(stop, prepare_data, program, grid.plan.data)
-    for line in supersede(grid, ask(stop, look_here, program, grid.plan.data)):
+    ask(stop, prepare_data, program, grid.data)
+    for line in supersede(grid, ask(stop, look_here, program, grid.data)):
         print(line, flush=True)
 
 

@@ -39,7 +39,7 @@ class PaperTable:
     """A table of plain texts; `bodies` has the rows of each slice of the grid, "" for the only one.
 
     The first `words` columns are text, the others numbers. A cell of several lines has line breaks.
-    `notes` explain why scores are not defined.
+    `notes` explain why scores are not defined, or other things to know.
     """
 
     name: str
@@ -55,8 +55,13 @@ def write_tables(grid: GridResults, scores: Sequence[Score], folder: Path) -> No
     if not scores or not grid.finished:
         return
     for table in (headline_table(grid, scores), loss_by_warmup(grid, scores)):
-        write_whole(folder / f"{table.name}.tex", latex(table))
-        write_whole(folder / f"{table.name}.md", markdown_table(table))
+        write_table(table, folder)
+
+
+def write_table(table: PaperTable, folder: Path) -> None:
+    """Write one table as `.tex` and `.md`."""
+    write_whole(folder / f"{table.name}.tex", latex(table))
+    write_whole(folder / f"{table.name}.md", markdown_table(table))
 
 
 def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:

@@ -17,6 +17,7 @@ from lightning_app.analysis.figures import (
     spans,
     stable,
     steps,
+    tasks,
     training,
     twins,
 )
@@ -58,6 +59,7 @@ OF_A_RATE = (
         "loss_by_seconds", "cost", partial(training.training_figures, kind=training.BY_SECONDS)
     ),
 )
+OF_TASKS = FigureKind("scores_by_task", "need", tasks.scores_by_task)
 OF_RATES = FigureKind("loss_by_rate", "need", rates.loss_by_rate)
 OF_A_GROUP = (
     FigureKind("rate_by_warmup", "need", stable.rate_by_warmup),
@@ -76,7 +78,8 @@ OF_A_GROUP = (
         partial(attention.attention_figures, kind=attention.DISTANCE),
     ),
 )
-FIRST = ("loss_by_rate", "rate_by_warmup")  # what a grid of several rates opens with
+FIRST = ("scores_by_task", "loss_by_rate", "rate_by_warmup")
+"""What a report opens with: scores of tasks, else the loss if there are several rates."""
 OF_SOME = ("spans", "halting")  # of grids with such runs alone
 GIVING_WAY = {
     "attention_distance": "distances of attention maps to the layer below",
@@ -85,7 +88,7 @@ GIVING_WAY = {
 """The kinds that are not drawn beside those of `OF_SOME`, one for each of them, in this order."""
 QUESTIONS: tuple[Question, ...] = get_args(Question)
 KINDS = sorted(
-    (OF_RATES, *OF_A_GROUP, *OF_A_RATE),
+    (OF_TASKS, OF_RATES, *OF_A_GROUP, *OF_A_RATE),
     key=lambda kind: (QUESTIONS.index(kind.question), kind.name not in FIRST),
 )
 
@@ -101,6 +104,8 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
     slices = drawn_slices(grid)
     groups = list(dict.fromkeys(group for group, _ in slices))
     with styled():
+        if grid.scored:
+            drawings[OF_TASKS.name] += _draw(OF_TASKS, _of_all(grid), folder, "")
         for (group, lr), suffix in zip(slices, _numbers(len(slices)), strict=True):
             part = _part(grid, group, lr, slices[group, lr])
             for kind in OF_A_RATE:
@@ -144,6 +149,8 @@ def _most(grid: GridResults, groups: int) -> int:
 def first_figure(grid: GridResults) -> "Figure | None":
     """The figure that a report opens with, to be drawn again in another look."""
     drawn = drawn_slices(grid)
+    for sketch in tasks.scores_by_task(_of_all(grid)):
+        return sketch.figure
     for together in _of_common_rates(grid, list(dict.fromkeys(group for group, _ in drawn))):
         for sketch in rates.loss_by_rate(_over_rates(grid, together, 1)):
             return sketch.figure
@@ -186,6 +193,11 @@ def _over_rates(grid: GridResults, groups: Sequence[str], figures: int) -> Part:
         points=POINTS,
         figures=figures,
     )
+
+
+def _of_all(grid: GridResults) -> Part:
+    """All runs at all rates."""
+    return _over_rates(grid, list(dict.fromkeys(cell.group for cell in grid.finished)), 1)
 
 
 def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellResult]) -> Part:

@@ -15,8 +15,11 @@ FILES = {
     "reruns.csv": "a row for each arm of which runs were repeated under perturbed rounding",
     "text_sampling.csv": "a row for each difference, with its standard errors over texts and seeds",
     "comparisons.csv": "a row for each comparison of the grid's metric",
+    "failed_runs.csv": "a row for each arm: failed runs by each definition, medians and means",
+    "failure_tests.csv": "a row for each exact test of shares of failed runs",
+    "task_scores.csv": "a row for each score of a task by variant, ours and published",
     "figures/": "every figure as SVG and PDF, and its data as CSV",
-    "tables/": "the headline and the losses by warm-up for LaTeX (booktabs) and Markdown",
+    "tables/": "the headline, losses by warm-up, tasks: for LaTeX (booktabs) and Markdown",
     "references.bib": "the papers to cite",
 }
 

@@ -32,8 +32,14 @@ def comparison_table(contents: Contents) -> Markup:
         heading = element("th", text, scope="rowgroup", colspan=str(len(columns)))
         rows = [_row(row) for row in found if (row.grid, row.axis) == (grid, axis)]
         bodies.append(element("tbody", element("tr", heading, class_="slice"), *rows))
+    what = "The metric of the grid file"
+    if contents.grid.scored:
+        what = (
+            "What warm-up and other settings do to the task's own score (not to the loss, whose Δ "
+            "is below)"
+        )
     caption = (
-        "The metric of the grid file, compared seed by seed, with every other axis equal. In "
+        f"{what}, compared seed by seed, with every other axis equal. In "
         f"brackets: {LEVEL:.0%} t intervals over seeds. A reading needs p under {1 - LEVEL:.0%} "
         "after Holm's correction over all rows."
     )

@@ -4,6 +4,7 @@ import re
 from importlib import resources
 
 from lightning_app import __version__
+from lightning_app.analysis.exports.task_tables import task_tables
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.markup import Markup, element
@@ -16,10 +17,10 @@ from lightning_app.analysis.page.figure import figures, headline_figure
 from lightning_app.analysis.page.inside import inside
 from lightning_app.analysis.page.metric import metric_table
 from lightning_app.analysis.page.need import need
-from lightning_app.analysis.page.parts import section
+from lightning_app.analysis.page.parts import paper_table, section
 from lightning_app.analysis.page.setup import cautions, what_was_run
 from lightning_app.analysis.page.stable import stable
-from lightning_app.analysis.run_summary import preset_words, setting_of, state_counts
+from lightning_app.analysis.run_summary import direction, preset_words, setting_of, state_counts
 
 NAMED = 4  # presets with their words in view
 SERVED = (
@@ -80,7 +81,8 @@ def _sections(contents: Contents) -> list[Markup]:
 
 def better(contents: Contents) -> Markup:
     """The first section of a grid that does not ask about warm-up."""
-    shown = [comparison_table(contents), metric_table(contents)]
+    tables = (paper_table(contents, table) for table in task_tables(contents.grid))
+    shown = [comparison_table(contents), *tables, metric_table(contents)]
     return section("need", "Which is better?", *shown, figures(contents, "need"))
 
 
@@ -90,7 +92,16 @@ def _opening(contents: Contents) -> Markup:
     found = findings(grid, contents.scores)
     claim, *others = found if found and not grid.parts else [_unanswered(grid), *found]
     summary = [state_counts(grid), setting_of(grid)]
-    if grid.finished:
+    if grid.scored:
+        words = "; ".join(
+            dict.fromkeys(f"{each.title}, {direction(each.mode)}" for each in grid.measures)
+        )
+        summary.append(
+            f"Runs are judged by {words}. “Stalled” is about the loss, which ended at its floor; "
+            "whether a run failed is judged by its score. Losses are in nats per row, lower is "
+            "better."
+        )
+    elif grid.finished:
         summary.append(
             "Losses are in nats per token: lower is better, and 0.1 less is about 10 % less "
             "perplexity."

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from lightning_app.analysis.exports.task_tables import task_tables
 from lightning_app.analysis.formatting import DASH, nats, p_value
 from lightning_app.analysis.grid_results import CellResult, failures
 from lightning_app.analysis.headline import (
@@ -25,6 +26,7 @@ from lightning_app.analysis.page.parts import (
     estimate,
     head,
     mean_of,
+    paper_table,
     scored,
     section,
     stalled_share,
@@ -39,8 +41,12 @@ SAVED = ("steps_saved", "lost_steps")
 
 
 def need(contents: Contents) -> Markup:
+    # The first tables of the page are the first to be numbered.
+    by_score = _by_score(contents) if contents.grid.scored else []
     tables = (over_rates(contents), factor_table(contents))
     by_rate = Markup(_headline(contents) + _by_warmup(contents))
+    if by_score:
+        return section("need", "Who needs warm-up?", *by_score, *tables, by_rate)
     if len(contents.grid.rates) > 1:
         summary = element("summary", "Δ and the final loss at each learning rate")
         by_rate = element("details", summary, by_rate)
@@ -55,6 +61,24 @@ def need(contents: Contents) -> Markup:
         metric_table(contents),
         figures(contents, "need"),
     )
+
+
+def _by_score(contents: Contents) -> list[Markup]:
+    """The tables and figures of tasks with published scores, and what the others are about."""
+    text = (
+        f"The tables below are about the loss, {contents.grid.monitored.loss}, not about the "
+        "scores of the tasks: a run that overfits has a higher loss with the same answers."
+    )
+    return [
+        *(paper_table(contents, table) for table in task_tables(contents.grid)),
+        comparison_table(contents),
+        metric_table(contents),
+        figures(contents, "need"),
+        element("h3", "The loss"),
+        element("p", text),
+        sampling_note(contents),
+        rerun_table(contents),
+    ]
 
 
 def _headline(contents: Contents) -> Markup:

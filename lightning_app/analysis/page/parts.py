@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from lightning_app.analysis.exports.tables import PaperTable
 from lightning_app.analysis.formatting import (
     DASH,
     bounded,
@@ -14,6 +15,7 @@ from lightning_app.analysis.formatting import (
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.headline import by_slice, score_notes
 from lightning_app.analysis.markup import Child, Markup, element
+from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.pairing import mean_loss
 from lightning_app.analysis.score import Score
 
@@ -48,6 +50,26 @@ def html_table(
         *rows,
     )
     return element("div", inner, class_="scroll", tabindex="0", role="region", aria_label=number)
+
+
+def paper_table(contents: Contents, table: PaperTable) -> Markup:
+    """A table that has a form for papers too; a second line of a cell is an interval."""
+    columns = [column(title, text=place < table.words) for place, title in enumerate(table.header)]
+    found = []
+    for where, rows in table.bodies.items():
+        shown = [element("tr", head(name), *map(_cell, cells)) for name, *cells in rows]
+        if where:
+            heading = element("th", where, scope="rowgroup", colspan=str(len(columns)))
+            shown.insert(0, element("tr", heading, class_="slice"))
+        found.append(element("tbody", *shown))
+    listed = [element("li", note) for note in table.notes]
+    notes = element("div", element("ul", *listed), class_="notes") if listed else ""
+    return Markup(html_table(contents.next_table(), table.caption, columns, found) + notes)
+
+
+def _cell(text: str) -> Markup:
+    first, *others = text.split("\n")
+    return element("td", first, *(element("span", each, class_="interval") for each in others))
 
 
 def scored(

@@ -149,6 +149,9 @@ def _unfinished(contents: Contents) -> Markup:
     every_cell = grid.cells + grid.reruns
     absent = [cell for cell in every_cell if not cell.finished and cell.state != "pruned"]
     heading = element("h3", "Failed and missing cells")
+    waiting = len(grid.without_parent)
+    if not absent and waiting:
+        return Markup(heading + element("p", _waiting(waiting)))
     if not absent:
         pruned = any(cell.state == "pruned" for cell in every_cell)
         every = "every planned cell has a result" + " or was pruned" * pruned
@@ -181,7 +184,13 @@ def _unfinished(contents: Contents) -> Markup:
         ".",
     )
     body = [element("tbody", *rows)]
-    return Markup(heading + html_table(contents.next_table(), caption, columns, body) + again)
+    table = html_table(contents.next_table(), caption, columns, body)
+    return Markup(heading + table + again + (element("p", _waiting(waiting)) if waiting else ""))
+
+
+def _waiting(count: int) -> str:
+    cells = "1 cell waits" if count == 1 else f"{count} cells wait"
+    return f"{cells} for runs of another grid to start from; ablate plan names them."
 
 
 def _tensorboard(grid: GridResults) -> Markup:

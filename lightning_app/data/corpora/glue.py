@@ -46,7 +46,7 @@ class GlueReader(CorpusReader):
     pairs = False
     needs_root = False
     tokenized = False
-    labelled = True
+    labels_of = "glue"
     base = "finetune_rte.yaml"
     corpus: ClassVar[str]
     texts: ClassVar[tuple[str, ...]] = ("sentence1", "sentence2")

@@ -46,6 +46,8 @@ class Positions:
 
     absolute: ClassVar[bool] = False
     """Whether a token enters a model with its position in the text."""
+    clamps: ClassVar[bool] = False
+    """Whether `clamp_length` has a meaning."""
 
     model_dim: int
     num_heads: int

@@ -163,6 +163,8 @@ class ClampedScores(Placed):
 class _ByDistance(Positions):
     """Dai et al. 2019, Transformer-XL (1901.02860), section 3.3."""
 
+    clamps = True
+
     def check(self) -> None:
         if self.model_dim % 2:
             raise ValueError(f"model_dim {self.model_dim}: relative positions need an even width")

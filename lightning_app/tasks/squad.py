@@ -1,0 +1,280 @@
+"""Fine-tuning on SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 1606.05250; 2018, 1806.03822)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import PreparedCorpus
+from lightning_app.data.tokenizer import unigram_entropy
+from lightning_app.errors import UserError
+from lightning_app.models.heads import ArchitectureConfig, embedding_of
+from lightning_app.models.span_predictor import SpanPredictor
+from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
+from lightning_app.scores.null_threshold import apply_null_threshold, best_threshold
+from lightning_app.scores.squad import Golds, score_v1, score_v2
+from lightning_app.tasks.base import Predictions, Task, join_ranks, task
+from lightning_app.tasks.labelled_rows import (
+    LabelledBatch,
+    longest_row,
+    one_row,
+    random_tokens,
+    real_tokens,
+)
+from lightning_app.tasks.question_rows import QuestionRows, check_window, described_windows
+from lightning_app.tasks.question_texts import Answer, QuestionTexts
+
+SPLITS = {"val": "valid", "test": "test"}
+NOTHING = Answer("", math.inf)
+WITH_NULL = "squad2"
+"""The corpus in which "" can be the answer."""
+
+
+@task("squad")
+@final
+class SQuAD(Task):
+    """The first and the last token of each answer; `data.name` is the version, squad1 or squad2.
+
+    A row is a window of a context. Its loss is ``(CE_start + CE_end) / 2`` in nats, each the
+    cross-entropy of a softmax over the tokens of the row without padding; `nll` is the same, so
+    that `val/nll` is a mean over windows and `val/accuracy` the share of windows whose two most
+    likely places are both right. Where a question has several gold answers, these are of the first.
+
+    `val/exact_match` and `val/f1` are the published scores, in percent and a mean over questions:
+    each answer is the best of all windows of its question, whichever ranks hold them. In version
+    2.0 the answer is empty if the null score exceeds that of the best span (threshold 0);
+    `best_exact_match` and `best_f1` are those of the best threshold on the same questions,
+    which is optimistic.
+
+    A row counts as one predicted token in sums, rates and `tokens` of a result.
+    """
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        super().__init__(config)
+        self._scored: dict[int, np.ndarray] = {}  # logits (2, token) of an evaluation by row
+        self._last: dict[int, np.ndarray] = {}  # of the batch before
+
+    def build_model(
+        self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
+    ) -> nn.Module:
+        """Return the model."""
+        stacks = architecture.stacks(block)
+        embedding = embedding_of(architecture, stacks, vocab_size, self.pad)
+        return SpanPredictor(stacks["encoder"], architecture.sizes(), embedding)
+
+    @classmethod
+    def rows(
+        cls,
+        corpus: PreparedCorpus,
+        split: str,
+        data: DataConfig,
+        seed: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> QuestionRows:
+        """Return a split as batches of windows of similar length."""
+        return QuestionRows(
+            corpus,
+            split,
+            window=data.window,
+            stride=data.context_stride,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    @classmethod
+    def check(cls, corpus: PreparedCorpus, data: DataConfig) -> None:
+        """Refuse a window that is too small for a question."""
+        for split in corpus.meta["sizes"]:
+            check_window(corpus, split, data.window)
+
+    @classmethod
+    def describe(cls, rows: Mapping[str, Any]) -> str:
+        """Say how many windows there are, and how many questions are cut."""
+        return described_windows(rows)
+
+    @classmethod
+    def floor(cls, rows: Any, evaluated: np.ndarray | None = None) -> float:
+        """Return the loss of the best constant output: (H(starts) + H(ends)) / 2.
+
+        H is the entropy of the places of starts or ends in their rows, of which (0, 0) is one. A
+        model that answers from the place alone, such as always "no answer", does no better.
+        """
+        labels = rows.targets(evaluated)
+        return (unigram_entropy(labels[:, 0]) + unigram_entropy(labels[:, 1])) / 2
+
+    def logits(self, model: SpanPredictor, batch: LabelledBatch) -> Tensor:
+        """Return the logits of starts and ends, ``(row, 2, token)``, -inf for padding."""
+        return model(batch.tokens, batch.segments)
+
+    def sums(self, model: SpanPredictor, batch: LabelledBatch) -> LossSums:
+        """Return the sums over the rows of `batch`."""
+        logits, real = self.logits(model, batch), batch.index >= 0
+        if not torch.is_grad_enabled():
+            self._last = logits_by_row(logits, batch)
+        return span_sums(logits, batch.labels, real)
+
+    def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
+        """Return the row of each label, -1 for a blank row."""
+        return batch.index
+
+    def start_decoding(self) -> None:
+        """Forget the logits of the evaluation before."""
+        self._scored = {}
+
+    def decode(self, model: SpanPredictor, batch: LabelledBatch, stage: str) -> None:
+        """Keep the logits of the batch that was scored last, which is this one."""
+        self._scored |= self._last
+
+    def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
+        """Return the published scores, each question counted once, from all ranks.
+
+        Of version 2.0 also those of questions with and without an answer, those of the best
+        threshold, and `always_no_answer`, the score of a model that never answers. The scores of a
+        model whose logits are not finite are NaN.
+        """
+        rows = join_ranks(self._scored)
+        assert len(rows) == found.tokens, "every row counts once"
+        with_null = datamodule.config.name == WITH_NULL
+        texts, answers = self._answers(rows, SPLITS[stage], datamodule)
+        golds = {texts.ids[number]: texts.golds[number] for number in answers}
+        known = {texts.ids[number]: answer or NOTHING for number, answer in answers.items()}
+        scored = (scores_v2 if with_null else scores_v1)(golds, known)
+        if None in answers.values():  # a diverged run is a result: it has no score
+            scored = dict.fromkeys(scored, math.nan)
+        return {f"{stage}/{name}": value for name, value in scored.items()}
+
+    def _answers(
+        self, logits: Mapping[int, np.ndarray], split: str, datamodule: Any
+    ) -> tuple[QuestionTexts, dict[int, Answer | None]]:
+        """Return the texts of a split, and the answer of each question; None without finite logits.
+
+        Args:
+            logits: Those of every row, of all ranks; of a part of the split all rows of a question.
+            split: valid or test.
+            datamodule: Holds the corpus.
+        """
+        rows = self.rows(datamodule.corpus, split, datamodule.config, None)
+        texts = QuestionTexts(datamodule.corpus, split)
+        found: dict[int, Answer | None] = {}
+        for number, windows in enumerate(rows.windows):
+            mine = range(rows.first_rows[number], rows.first_rows[number + 1])
+            if mine[0] not in logits:
+                continue
+            of = [logits[row] for row in mine]  # a question is evaluated as a whole
+            finite = all(np.isfinite(each).all() for each in of)
+            holder = int(rows.holders[number])
+            found[number] = texts.answer(holder, windows, of) if finite else None
+        return texts, found
+
+    def predict(
+        self, model: SpanPredictor, batch: LabelledBatch, datamodule: Any
+    ) -> list[tuple[int, np.ndarray]]:
+        """Return the logits of each row, ``(2, token)``."""
+        return list(logits_by_row(self.logits(model, batch), batch).items())
+
+    def answers(self, predicted: Mapping[int, Any], datamodule: Any) -> dict[int, str]:
+        """Return the answer to each question, in one line; of version 2.0 "" for no answer."""
+        _, found = self._answers(predicted, "test", datamodule)
+        with_null = datamodule.config.name == WITH_NULL
+        texts = {}
+        for number, answer in found.items():
+            if answer is None:
+                raise UserError(
+                    f"predict: the logits of question {number + 1} are not finite, so the model "
+                    "has diverged; the checkpoint of another step or run is needed"
+                )
+            silent = with_null and answer.difference > 0
+            texts[number] = "" if silent else " ".join(answer.text.split())
+        return texts
+
+    def predictions(self, model: SpanPredictor, batch: LabelledBatch) -> Predictions:
+        """Return logits and labels of the start and the end of each row that counts.
+
+        A label below 0 is not predicted.
+        """
+        counted = (batch.index >= 0)[:, None] & (batch.labels >= 0)
+        return Predictions(self.logits(model, batch)[counted], batch.labels[counted])
+
+    def alone(self, batch: LabelledBatch, token: int) -> LabelledBatch:
+        """Return the row of the place `token`: starts and ends take turns; no row is blank."""
+        row = int((batch.index >= 0).nonzero()[token // 2])
+        alone = one_row(batch, row, batch.tokens.shape[1])
+        labels = alone.labels.clone()
+        labels[:, token % 2 + 1 :] = -1
+        return alone._replace(labels=labels)
+
+    def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
+        """Return every token but padding and blank rows."""
+        return {"encoder": real_tokens(batch)}
+
+    def longest(self, batch: LabelledBatch) -> LabelledBatch:
+        """Return the first row with the most tokens."""
+        return longest_row(batch)
+
+    def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
+        """Return the rows."""
+        return (batch.tokens,)
+
+    def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
+        """Return rows of random tokens without padding, whose second half is the context."""
+        tokens, segments = random_tokens(rows, length, vocabulary)
+        labels = torch.randint(length, (rows, 2)).sort(dim=1).values
+        return LabelledBatch(tokens, segments, labels, torch.arange(rows), torch.tensor(rows))
+
+
+def logits_by_row(logits: Tensor, batch: LabelledBatch) -> dict[int, np.ndarray]:
+    """Return (2, token) of each row that counts, without padding."""
+    wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).cpu().numpy()
+    lengths = real_tokens(batch).sum(dim=1).tolist()
+    rows = zip(batch.index.tolist(), wide, lengths, strict=True)
+    return {row: of[:, :length].copy() for row, of, length in rows if row >= 0}
+
+
+def span_sums(
+    logits: Float[Tensor, "row 2 token"],
+    labels: Int[Tensor, "row 2"],
+    counted: Bool[Tensor, " row"],
+) -> LossSums:
+    """Sum ``(CE_start + CE_end) / 2`` over the `counted` rows; right are rows with both places."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    nll = -logits.log_softmax(dim=2).gather(2, labels[:, :, None]).squeeze(2).mean(dim=1)
+    correct = by_token = None
+    if not torch.is_grad_enabled():
+        correct = ((logits.argmax(dim=2) == labels).all(dim=1) & counted).sum()
+        by_token = torch.stack([nll * counted, counted.to(nll)])
+    return LossSums(
+        loss=(nll * counted).sum(),
+        nll=(nll.detach() * counted).sum(),
+        correct=correct,
+        tokens=counted.sum(),
+        by_token=by_token,
+    )
+
+
+def scores_v1(golds: Golds, answers: Mapping[str, Answer]) -> dict[str, float]:
+    """Return the scores of version 1.1, in percent."""
+    found = score_v1(golds, {question: answer.text for question, answer in answers.items()})
+    return {"exact_match": found.exact, "f1": found.f1}
+
+
+def scores_v2(golds: Golds, answers: Mapping[str, Answer]) -> dict[str, float]:
+    """Return the scores of version 2.0 with the threshold 0 and with the best one, in percent."""
+    texts = {question: answer.text for question, answer in answers.items()}
+    differences = {question: answer.difference for question, answer in answers.items()}
+    found = score_v2(golds, apply_null_threshold(texts, differences))
+    scored = {"exact_match": found.every.exact, "f1": found.every.f1}
+    for name, part in (("has_answer", found.has_answer), ("no_answer", found.no_answer)):
+        if part is not None:
+            scored |= {f"{name}_exact_match": part.exact, f"{name}_f1": part.f1}
+    scored["best_exact_match"] = best_threshold(golds, texts, differences, "exact").score
+    scored["best_f1"] = best_threshold(golds, texts, differences, "f1").score
+    scored["always_no_answer"] = score_v2(golds, dict.fromkeys(golds, "")).every.exact
+    return scored

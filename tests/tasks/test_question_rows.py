@@ -1,0 +1,186 @@
+"""Windows of questions: their form, their labels, whole questions in a batch, and answers back."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.tokenizer import BOS, EOS, PAD
+from lightning_app.errors import UserError
+from lightning_app.scores.squad import score_v1, score_v2
+from lightning_app.tasks.question_rows import QuestionRows
+from lightning_app.tasks.question_texts import QuestionTexts
+from tests import questions
+
+
+def prepared(root: Path, name: str = "squad2", **fields: Any) -> tuple[PreparedCorpus, DataConfig]:
+    questions.write_squad(root, name)
+    section = questions.answering(root, name)["data"]
+    config = DataConfig(**{**section, "task": "squad", **fields})
+    return prepare(config), config
+
+
+def rows_of(corpus: PreparedCorpus, split: str = "valid", **given: Any) -> QuestionRows:
+    return QuestionRows(corpus, split, **{"window": 14, "stride": 5, "seed": None, **given})
+
+
+def reference(
+    corpus: PreparedCorpus, window: int, stride: int, longest: int = 64
+) -> list[tuple[int, list[int], list[int], list[int]]]:
+    """Question, tokens, segments and label of each row, by the loops of google-research/bert."""
+    found, context = [], []
+    split = "valid"
+    labels = corpus.labels(split).astype(int).tolist()
+    texts = {
+        name: np.split(corpus.ids(split, name), corpus.offsets(split, name)[1:-1])
+        for name in ("question", "context")
+    }
+    for number, (first, last) in enumerate(labels):
+        asked = texts["question"][number][:-1].tolist()[:longest]
+        context = texts["context"][number][:-1].tolist() or context
+        room, start = window - len(asked) - 3, 0
+        while True:
+            length = min(len(context) - start, room)
+            tokens = [BOS, *asked, EOS, *context[start : start + length], EOS]
+            segments = [0] * (len(asked) + 2) + [1] * (length + 1)
+            label = [0, 0]
+            if first >= start and last < start + length and first >= 0:
+                label = [place - start + len(asked) + 2 for place in (first, last)]
+            found.append((number, tokens, segments, label))
+            if start + length == len(context):
+                break
+            start += min(length, stride)
+    return found
+
+
+@pytest.mark.parametrize(("window", "stride"), [(14, 5), (14, 128), (40, 9), (6, 1)])
+def test_rows_are_berts(tmp_path: Path, window: int, stride: int) -> None:
+    corpus, _ = prepared(tmp_path)
+    rows = rows_of(corpus, window=window, stride=stride)
+    expected = reference(corpus, window, stride)
+    assert len(rows) == len(expected)
+    batch = rows[0, np.arange(len(rows))]
+    for row, (_, tokens, segments, label) in enumerate(expected):
+        padding = [0] * (batch.tokens.shape[1] - len(tokens))
+        assert batch.tokens[row].tolist() == tokens + [PAD for _ in padding]
+        assert batch.segments[row].tolist() == segments + padding
+        assert batch.labels[row].tolist() == label
+    assert rows.lengths.tolist() == [len(tokens) for _, tokens, _, _ in expected]
+    numbers = [number for number, *_ in expected]
+    counts = np.bincount(numbers)
+    assert np.diff(rows.first_rows).tolist() == counts.tolist()
+    assert [len(of) for of in rows.windows] == counts.tolist()
+    assert rows.without_answer() == sum(label == [0, 0] for *_, label in expected)
+    assert (np.diff(rows.first_rows).max() > 1) == (window < 40)
+
+
+def test_a_long_question_is_cut_to_64_tokens(tmp_path: Path) -> None:
+    def lengthen(text: str) -> str:
+        return text.replace('"question": "', '"question": "' + "w1 " * 70, 1)
+
+    root = questions.write_squad(tmp_path, "squad2")
+    (root / "dev-v2.0.json").write_text(lengthen((root / "dev-v2.0.json").read_text()))
+    section = questions.answering(root, "squad2")["data"]
+    corpus = prepare(DataConfig(**{**section, "task": "squad"}))
+    rows = rows_of(corpus, window=80)
+    assert rows.cut == 1
+    batch = rows[0, np.array([0])]
+    assert batch.tokens[0].tolist() == reference(corpus, 80, 5)[0][1]
+    with pytest.raises(UserError) as caught:
+        rows_of(corpus, window=67)
+    assert str(caught.value) == (
+        "data.window is 67: a question of valid has 64 tokens, which with 3 marks and a token of "
+        "its context need at least 68"
+    )
+    assert len(rows_of(corpus, window=68)) > len(rows)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_every_window_exactly_once(tmp_path: Path, world: int, seed: int | None) -> None:
+    """And in an evaluation all windows of a question in one global batch."""
+    corpus, _ = prepared(tmp_path)
+    ranks = [rows_of(corpus, rank=rank, world_size=world, seed=seed) for rank in range(world)]
+    question = np.repeat(np.arange(35), np.diff(ranks[0].first_rows))
+    for epoch in (0, 1):
+        seen, totals, batch_of = [], [], {}
+        samplers = [rows.sampler(60) for rows in ranks]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        for number, items in enumerate(zip(*samplers, strict=True)):
+            batches = [rows[item] for rows, item in zip(ranks, items, strict=True)]
+            assert len({tuple(b.tokens.shape[1:]) for b in batches}) == 1
+            totals.append(int(batches[0].predicted_tokens))
+            for batch in batches:
+                for row, label in zip(batch.index.tolist(), batch.labels.tolist(), strict=True):
+                    if row < 0:
+                        continue
+                    seen.append(row)
+                    assert label == ranks[0].labels[row].tolist()
+                    batch_of.setdefault(int(question[row]), set()).add(number)
+        assert sorted(seen) == list(range(len(question)))
+        assert sum(totals) == len(question)
+        assert len(batch_of) == 35
+        together = all(len(of) == 1 for of in batch_of.values())
+        assert together == (seed is None)
+
+
+def test_batches_hold_the_budget(tmp_path: Path) -> None:
+    corpus, _ = prepared(tmp_path)
+    rows = rows_of(corpus)
+    counts = np.diff(rows.first_rows)
+    question = np.repeat(np.arange(35), counts)
+    for budget in (1, 60, 200):
+        for _, of in rows.sampler(budget):
+            places = len(of) * int(rows.lengths[of].max())
+            assert places <= budget or len(set(question[of])) == 1
+
+
+def test_labels_as_logits_give_the_answers_back(tmp_path: Path) -> None:
+    """Of contexts in several windows; a question without an answer has the difference of 2."""
+    corpus, _ = prepared(tmp_path, "squad2")
+    rows, texts = rows_of(corpus), QuestionTexts(corpus, "valid")
+    for number, windows in enumerate(rows.windows):
+        mine = np.arange(rows.first_rows[number], rows.first_rows[number + 1])
+        logits = [np.eye(rows.lengths[row])[rows.labels[row]] for row in mine]
+        answer = texts.answer(int(rows.holders[number]), windows, logits)
+        if texts.golds[number]:
+            assert answer.text == texts.golds[number][0]
+            assert answer.difference <= 0
+        else:
+            assert answer.difference > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "total"), [("squad1", 10_570), ("squad2", 11_873)])
+@pytest.mark.parametrize(("window", "stride"), [(384, 128), (128, 48)])
+def test_golds_survive_rows_and_decoding(
+    name: str,
+    total: int,
+    window: int,
+    stride: int,
+    shared_data: Path,
+    cache: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Labels as logits, on both whole dev sets: at least 99 % exact matches."""
+    section: dict[str, Any] = {"name": name, "root": str(shared_data / "squad"), "task": "squad"}
+    section |= {"cache": cache, "vocab_size": 8000, "splits": Splits(train="dev")}
+    corpus = prepare(DataConfig(**section))
+    assert "paragraphs of valid are in train, too" in corpus.meta["protocol"]
+    rows, texts = rows_of(corpus, window=window, stride=stride), QuestionTexts(corpus, "valid")
+    golds = dict(zip(texts.ids, texts.golds, strict=True))
+    found = {}
+    for number, windows in enumerate(rows.windows):
+        mine = range(rows.first_rows[number], rows.first_rows[number + 1])
+        logits = [10 * np.eye(rows.lengths[row])[rows.labels[row]] for row in mine]
+        answer = texts.answer(int(rows.holders[number]), windows, logits)
+        found[texts.ids[number]] = "" if answer.difference > 0 else answer.text
+    assert len(golds) == total
+    scores = score_v1(golds, found) if name == "squad1" else score_v2(golds, found).every
+    with capsys.disabled():
+        print(f"\n{name}: {scores.exact:.2f} EM, {scores.f1:.2f} F1 of {len(golds)} questions")
+    assert scores.exact >= 99

@@ -1,0 +1,303 @@
+"""Fine-tuning runs on small files of SQuAD, from the config to the result."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lightning_app.ablation.size import parameters
+from lightning_app.cli import main
+from lightning_app.config import parse, resolve
+from lightning_app.experiment import cell_id
+from lightning_app.objectives.base import Evaluated, ObjectiveConfig
+from lightning_app.parser import data_module, transformer_module
+from lightning_app.probes.probe import probe
+from lightning_app.probes.sharpness import preconditioned_sharpness
+from lightning_app.probes.table import MODEL
+from lightning_app.saved import read_checkpoint
+from lightning_app.scores.squad import score_v1, score_v2
+from lightning_app.tasks.base import build_task
+from lightning_app.tasks.question_texts import QuestionTexts
+from tests import questions, warm
+from tests.tables import changed
+from tests.test_fine_tuning import fit, refused, single_precision
+
+QUICK: dict[str, Any] = {"trainer__max_steps": 7, "trainer__val_check_interval": 7}
+QUICK |= {"trainer__precision": "64-true", "data__tokens_per_batch": 100, "data__window": 14}
+
+
+def one_by_one(folder: Path) -> tuple[Any, QuestionTexts, list[np.ndarray]]:
+    """The validation rows, texts, and the logits of each row computed alone, by its checkpoint."""
+    tree = yaml.safe_load((folder / "config.yaml").read_text())
+    data = data_module(tree["data"])
+    data.setup()
+    module = transformer_module(tree["model"])
+    module.build(data.vocab_size)
+    state = read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+    module.double().load_state_dict(state)
+    module.eval()
+    rows: Any = data.val_dataloader().dataset
+    logits = []
+    with torch.no_grad():
+        for row in range(len(rows)):
+            batch = rows[0, np.array([row])]
+            assert module.model is not None
+            logits.append(module.model(batch.tokens, batch.segments)[0].numpy())
+    return rows, QuestionTexts(data.corpus, "valid"), logits
+
+
+def by_hand(rows: Any, texts: QuestionTexts, logits: list[np.ndarray], number: int) -> Any:
+    """The best span of a question by trying all, and its null score: the words of the context."""
+    context, best, null = texts.offsets(int(rows.holders[number])), (-np.inf, ""), np.inf
+    windows = rows.windows[number]
+    for index, window in enumerate(windows):
+        starts, ends = logits[rows.first_rows[number] + index]
+        null = min(null, starts[0] + ends[0])
+        top = [sorted(range(len(x)), key=lambda i, x=x: -x[i])[:20] for x in (starts, ends)]
+        for i in top[0]:
+            for j in top[1]:
+                first, last = (place - window.offset + window.start for place in (i, j))
+                inside = window.offset <= i <= j < window.offset + window.length
+                shown = [
+                    (min(first - w.start, w.stop - 1 - first) + 0.01 * w.length, -n)
+                    for n, w in enumerate(windows)
+                    if w.start <= first < w.stop
+                ]
+                if (
+                    inside
+                    and -max(shown)[1] == index
+                    and j - i < 30
+                    and starts[i] + ends[j] > best[0]
+                ):
+                    best = (starts[i] + ends[j], context.text_of(first, last))
+    return best[1], null - best[0]
+
+
+@pytest.mark.parametrize("name", list(questions.VERSIONS))
+def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> None:
+    """35 questions in windows on two ranks; the scores again from rows computed alone."""
+    tree = questions.answering(questions.write_squad(tmp_path / "files", name), name)
+    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp"}
+    single = fit(tree, tmp_path / "one", **QUICK)
+    double = fit(tree, tmp_path / "two", **QUICK, **ddp)
+    assert double["devices"] == 2
+    assert single["id"] == double["id"]
+    assert single["tokens"] == double["tokens"]
+    metrics, others = single["metrics"], double["metrics"]
+    assert metrics.keys() == others.keys()
+    for key, value in metrics.items():
+        if key in ("val/nll", "val/perplexity"):
+            assert others[key] == pytest.approx(value, rel=1e-6), key
+        elif key != "train/tokens_per_second":
+            assert others[key] == value, key
+
+    rows, texts, logits = one_by_one(tmp_path / "one" / "it")
+    assert len(texts.ids) == 35
+    assert len(rows) > 35
+    assert sum(single["validation_parts"]["tokens"]) == len(rows)
+    answers = [by_hand(rows, texts, logits, number) for number in range(35)]
+    golds = dict(zip(texts.ids, texts.golds, strict=True))
+    if name == "squad1":
+        found = score_v1(golds, dict(zip(texts.ids, (a for a, _ in answers), strict=True)))
+        expected = {"exact_match": found.exact, "f1": found.f1}
+    else:
+        silent = ["" if difference > 0 else text for text, difference in answers]
+        whole = score_v2(golds, dict(zip(texts.ids, silent, strict=True)))
+        expected = {"exact_match": whole.every.exact, "f1": whole.every.f1}
+        assert whole.has_answer is not None
+        expected["has_answer_f1"] = whole.has_answer.f1
+        none = sum(not of for of in texts.golds)
+        expected["always_no_answer"] = 100 * none / 35
+        assert metrics["val/best_f1"] >= max(metrics["val/f1"], metrics["val/always_no_answer"])
+    for key, value in expected.items():
+        assert metrics[f"val/{key}"] == single_precision(value), key
+    nll, right = [], []
+    for row, of in enumerate(logits):
+        shifted = of - of.max(axis=1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        nll.append(-logs[[0, 1], rows.labels[row]].mean())
+        right.append((of.argmax(axis=1) == rows.labels[row]).all())
+    assert metrics["val/nll"] == pytest.approx(np.mean(nll), rel=1e-6)
+    assert metrics["val/accuracy"] == single_precision(float(np.mean(right)))
+    entropy = []
+    for side in rows.labels.T:
+        shares = np.unique(side, return_counts=True)[1] / len(side)
+        entropy.append(-(shares * np.log(shares)).sum())
+    assert single["unigram_entropy"] == pytest.approx(np.mean(entropy))
+
+
+def test_an_answer_is_learned_and_predicted(tmp_path: Path) -> None:
+    """From a part of the dev set, which the result says; `predict` prints what was scored."""
+    root = questions.write_squad(tmp_path / "files", "squad2", train=0, dev=150)
+    tree = questions.answering(root, "squad2")
+    settings: dict[str, Any] = {"trainer__max_steps": 150, "trainer__val_check_interval": 150}
+    settings |= {"model__optimizer__lr": 0.01, "data__tokens_per_batch": 512, "data__window": 32}
+    settings |= {"data__train_from_dev": 0.75, "data__splits": {"test": "dev"}}
+    found = fit(tree, tmp_path / "run", **settings, model__objective__evaluate_test=True)
+    assert found["data"]["protocol"].startswith(
+        "SQuAD 2.0: NOT the published splits: of dev-v2.0 3"
+    )
+    metrics = found["metrics"]
+    assert metrics["train/tokens_per_second"] > 0
+    assert {k: metrics[f"test/{k}"] for k in ("f1", "exact_match")} == {
+        k: metrics[f"val/{k}"] for k in ("f1", "exact_match")
+    }
+    folder = tmp_path / "run" / "it"
+    call = ["--config", str(folder / "config.yaml"), "--ckpt_path", "last"]
+    done = warm.run(["-m", "lightning_app", "predict", *call])
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = done.stdout.split("\n")[:-1]
+    data = data_module(yaml.safe_load((folder / "config.yaml").read_text())["data"])
+    data.setup()
+    texts = QuestionTexts(data.corpus, "test")
+    golds = dict(zip(texts.ids, texts.golds, strict=True))
+    scores = score_v2(golds, dict(zip(texts.ids, answers, strict=True)))
+    assert metrics["test/f1"] == single_precision(scores.every.f1)
+    assert metrics["test/exact_match"] == single_precision(scores.every.exact)
+
+
+def test_a_part_of_the_validation_set_has_whole_questions(tmp_path: Path) -> None:
+    root = questions.write_squad(tmp_path / "files", "squad2")
+    tree = questions.answering(root, "squad2")
+    found = fit(tree, tmp_path / "run", **QUICK, trainer__limit_val_batches=2)
+    windows = sum(found["validation_parts"]["tokens"])
+    assert f"{windows} of " in found["data"]["protocol"]
+    share = found["metrics"]["val/always_no_answer"] / 100
+    assert any(share * n == pytest.approx(round(share * n)) for n in range(2, 35))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A module and its data."""
+    root = questions.write_squad(tmp_path_factory.mktemp("built"), "squad2")
+    tree = resolve(changed(questions.answering(root, "squad2"), data__window=26), "a")
+    data = data_module(tree["data"])
+    data.setup()
+    module = transformer_module(tree["model"])
+    module.build(data.vocab_size)
+    assert parameters(tree) == sum(p.numel() for p in module.parameters())
+    return SimpleNamespace(tree=tree, data=data, model=module.model, task=module.objective)
+
+
+def test_probes_read_batches_of_different_lengths(built: Any) -> None:
+    loader = built.data.val_dataloader()
+    batches = list(loader)
+    assert len({batch.tokens.shape[1] for batch in batches}) > 1
+    built.model.double()
+    measured = probe(built.model, built.task, batches)
+    found = {row.quantity: row.value for row in measured if row.stack == MODEL}
+    rows = loader.dataset
+    batch = rows[0, np.arange(len(rows))]
+    with torch.no_grad():
+        sums = built.task.sums(built.model, batch)
+    assert found["nll"] == pytest.approx(float(sums.nll) / len(rows))
+    assert found["loss"] == pytest.approx(found["nll"])
+    p = built.task.predictions(built.model, batch).logits.detach().softmax(dim=1)
+    entropy = torch.special.entr(p).sum(dim=1).mean()
+    expected = torch.special.entr(p.mean(dim=0)).sum() - entropy
+    assert found["output_information"] == pytest.approx(float(expected), abs=1e-9)
+    assert np.isfinite(preconditioned_sharpness(built.model, built.task, batch, 1e-8).value)
+
+
+def test_a_diverged_run_has_no_score(built: Any) -> None:
+    """NaN, and no prediction that would look like an answer."""
+    task = build_task(ObjectiveConfig(kind="squad"))
+    rows = built.data.val_dataloader().dataset
+    batch = rows[0, np.arange(len(rows))]
+
+    def broken(tokens: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+        logits = built.model(tokens, segments).detach()
+        logits[3, 0, 1] = torch.nan
+        return logits
+
+    with torch.no_grad():
+        task.sums(broken, batch)
+    task.decode(broken, batch, "val")
+    scores = task.scores("val", built.data, Evaluated(0.0, len(rows)))
+    assert {"val/f1", "val/exact_match", "val/best_f1"} <= scores.keys()
+    assert all(np.isnan(value) for value in scores.values())
+
+
+def test_parser_and_plain_completion_agree(tmp_path: Path) -> None:
+    for name in questions.VERSIONS:
+        root = questions.write_squad(tmp_path / name, name)
+        tree = changed(questions.answering(root, name), data__train_from_dev=0.5)
+        complete = resolve(tree, "a")
+        assert complete["model"]["objective"]["label_smoothing"] == 0.0
+        assert parse(tree, "a") == complete
+        assert cell_id(complete) != cell_id(resolve(changed(tree, data__train_from_dev=0.6), "a"))
+        assert cell_id(complete) != cell_id(resolve(changed(tree, data__context_stride=6), "a"))
+
+
+LEARNED = {"positions": "learned", "max_positions": 12}
+MISTAKES = [
+    ({"data__window": 5}, "data.window is 5: a question of train has 2 tokens"),
+    ({f"model__architecture__{k}": v for k, v in LEARNED.items()}, "few for data.window 14"),
+    ({"model__objective__label_smoothing": 0.1}, "label_smoothing 0.1: kind squad predicts places"),
+    ({"model__objective__evaluate_test": True}, "has no file test-v2.0.json"),
+    ({"data__train_from_dev": 1.5}, "a number between 0 and 1 needed"),
+    ({"data__name": "squad1"}, "has no file train-v1.1.json[.gz|.xz]; data.splits names"),
+    ({"data__name": "rte", "data__root": None}, "has the labels of model.objective.kind 'glue'"),
+    ({"model__architecture__kind": "decoder"}, "cannot serve model.objective.kind 'squad'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), MISTAKES)
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str
+) -> None:
+    root = questions.write_squad(tmp_path / "files", "squad2")
+    tree = changed(questions.answering(root, "squad2"), data__window=14)
+    refused(tree, tmp_path, capsys, said, **fields)
+
+
+def of_version_2(tree: Any) -> str:
+    return json.dumps(questions.tree_of("squad2", 9, 3))
+
+
+def shifted(tree: Any) -> str:
+    tree["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
+    return json.dumps(tree)
+
+
+def without_context(tree: Any) -> str:
+    del tree["data"][0]["paragraphs"][0]["context"]
+    return json.dumps(tree)
+
+
+FILES = [
+    (lambda tree: json.dumps(tree)[:-9], "dev-v1.1.json: line 1, column"),
+    (lambda tree: "{}", "expected a list as the field 'data', found nothing"),
+    (lambda tree: '{"data": []}', "dev-v1.1.json: empty, no question in it"),
+    (lambda tree: "", "dev-v1.1.json: empty, no line with text in it"),
+    (without_context, "paragraphs[0]: expected a text as the field 'context', found nothing"),
+    (shifted, "where the context has"),
+    (of_version_2, "has the field is_impossible of version 2.0, whose data.name is 'squad2'"),
+]
+
+
+@pytest.mark.parametrize(("edit", "said"), FILES)
+def test_a_wrong_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: Any, said: str
+) -> None:
+    root = questions.write_squad(tmp_path / "files", "squad1")
+    file = root / "dev-v1.1.json"
+    file.write_text(edit(json.loads(file.read_text())))
+    refused(questions.answering(root, "squad1"), tmp_path, capsys, said)
+
+
+def test_main_has_no_other_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ablate prepare` refuses a dev set alone with the field that would divide it."""
+    root = questions.write_squad(tmp_path / "files", "squad1", train=0)
+    tree = questions.answering(root, "squad1")
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    assert main(["prepare", "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "data.train_from_dev a share of the dev set that trains instead" in said
