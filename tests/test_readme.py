@@ -14,10 +14,11 @@ import yaml
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.cli import main, parse_arguments
+from lightning_app.cli import main, parse_arguments, plugins_of
 from lightning_app.commands.read_config import read_config
 from lightning_app.config import resolve
 from lightning_app.parser import config_parser
+from lightning_app.plugins import KEY, PROJECT
 from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
 from tests.warm import run
 
@@ -45,7 +46,7 @@ def test_the_pages_have_commands() -> None:
 def test_a_command_is_understood(command: str) -> None:
     words = shlex.split(command)[1:]
     args = parse_arguments(words)
-    assert args.command == words[0]
+    assert args.command == plugins_of(words)[1][0]
     if args.call.__name__ == "lightning":
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
         assert config_parser().parse_args(rest).trainer.max_steps > 0
@@ -146,6 +147,9 @@ def test_a_yaml_block_is_what_it_seems(block: Fenced, tmp_path: Path) -> None:
     """A comment with the name of a file begins a whole config or grid; others are a part of one."""
     tree = yaml.safe_load(block.text)
     name = NAMED.match(block.text)
+    if name is not None and name[1] == PROJECT:
+        assert tree == {KEY: ["my_blocks.py"]}  # read in the test of plug-ins
+        return
     if set(tree) <= SECTIONS:
         assert name is None or set(tree) == SECTIONS
         assert resolve(tree, block.page)["model"]
@@ -185,6 +189,32 @@ PYTHON = sorted({block.page for block in fenced("python")})
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     """In a process of its own: a preset of a page would stay in the table of this one."""
     code = "\n".join(block.text for block in fenced("python") if block.page == page)
+    done = run(["-c", code], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_block_and_the_project_of_a_page_are_read(tmp_path: Path) -> None:
+    page = "docs/own-block.md"
+    block = next(each for each in fenced("python") if each.page == page)
+    project = next(each for each in YAML if f"# {PROJECT}\n" in each.text)
+    (tmp_path / "my_blocks.py").write_text(block.text, encoding="utf-8")
+    (tmp_path / PROJECT).write_text(project.text, encoding="utf-8")
+    done = run(["-m", "lightning_app", "blocks", "damped"], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0.2887" in done.stdout
+
+
+LONGER = sorted({block.page for block in fenced("py")})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", LONGER)
+def test_the_longer_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    """Blocks of the language `py` read files of the repository or train."""
+    (tmp_path / "ablations").symlink_to(ROOT / "ablations")
+    block = next(each for each in fenced("python") if each.page == "docs/own-block.md")
+    (tmp_path / "my_blocks.py").write_text(block.text, encoding="utf-8")
+    code = "\n".join(block.text for block in fenced("py") if block.page == page)
     done = run(["-c", code], folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
