@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format
+.PHONY: demo test check format docs
 
 demo: .venv/installed
 	$(BIN)/ablate run demo
@@ -25,11 +25,15 @@ format: .venv/installed-test
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# The documentation as a site, in build/site; it opens without a network.
+docs: .venv/installed-test
+	$(BIN)/mkdocs build --strict
+
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
 .venv/installed-test: .venv/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,bench,docs]'
 	touch $@

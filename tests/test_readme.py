@@ -1,8 +1,10 @@
-"""What the README tells a reader to type is understood, and what it states is so."""
+"""What README and the pages of `docs` tell a reader to type is understood."""
 
 import dataclasses
 import re
 import shlex
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +15,31 @@ from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.cli import main, parse_arguments, plugins_of
+from lightning_app.commands.read_config import read_config
 from lightning_app.config import resolve
 from lightning_app.parser import config_parser
+from lightning_app.plugins import KEY, PROJECT
+from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
+from tests.warm import run
 
-README = Path("README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)
-COMMANDS = [
-    part.strip()
-    for block in BLOCKS
-    for line in block.splitlines()
-    for part in line.split("#")[0].split("|")
-    if part.strip().startswith("ablate ")
-]
+COMMANDS = [command for command in typed() if command.startswith("ablate ")]
+OTHERS = [command for command in typed() if not command.startswith("ablate ")]
+SHOWING = [c for c in COMMANDS if c.startswith("ablate blocks") and "--svg" not in c]
+SECTIONS = {"seed_everything", "trainer", "model", "data"}
+LIGHTNING = {"fit", "validate", "test", "predict"}
+YAML = fenced("yaml")
+NAMED = re.compile(r"# (?:[\w-]+/)*([\w-]+\.yaml)\n")
 
 
-def test_the_readme_has_commands() -> None:
-    assert len(COMMANDS) >= 10
+def named(blocks: list[Fenced]) -> list[str]:
+    """Names of parameters: the page and the number of the block."""
+    return [f"{block.page}-{number}" for number, block in enumerate(blocks)]
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(COMMANDS) >= 40
+    assert len(OTHERS) >= 5
+    assert len(YAML) >= 10
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -39,31 +50,231 @@ def test_a_command_is_understood(command: str) -> None:
     if args.call.__name__ == "lightning":
         rest = [word for word in args.rest if word not in ("--ckpt_path", "last")]
         assert config_parser().parse_args(rest).trainer.max_steps > 0
+    elif getattr(args, "config", None):
+        for config in [args.config] if isinstance(args.config, Path) else args.config:
+            assert read_config(config, getattr(args, "rest", ()))["model"]
     for grid in getattr(args, "grids", [args.grid] if hasattr(args, "grid") else []):
-        assert read_spec(grid).axes
+        if Path(grid).is_dir():  # a published study
+            assert Path(grid, "results.parquet").is_file()
+        else:
+            assert read_spec(grid).axes
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if re.match("ablate blocks( \\w+)?$", c)])
+@pytest.mark.parametrize("command", SHOWING)
 def test_the_commands_that_only_show_run(command: str, capsys) -> None:
     assert main(shlex.split(command)[1:]) == 0
-    assert "2311.01906" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "as ablations/base/" in shown if "--config" in command else "2311.01906" in shown
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_a_command_of_another_program_names_what_is_there(command: str) -> None:
+    """No program but these: a page that names another one needs a check of it here."""
+    words = shlex.split(command)
+    match words:
+        case ["make", target]:
+            check_target(target)
+        case ["python", script, *rest]:
+            check_script(script, rest)
+        case ["pip", "install", *wanted]:
+            check_extras(" ".join(wanted))
+        case ["tensorboard", "--logdir", folder]:
+            assert folder.startswith("experiments/")
+        case ["export", setting]:
+            assert setting.startswith("ABLATE_STORAGE=postgresql://")
+        case ["echo", _]:
+            pass
+        case _:
+            pytest.fail(f"no check for: {command}")
+
+
+def check_target(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
+
+
+def check_script(script: str, rest: list[str]) -> None:
+    source = (ROOT / script).read_text("utf-8")
+    for word in rest:
+        if word.startswith("-"):
+            assert f'"{word.partition("=")[0]}"' in source, word
+
+
+def check_extras(wanted: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"\[([\w,]+)\]", wanted):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), wanted
+
+
+def test_the_commands_within_lines_name_what_is_there(capsys) -> None:
+    """Such a command may have placeholders, so its options are looked up and it is not parsed."""
+    helped: dict[str, str] = {}
+
+    def help_of(*words: str) -> str:
+        key = " ".join(words)
+        if key not in helped:
+            with pytest.raises(SystemExit):
+                main([*words, "--help"])
+            helped[key] = capsys.readouterr().out
+        return helped[key]
+
+    found = [(page, command) for page, command in inline("ablate") if command != "ablate"]
+    assert len(found) >= 30
+    for page, command in found:
+        name, *rest = shlex.split(command)[1:]
+        assert re.search(rf"^ +{name}\b", help_of(), re.M), (page, command)
+        if name not in LIGHTNING and name != "storage":
+            for word in rest:
+                if word.startswith("--") and "." not in word:
+                    assert word.partition("=")[0] in help_of(name), (page, command)
+    for page, command in inline("make"):
+        assert page
+        check_target(command.split()[1])
+    for _, command in inline("python"):
+        if command.split()[1] != "-m":
+            check_script(command.split()[1], shlex.split(command)[2:])
+    for _, command in inline("pip"):
+        check_extras(command)
+
+
+def as_grid(tree: Mapping[str, Any], folder: Path) -> Path:
+    path = folder / "grid.yaml"
+    path.write_text(yaml.safe_dump(dict(tree)))
+    return path
+
+
+@pytest.mark.parametrize("block", YAML, ids=named(YAML))
+def test_a_yaml_block_is_what_it_seems(block: Fenced, tmp_path: Path) -> None:
+    """A comment with the name of a file begins a whole config or grid; others are a part of one."""
+    tree = yaml.safe_load(block.text)
+    name = NAMED.match(block.text)
+    if name is not None and name[1] == PROJECT:
+        assert tree == {KEY: ["my_blocks.py"]}  # read in the test of plug-ins
+        return
+    if set(tree) <= SECTIONS:
+        assert name is None or set(tree) == SECTIONS
+        assert resolve(tree, block.page)["model"]
+        return
+    if name is None:
+        demo = yaml.safe_load((ROOT / "ablations/demo.yaml").read_text("utf-8"))
+        tree = {**demo, **tree}
+    base = next(
+        (
+            yaml.safe_load(other.text)
+            for other in YAML
+            if other.page == block.page and f"# {tree['base']}\n" in other.text
+        ),
+        None,
+    )
+    if base is None:
+        tree["base"] = str((ROOT / "ablations" / tree["base"]).resolve())
+    else:
+        tree["base_config"] = resolve(base, block.page)
+        del tree["base"]
+    spec = read_spec(as_grid(tree, tmp_path))
+    assert len(spec.axes) >= 3
+    assert spec.sensitivity["baseline"] in PRESETS
+
+
+def test_the_example_of_a_probe_names_it() -> None:
+    (block,) = [each for each in YAML if each.page == "docs/looking-inside.md"]
+    resolved = resolve(yaml.safe_load(block.text), "docs")
+    (callback,) = resolved["trainer"]["callbacks"]
+    assert callback["class_path"] == "lightning_app.callbacks.probes.SignalProbe"
+
+
+PYTHON = sorted({block.page for block in fenced("python")})
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    """In a process of its own: a preset of a page would stay in the table of this one."""
+    code = "\n".join(block.text for block in fenced("python") if block.page == page)
+    done = run(["-c", code], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_block_and_the_project_of_a_page_are_read(tmp_path: Path) -> None:
+    page = "docs/own-block.md"
+    block = next(each for each in fenced("python") if each.page == page)
+    project = next(each for each in YAML if f"# {PROJECT}\n" in each.text)
+    (tmp_path / "my_blocks.py").write_text(block.text, encoding="utf-8")
+    (tmp_path / PROJECT).write_text(project.text, encoding="utf-8")
+    done = run(["-m", "lightning_app", "blocks", "damped"], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0.2887" in done.stdout
+
+
+LONGER = sorted({block.page for block in fenced("py")})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", LONGER)
+def test_the_longer_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    """Blocks of the language `py` read files of the repository or train."""
+    (tmp_path / "ablations").symlink_to(ROOT / "ablations")
+    block = next(each for each in fenced("python") if each.page == "docs/own-block.md")
+    (tmp_path / "my_blocks.py").write_text(block.text, encoding="utf-8")
+    code = "\n".join(block.text for block in fenced("py") if block.page == page)
+    done = run(["-c", code], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_and_page_show_the_same_block() -> None:
+    first, second = (
+        next(block.text for block in fenced("python") if block.page == page)
+        for page in ("README.md", "docs/own-block.md")
+    )
+    assert first == second
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_findings_are_those_of_the_log() -> None:
+    rows = [line for line in README.splitlines() if re.match(r"\| 20\d\d-", line)]
+    log = (ROOT / "ablations" / "README.md").read_text("utf-8").splitlines()
+    atlas = log[log.index("## Atlas") : log.index("## The entries")]
+    there = [line.replace("](results/", "](ablations/results/") for line in atlas]
+    assert rows == [line for line in there if re.match(r"\| 20\d\d-", line)]
+    assert len(rows) >= 10
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    """MkDocs checks those of the pages."""
+    links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\"]+)\"", README)
+    assert len(links) >= 20
+    for link in links:
+        assert (ROOT / (link[0] or link[1])).exists(), link
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.name != "index.md":
+            assert f"](docs/{page.name})" in README, page
 
 
 def test_make_has_the_targets_that_are_named() -> None:
-    makefile = Path("Makefile").read_text()
-    for target in re.findall(r"make (demo|test|check|format)\b", README):
-        assert re.search(rf"^{target}:", makefile, re.M), target
+    targets = {t for page in PAGES.values() for t in re.findall(r"`make (\w+)", page)}
+    targets |= {command.split()[1] for command in OTHERS if command.startswith("make ")}
+    assert targets >= {"demo", "test", "docs"}
+    for target in targets:
+        check_target(target)
 
 
 def test_every_preset_stands_in_the_table() -> None:
-    named = re.findall(r"^\| \[`(\w+)`\]", README, re.M)
-    assert named == list(PRESETS)
+    rows = re.findall(r"^\| \[`(\w+)`\]", PAGES["docs/blocks/README.md"], re.M)
+    assert rows == list(PRESETS)
 
 
 def test_every_axis_stands_in_the_variants() -> None:
-    section = README.split("## The variants")[1].split("\n## ")[0]
+    section = PAGES["docs/variants.md"].split("## The axes")[1].split("\n## ")[0]
     for field in dataclasses.fields(BlockConfig):
         assert field.name == "preset" or f"`{field.name}`" in section, field.name
+
+
+def test_every_shipped_grid_is_named() -> None:
+    shown = PAGES["docs/grids.md"].split("## Shipped grids")[1]
+    for path in (ROOT / "ablations").glob("*.yaml"):
+        if not path.stem.endswith("_pilot"):
+            assert f"`{path.stem}`" in shown, path.stem
 
 
 def test_the_tree_names_what_is_there() -> None:
@@ -74,22 +285,3 @@ def test_the_tree_names_what_is_there() -> None:
         if name:
             path = Path("lightning_app") / name if inside else Path(name)
             assert path.exists(), path
-
-
-def yaml_after(heading: str) -> dict[str, Any]:
-    """Return the first YAML below a heading of the README."""
-    return yaml.safe_load(README.split(f"\n{heading}\n")[1].split("```yaml\n")[1].split("```")[0])
-
-
-def test_the_example_of_a_probe_is_part_of_a_config() -> None:
-    resolved = resolve(yaml_after("## Looking inside"), "README")
-    (callback,) = resolved["trainer"]["callbacks"]
-    assert callback["class_path"] == "lightning_app.callbacks.probes.SignalProbe"
-
-
-def test_the_example_grid_is_one(tmp_path: Path) -> None:
-    tree = yaml_after("## Grids")
-    tree["base"] = str(Path("ablations").resolve() / tree["base"])
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    assert len(read_spec(path).axes) == 3

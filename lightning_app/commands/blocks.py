@@ -30,6 +30,15 @@ from lightning_app.catalogue.text import WIDTH, text_lines, wrapped_lines
 from lightning_app.errors import UserError
 
 REGENERATE = "ablate blocks --svg-dir docs/blocks"
+LETTERS = (
+    "x is the stream, f a sub-layer, N a norm; SA is self-attention, CA cross-attention, FF the",
+    "feed-forward, A an attention map. C, its centre, is the softmax of the mask, so that it",
+    "respects padding and causality. L is the depth of a stack; l and n count layers from 1.",
+    "",
+    "The stream of a drawing runs upwards. A gain is pink and shows its initial value; a dashed",
+    "orange line is what an attention passes to the layer above. The drawings are made from the",
+    "specifications, never from names.",
+)
 
 
 def blocks_command(
@@ -161,14 +170,13 @@ def write_gallery(folder: Path, encoder_depth: int, decoder_depth: int) -> None:
     print(f"{folder}: {len(PRESETS)} pictures and README.md")
 
 
-def table_rows(encoder_depth: int, decoder_depth: int, folder: str = "") -> list[str]:
-    """Return the table of presets in Markdown; their pictures are in `folder`."""
+def table_rows(encoder_depth: int, decoder_depth: int) -> list[str]:
+    """Return the table of presets in Markdown."""
     shares = parameter_ratios(PRESETS, encoder_depth, decoder_depth)
     rows = ["| preset | equation | paper | parameters |", "|---|---|---|---:|"]
     for name, preset in PRESETS.items():
-        cells = (f"[`{name}`]({folder}{name}.svg)", escape(preset.equation, quote=False))
-        cells = (*cells, preset.paper, f"{shares[name]:.3f}")
-        rows.append(f"| {' | '.join(cells)} |".replace("*", r"\*"))
+        cells = (f"[`{name}`]({name}.svg)", _markdown(preset.equation))
+        rows.append(f"| {' | '.join((*cells, preset.paper, f'{shares[name]:.3f}'))} |")
     return rows
 
 
@@ -179,17 +187,27 @@ def gallery_page(encoder_depth: int, decoder_depth: int) -> str:
         "",
         f"Written by `{REGENERATE}`; do not edit.",
         "",
-        "The stream runs upwards. N of the equations is a norm, f a sub-layer; pink is a gain with",
-        "its start, dashed orange what an attention hands to the layer above.",
+        *LETTERS,
         "",
         *table_rows(encoder_depth, decoder_depth),
         "",
         caption(encoder_depth, decoder_depth),
     ]
     for name, preset in PRESETS.items():
-        equation = escape(preset.equation)
-        lines += ["", f"## {name}", "", f"Fixes: {preset.fixes}.", ""]
+        stacks = resolve_preset(name, encoder_depth, decoder_depth)
+        lines += ["", f"## {name}", "", f"`{preset.equation}`", "", f"{preset.paper}.", ""]
+        lines += [f"Fixes: {preset.fixes}.", ""]
         if preset.difference:
-            lines += [f"Differs: {preset.difference}.", ""]
-        lines += [f'<img src="{name}.svg" alt="{name}: {equation}">']
+            lines += [f"Differs: {_markdown(preset.difference)}.", ""]
+        for paragraph in (inspect.getdoc(preset.build) or "").replace("``", "").split("\n\n"):
+            lines += [*wrapped_lines(_markdown(" ".join(paragraph.split())), width=100), ""]
+        lines += [f"![{name}, encoder and decoder]({name}.svg)", ""]
+        lines += ["The resolved specification, without defaults:", "", "```text"]
+        lines += [f"{'  ' * depth}{line}" for depth, line in specification_lines(stacks)]
+        lines += ["```"]
     return "\n".join([*lines, ""])
+
+
+def _markdown(text: str) -> str:
+    """Return a text in which Markdown sees no tags and no emphasis."""
+    return escape(text, quote=False).replace("*", r"\*")

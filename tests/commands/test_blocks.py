@@ -187,12 +187,15 @@ def test_it_answers_without_what_training_needs() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readme_shows_the_table_and_the_pictures() -> None:
-    readme = Path("README.md").read_text(encoding="utf-8")
-    for row in table_rows(6, 6, "docs/blocks/"):
-        assert row in readme, "\n".join(table_rows(6, 6, "docs/blocks/"))
-    for name in PRESETS:
-        assert f'<img src="docs/blocks/{name}.svg" alt="{name}">' in readme
+def test_the_page_shows_the_table_and_the_pictures() -> None:
+    page = Path("docs/blocks/README.md").read_text(encoding="utf-8")
+    assert "\n".join(table_rows(6, 6)) in page
+    for name, preset in PRESETS.items():
+        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        assert f"`{preset.equation}`" in section
+        assert preset.paper in section
+        assert f"]({name}.svg)" in section
+        assert "\n  layers 1" in section or "\n  layer 1" in section
 
 
 def test_a_config_is_drawn(capsys, tmp_path: Path) -> None:
