@@ -1333,6 +1333,12 @@ MUTANTS = (
         '"f1": best_threshold(golds, texts, differences, "f1").score}',
     ),
     mutant(
+        "page of the blocks: the name in place of the equation",
+        at("catalogue/test_svg.py", "commands/test_blocks.py"),
+        'f"`{preset.equation}`", "", f"{preset.paper}."',
+        'f"`{preset.name}`", "", f"{preset.paper}."',
+    ),
+    mutant(
         "squad: the window is checked when the folder of the run is there",
         SQUAD_RUNS,
         "        task_class(self.config.task).check(corpus, self.config)\n",
