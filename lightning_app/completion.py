@@ -20,7 +20,7 @@ from lightning_app.sections import PARTS, hints_of, kinds_of, part_of
 from lightning_app.task_facts import glue_task_of
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS, Argument, trainer_arguments
 
-# Text that is neither a number, nor a YAML keyword, nor a path in a home folder; or a line of dashes.
+# Text that is no number, no YAML keyword and no path in a home folder; or a line of dashes.
 _PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][\w./-]*|-{4,}")
 _WORDS = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf", "infinity"}
 

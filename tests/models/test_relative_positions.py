@@ -7,6 +7,7 @@ import torch
 
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.kernels import attention_form
+from lightning_app.blocks.masks import causal_mask
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.positions import Places
 from lightning_app.models.positions.relative import RelativeTerm, ScoreBiases
@@ -32,7 +33,7 @@ def term(model: CausalLanguageModel) -> RelativeTerm:
 @pytest.mark.parametrize("preset", ["post_ln", "realformer", "sas"])
 def test_only_distances_count(preset: str, positions: str) -> None:
     made, x = model(preset, positions), torch.randn(2, 6, 10)
-    mask = tiny.causal_mask(6, x.device)
+    mask = causal_mask(6, x.device)
     here = made.decoder(x, mask)
     for shift in (1, 50, 3000):
         newest = torch.arange(6) + shift
@@ -67,7 +68,7 @@ def test_without_biases_and_projections_a_stack_is_one_without_positions(preset:
     other = tiny.causal_model(preset, positions="sinusoidal").eval()
     state = {k: v for k, v in made.state_dict().items() if "decoder.place." not in k}
     other.load_state_dict(state)
-    x, mask = torch.randn(2, 7, 10), tiny.causal_mask(7, torch.device("cpu"))
+    x, mask = torch.randn(2, 7, 10), causal_mask(7, torch.device("cpu"))
     expected = other.decoder(x, mask)
     assert (made.decoder(x, mask) - expected).abs().max() > 1e-3
     for parameter in term(made).parameters():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.config import resolve
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
@@ -152,7 +153,7 @@ def test_overlap_gives_the_loss_of_an_explicit_loop(corpus: PreparedCorpus) -> N
     window, stride = 9, 3
     rows = CausalRows(corpus, "valid", window, stride)
     model: Any = task().build_model(
-        tiny.architecture(kind="decoder"), tiny.BlockConfig(), corpus.meta["vocab_size"]
+        tiny.architecture(kind="decoder"), BlockConfig(), corpus.meta["vocab_size"]
     )
     tiny.randomise(model).eval()
     ids = np.asarray(corpus.ids("valid", "text")).tolist()
@@ -306,7 +307,7 @@ def test_masked_documents_give_the_loss_of_an_explicit_loop(
     rows = CausalRows(documents, "valid", window, stride, masked=True)
     model: Any = task().build_model(
         tiny.architecture(kind="decoder", positions=positions),
-        tiny.BlockConfig(),
+        BlockConfig(),
         documents.meta["vocab_size"],
     )
     tiny.randomise(model).eval()

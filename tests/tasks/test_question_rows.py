@@ -145,7 +145,7 @@ def test_labels_as_logits_give_the_answers_back(tmp_path: Path) -> None:
     rows, texts = rows_of(corpus), QuestionTexts(corpus, "valid")
     for number, windows in enumerate(rows.windows):
         mine = np.arange(rows.first_rows[number], rows.first_rows[number + 1])
-        logits = [np.eye(rows.lengths[row])[rows.labels[row]] for row in mine]
+        logits = [np.eye(int(rows.lengths[row]))[rows.labels[row]] for row in mine]
         answer = texts.answer(int(rows.holders[number]), windows, logits)
         if texts.golds[number]:
             assert answer.text == texts.golds[number][0]
@@ -176,7 +176,7 @@ def test_golds_survive_rows_and_decoding(
     found = {}
     for number, windows in enumerate(rows.windows):
         mine = range(rows.first_rows[number], rows.first_rows[number + 1])
-        logits = [10 * np.eye(rows.lengths[row])[rows.labels[row]] for row in mine]
+        logits = [10 * np.eye(int(rows.lengths[row]))[rows.labels[row]] for row in mine]
         answer = texts.answer(int(rows.holders[number]), windows, logits)
         found[texts.ids[number]] = "" if answer.difference > 0 else answer.text
     assert len(golds) == total
