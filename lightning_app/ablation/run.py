@@ -231,7 +231,7 @@ class Run(RunCLI):
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
         if self._trains:
             progress = Progress(self.attempt_folder.progress)
-            code = {KEY: digests(), f"{KEY}_used": self.used}
+            code: dict[str, Any] = {KEY: digests(), f"{KEY}_used": self.used}
             code["classes"] = foreign_classes(self.tree, apart=digests())
             made = {**self._software, **code, **origin_of(self.tree)}
             self.origin = Origin(self.attempt_folder.provenance, made, self.resumed)
