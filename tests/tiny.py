@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.masks import causal_mask
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.testing.small_models import (
     BOS,
@@ -40,8 +42,10 @@ __all__ = [
     "SOURCE_LENGTHS",
     "TARGET_LENGTHS",
     "VOCABULARY",
+    "BlockConfig",
     "Model",
     "architecture",
+    "causal_mask",
     "causal_model",
     "decode",
     "decoder",

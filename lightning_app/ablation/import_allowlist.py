@@ -142,9 +142,8 @@ def _check_class(field: str, name: Any) -> None:
     last = str(name).rpartition(".")[2]
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
     raise UserError(
-        f"{field}: a grid file may only import listed classes of "
-        f"lightning.pytorch, SignalProbe and the callbacks that a plug-in registers, found "
-        f"{name!r}{hint}"
+        f"{field}: a grid file may only import listed classes of lightning.pytorch, SignalProbe "
+        f"and the callbacks that a plug-in registers (--plugin FILE), found {name!r}{hint}"
     )
 
 
