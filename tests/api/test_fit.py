@@ -1,7 +1,6 @@
 """`fit` trains what `ablate fit` trains, with its id, its folder and its numbers."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,9 @@ def test_a_mapping_and_its_file_are_one_run(translation: RunResult) -> None:
 
 def test_it_goes_on_from_a_checkpoint(translation: RunResult, tmp_path: Path) -> None:
     config = translation.folder.parent / "config.yaml"
-    shutil.copytree(translation.folder, tmp_path / "copy")
-    changes = {"trainer.max_steps": 6, "trainer.default_root_dir": str(tmp_path / "copy")}
-    result = fit(config, changes, ckpt_path="last")
+    own = {"trainer.default_root_dir": str(tmp_path / "own")}
+    assert fit(config, own).id == translation.id
+    result = fit(config, {**own, "trainer.max_steps": 6}, ckpt_path="last")
     assert result.record["steps"] == 6
     assert result.record["attempt"] > 1
 
