@@ -627,6 +627,12 @@ MUTANTS = (
         "return {name: _LOADED[name].sha256 for name in sorted(_LOADED)}",
     ),
     mutant(
+        "a plug-in that is loaded first owns the parts of the package",
+        PLUGINS,
+        "    for module in _TABLES:  # else",
+        "    for module in ():  # else",
+    ),
+    mutant(
         "an id has the name of a plug-in alone",
         PLUGINS,
         "return {name: _LOADED[name].sha256 for name in sorted(names)}",

@@ -1,5 +1,7 @@
 """A plug-in is part of the identity of the cells that use it, and of no others."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,21 @@ def test_a_cell_that_uses_no_part_keeps_its_id(write: Write) -> None:
     plugins.load(str(write(PARTS)))
     assert cell_id(config()) == before
     assert "plugins" not in named(config())
+
+
+def test_a_plugin_that_is_loaded_first_owns_its_own_parts_alone(write: Write) -> None:
+    """In a process that has imported no part of the package, as at the start of a command."""
+    program = (
+        "import sys; from lightning_app import plugins; plugins.load(sys.argv[1]); "
+        "from lightning_app.registry import owners; "
+        "print(*(owners(f'model.{key}', name) for key, name in ("
+        "('block.preset', 'pre_ln'), ('block.norm', 'layer_norm'), ('optimizer.kind', 'adam'), "
+        "('architecture.positions', 'rope'), ('objective.kind', 'glue'), "
+        "('block.preset', 'max_post'))))"
+    )
+    words = [sys.executable, "-c", program, str(write(PARTS))]
+    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert found == "set() set() set() set() set() {'some_parts'}\n"
 
 
 def test_a_norm_that_only_a_preset_names_counts(write: Write) -> None:
