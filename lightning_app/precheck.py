@@ -1,7 +1,8 @@
 """Find mistakes in the files and names of a call before Lightning is imported."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import yaml
 
 from lightning_app.errors import UserError, named
-from lightning_app.names import check_names
+from lightning_app.identity.relevant import leaves
+from lightning_app.names import SECTIONS, check_names
 from lightning_app.trainer_arguments import trainer_arguments
 
 _OPTIONS = ("config", "help", "print_config")  # every command of LightningCLI has these
+_FIELD = re.compile(rf"(?:unknown key ')?((?:{'|'.join(SECTIONS)})(?:\.\w+)*)\b")
+COMMAND_LINE = "command line"
 
 
 def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "") -> None:
@@ -35,11 +39,47 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
     for file, tree in trees.items():
         with named(file):
             check_names(tree, known)
-    with named(", ".join(trees) or "command line"):
+    with named(COMMAND_LINE):
         check_names(dict.fromkeys(options), (*known, *_OPTIONS))
+    with located(files, words):
         _check_preset(trees.values(), options)
-        if "ckpt_path" in known:
-            _check_checkpoint(command, trees.values(), options)
+    if "ckpt_path" in known:
+        _check_checkpoint(command, trees.values(), options)
+
+
+@contextmanager
+def located(files: Sequence[str | Path], words: Sequence[str]) -> Iterator[None]:
+    """Put the source of the value in front of mistakes found inside: a file or the command line."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source_of(str(error), files, words)}: {error}") from error
+
+
+def source_of(mistake: str, files: Sequence[str | Path], words: Sequence[str]) -> str:
+    """Return where the field that a message begins with is set.
+
+    For a value it is the last source that sets it, for a mapping every source that sets a part of
+    it. Without a field, or if no source sets it, it is all files, or the command line without one.
+    """
+    match = _FIELD.match(mistake)
+    holding, inside = [], []
+    sources = {str(file): _fields(read_tree(file)) for file in files} if match else {}
+    for source, names in {**sources, COMMAND_LINE: [name for name, _ in options_of(words)]}.items():
+        for name in names if match else ():
+            if f"{match[1]}.".startswith(f"{name}."):
+                holding.append(source)
+            elif name.startswith(f"{match[1]}.") and "." in match[1]:
+                inside.append(source)
+    if holding:
+        return holding[-1]
+    return ", ".join(dict.fromkeys(inside)) or ", ".join(map(str, files)) or COMMAND_LINE
+
+
+def _fields(tree: Mapping[str, Any]) -> list[str]:
+    with suppress(RecursionError):
+        return [name for name, _ in leaves(tree) if isinstance(name, str)]
+    return []
 
 
 def read_tree(file: str | Path) -> dict[str, Any]:

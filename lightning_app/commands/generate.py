@@ -14,7 +14,7 @@ NEVER = (PAD, UNK, BOS, MASK)  # no text
 
 
 def generate_text(
-    run: Path,
+    run: str | Path,
     prompt: str,
     *,
     texts: int,

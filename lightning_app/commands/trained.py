@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_app.commands.named_run import check_saved
 from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
 from lightning_app.saved import read_checkpoint
@@ -22,26 +23,22 @@ class Trained(NamedTuple):
     device: torch.device
 
 
-def load_trained(command: str, run: Path, checkpoint: str, kind: str) -> Trained:
+def load_trained(command: str, run: str | Path, checkpoint: str, kind: str) -> Trained:
     """Return what `run` has trained, for `command`.
 
     Args:
         command: The name of the command, for messages.
-        run: The folder of a run.
-        checkpoint: best or last.
+        run: A run, as `find_run` takes it.
+        checkpoint: best, last or a file.
         kind: The task that the command needs.
 
     Raises:
         UserError: a file is missing or damaged, or the run is of another task.
     """
-    path = run / "checkpoints" / f"{checkpoint}.ckpt"
-    vocabulary = run / "tokenizer.model"
-    for needed in (path, vocabulary):
-        if not needed.is_file():
-            raise UserError(
-                f"{command}: {needed} is missing: --run takes a finished run's folder whose grid "
-                "keeps that checkpoint (checkpoints: all, last or best)"
-            )
+    folder, path = check_saved(command, run, checkpoint)
+    vocabulary = folder.tokenizer
+    if not vocabulary.is_file():
+        raise UserError(f"{command}: {vocabulary} is missing: --run takes a finished run")
     # Lightning is imported here, so that the checks above are fast.
     from lightning_app.datamodule import TextDataModule
     from lightning_app.module import TransformerModule

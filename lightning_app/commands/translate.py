@@ -19,7 +19,7 @@ CHUNK = 512  # lines read before the first is written
 TOKENS = 4096  # source tokens translated at once, including padding
 
 
-def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint: str) -> int:
+def translate_lines(run: str | Path, source: Path | None, beam: int | None, checkpoint: str) -> int:
     """Print a translation on a line for each line of `source`, or of standard input if None.
 
     The input must have the form of the run's corpus: tokenised and lower-cased for IWSLT14.
