@@ -368,7 +368,10 @@ def build_parser() -> Parser:
         help="instead test the lemmas and the theorem of Xiong et al.",
     )
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: a folder in experiments/probe"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to write (default: a folder in experiments/probe)",
     )
     command = add(
         "bench", bench, "speed and memory of presets, forms of attention and other libraries"

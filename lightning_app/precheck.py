@@ -62,18 +62,27 @@ def source_of(mistake: str, files: Sequence[str | Path], words: Sequence[str]) -
     For a value it is the last source that sets it, for a mapping every source that sets a part of
     it. Without a field, or if no source sets it, it is all files, or the command line without one.
     """
+    everything = ", ".join(map(str, files)) or COMMAND_LINE
     match = _FIELD.match(mistake)
-    holding, inside = [], []
-    sources = {str(file): _fields(read_tree(file)) for file in files} if match else {}
-    for source, names in {**sources, COMMAND_LINE: [name for name, _ in options_of(words)]}.items():
-        for name in names if match else ():
-            if f"{match[1]}.".startswith(f"{name}."):
-                holding.append(source)
-            elif name.startswith(f"{match[1]}.") and "." in match[1]:
-                inside.append(source)
+    if match is None:
+        return everything
+    field = match[1]
+    sources = {str(file): _fields(read_tree(file)) for file in files}
+    sources[COMMAND_LINE] = [name for name, _ in options_of(words)]
+    holding = [source for source, names in sources.items() if _holds(names, field)]
     if holding:
         return holding[-1]
-    return ", ".join(dict.fromkeys(inside)) or ", ".join(map(str, files)) or COMMAND_LINE
+    # "model" alone begins messages about several fields.
+    inside = [source for source, names in sources.items() if _holds_part(names, field)]
+    return ", ".join(inside) if inside and "." in field else everything
+
+
+def _holds(names: Iterable[str], field: str) -> bool:
+    return any(f"{field}.".startswith(f"{name}.") for name in names)
+
+
+def _holds_part(names: Iterable[str], field: str) -> bool:
+    return any(name.startswith(f"{field}.") for name in names)
 
 
 def _fields(tree: Mapping[str, Any]) -> list[str]:

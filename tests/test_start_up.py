@@ -97,7 +97,6 @@ for said, *words in [
     ("config.yaml is missing", "show", "saved"),
     ("--threads 0", "fit", "--threads", "0"),
     ("invalid choice", "completion", "csh"),
-    ("command line: unknown key", "fit", "--config", base, "--modl.block.norm", "x"),
     ("trainer.yaml: unknown key", "fit", "--config", "trainer.yaml", "--seed_everything", "2"),
 ]:
     line = call(2, *words)
@@ -114,6 +113,7 @@ for said, *words in [
     ("did you mean 'max_steps'", "plan", "grid_trainer.yaml"),
     ("did you mean 'num_heads'", "plan", "grid_model.yaml"),
     ("did you mean 'pre_ln'", "plan", "grid_preset.yaml"),
+    ("command line: unknown key", "fit", "--config", base, "--modl.block.norm", "x"),
     ("did you mean 'pre_ln'", "blocks", "pre_lm"),
 ]:
     line = call(2, *words)

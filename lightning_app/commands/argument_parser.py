@@ -1,7 +1,7 @@
 """The parser of the command line. Fast to import."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_app.errors import UserError
@@ -12,7 +12,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.arguments: list[argparse.Action] = []
-        self.commands: dict[str, Parser] = {}
+        self.commands: Mapping[str, Parser] = {}
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> None:  # type: ignore[override]

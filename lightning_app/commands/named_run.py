@@ -111,8 +111,8 @@ def evaluation_words(run: str | Path, checkpoint: str, words: Sequence[str]) -> 
     """
     folder = find_run(run)
     check_flags(words)
-    config = config_of(folder)
     path = find_checkpoint_of(folder, checkpoint)
+    config = config_of(folder)
     return [*("--config", str(config), "--ckpt_path", str(path), "--trainer.logger=false"), *words]
 
 

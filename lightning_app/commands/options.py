@@ -99,7 +99,7 @@ def add_report(command: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="default: the grid's folder; of several, A-vs-B beside it",
+        help="the report's folder (default: the grid's; of several, A-vs-B beside it)",
     )
     add(
         "--publish",
@@ -175,7 +175,7 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         help="supervisors, one for each job (default: 1)",
     )
     add("--concurrent", type=int, metavar="M", help="at most M of them at once")
-    add("--partition", metavar="NAME", help="default: the cluster's")
+    add("--partition", metavar="NAME", help="partition (default: the cluster's)")
     add("--time", metavar="LIMIT", help="of a job: minutes, HH:MM:SS or D-HH:MM:SS")
     add("--account", metavar="NAME", help="which pays")
     add("--qos", metavar="NAME", help="quality of service")
@@ -236,7 +236,11 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="tiny sizes: takes seconds, to check that it works")
     add("--rounds", type=int, metavar="N", help="interleaved rounds (default: 5)")
     add("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")
-    add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    add(
+        "--device",
+        choices=["cpu", "cuda"],
+        help="where to measure (default: a GPU if there is one)",
+    )
     add("--precision", choices=["32", "bf16"], default="32", help="bf16: autocast (default: 32)")
     add("--length", type=int, metavar="N", help="tokens of a row (default: 128)")
     add("--tokens", type=int, metavar="N", help="tokens of a batch (default: 1024, GPU: 4096)")

@@ -1,5 +1,6 @@
 """What the folder of a run says about it, for `ablate show` and `ablate diff`. Needs no torch."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ _OF_RESULT = (
     *("device", "devices", "precision", "peak_memory_bytes", "started", "finished"),
 )
 _MADE = ("device", "devices", "precision")
+PARENT = "model.init_from"  # an id has the digest of the parent's weights in its place
 
 
 class Recorded(NamedTuple):
@@ -64,7 +66,7 @@ def read_run(given: str) -> Recorded:
     path = folder.config
     try:
         config = completed(read_yaml(path))
-        relevant(config)
+        found_in_config = relevant(config)
         found = None
         for path in (folder.identity, folder.result, folder.pruned):
             if found is None and path.is_file():
@@ -78,6 +80,12 @@ def read_run(given: str) -> Recorded:
         raise UserError(f"{error.path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged: not the config of a run") from error
+    for key, value in found_in_config.items() if record is not None else ():
+        if key != PARENT and record.config.get(key) != json.loads(json.dumps(value)):
+            raise UserError(
+                f"{folder.config}: {key} was changed after the run: {folder.identity} says that it "
+                "was trained otherwise"
+            )
     return Recorded(folder, config, None if found is None else str(found), record, state)
 
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_app.cli import main
 from lightning_app.commands.diff import differing
@@ -50,10 +51,23 @@ def test_a_run_is_described_as_its_files_say(capsys) -> None:
 
 def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path: Path) -> None:
     run = copy(tmp_path)
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("norm: layer_norm", "norm: rms_norm"))
+    change(run / "config.yaml", {"norm": "rms_norm"})
+    (run / "identity.json").unlink()  # as in a run of an early version
     assert parsed(capsys, "show", str(run))["block"] == {"norm": "rms_norm"}
     assert "pre_ln, norm=rms_norm" in shown(capsys, "show", str(run))
+
+
+def test_a_config_that_was_changed_after_the_run_is_refused(capsys, tmp_path: Path) -> None:
+    run = copy(tmp_path)
+    change(run / "config.yaml", {"norm": "rms_norm"})
+    assert main(["show", str(run)]) == 2
+    assert "model.block.norm was changed after the run" in capsys.readouterr().err
+
+
+def change(config: Path, block: dict) -> None:
+    tree = yaml.safe_load(config.read_text())
+    tree["model"]["block"] |= block
+    config.write_text(yaml.safe_dump(tree))
 
 
 def test_a_run_that_has_not_ended_says_so(capsys, tmp_path: Path) -> None:

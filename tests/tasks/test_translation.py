@@ -177,3 +177,17 @@ def test_no_advice_to_detokenise_and_the_same_scores(
     assert any("forgot to detokenize" in record.message for record in caplog.records)
     if stage == "test":
         assert task.signatures["bleu_signature"] == str(plain.get_signature())
+
+
+def test_advice_on_text_that_should_be_plain_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 120
+    source = FakeData(LINES[:1] * count, LINES[:1] * count, tokenized=False)
+    task = Translation(ObjectiveConfig(validation_bleu=count))
+    monkeypatch.setattr(
+        "lightning_app.tasks.translation.search", lambda *_: [Hypothesis(LOWER, 0.0)] * count
+    )
+    task.decode(cast(Any, None), pairs(range(count)), "val")
+    assert task.scores("val", source, FOUND)["val/bleu"] > 99
+    assert any("forgot to detokenize" in record.message for record in caplog.records)
