@@ -1157,8 +1157,8 @@ MUTANTS = (
     mutant(
         "the run's name replaces the user's",
         at("callbacks/test_added_loggers.py"),
-        "if entry.init_args.get(name) == parameters[name].default:",
-        "if True:",
+        "if name in parameters and entry.init_args.get(name) == parameters[name].default:",
+        "if name in parameters:",
     ),
     mutant(
         "the advice of sacreBLEU is hidden for any text",
@@ -1168,7 +1168,7 @@ MUTANTS = (
     ),
     mutant(
         "a value of the command line is blamed on the file",
-        at("test_start_up.py"),
+        at("test_precheck.py"),
         "return holding[-1]",
         "return holding[0]",
     ),

@@ -72,7 +72,7 @@ def label_loggers(written: Any, labels: Labels) -> None:
         own, passed_on = label(labels)
         parameters = inspect.signature(locate(path)).parameters  # pyright: ignore[reportArgumentType]
         for name, value in own.items():
-            if entry.init_args.get(name) == parameters[name].default:
+            if name in parameters and entry.init_args.get(name) == parameters[name].default:
                 entry.init_args[name] = value
         if passed_on:
             entry["dict_kwargs"] = {**passed_on, **dict(entry.get("dict_kwargs") or {})}

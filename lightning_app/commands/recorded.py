@@ -19,7 +19,7 @@ _OF_RESULT = (
     *("device", "devices", "precision", "peak_memory_bytes", "started", "finished"),
 )
 _MADE = ("device", "devices", "precision")
-PARENT = "model.init_from"  # an id has the digest of the parent's weights in its place
+PARENT = "init_from"  # an id has the digest of the parent in its place
 
 
 class Recorded(NamedTuple):
@@ -81,7 +81,7 @@ def read_run(given: str) -> Recorded:
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged: not the config of a run") from error
     for key, value in found_in_config.items() if record is not None else ():
-        if key != PARENT and record.config.get(key) != json.loads(json.dumps(value)):
+        if not key.endswith(PARENT) and record.config.get(key) != json.loads(json.dumps(value)):
             raise UserError(
                 f"{folder.config}: {key} was changed after the run: {folder.identity} says that it "
                 "was trained otherwise"

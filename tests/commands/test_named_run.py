@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,19 @@ import pytest
 from lightning_app.ablation.run import Run
 from lightning_app.cli import main
 from lightning_app.commands.named_run import EVALUATION_FLAGS, evaluation_words, find_run
+from lightning_app.commands.threads import VARIABLES
 from lightning_app.errors import UserError
 from lightning_app.parser import config_parser
 
+pytestmark = pytest.mark.xdist_group("trained")
 ONE = Path("experiments/mine/runs/one")
 
 
 @pytest.fixture(autouse=True)
 def folder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(trained)
+    for name in VARIABLES:  # set by --threads
+        monkeypatch.setenv(name, "1")
     return trained
 
 
@@ -32,42 +37,43 @@ def contents(run: Path) -> dict[str, tuple[str, int]]:
     }
 
 
+@pytest.fixture
+def unchanged(capfd, recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    """Neither the run nor the folder around changes, and nothing is said that is of no use."""
+    before, around = contents(ONE), set(Path().iterdir())
+    assert len(before) > 10
+    yield
+    assert contents(ONE) == before
+    assert set(Path().iterdir()) == around
+    assert "Tip: " not in "".join(capfd.readouterr())
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        ["validate", "--run", "mine/one", "--checkpoint", "last"],
-        ["test", "--run", str(ONE), "--trainer.limit_test_batches", "1"],
-        ["predict", "--run", "mine/one"],
-        ["translate", "--run", "mine/one", "--input", "corpus/test.de", "--threads", "1"],
+        ["test", "--run", str(ONE), "--trainer.limit_test_batches", "1", "--threads", "1"],
         ["probe", "--run", "mine/one", "--batches", "1"],
     ],
     ids=lambda words: words[0],
 )
 def test_an_evaluation_leaves_the_folder_of_the_run_as_it_is(
-    words: list[str], tmp_path: Path, capfd, recwarn: pytest.WarningsRecorder
+    words: list[str], tmp_path: Path, unchanged: None
 ) -> None:
-    before = contents(ONE)
-    assert len(before) > 10
-    around = set(Path().iterdir())
     out = ["--out", str(tmp_path)] if words[0] == "probe" else []
     assert main([*words, *out]) == 0
-    assert contents(ONE) == before
-    assert set(Path().iterdir()) == around
-    captured = capfd.readouterr()
-    assert captured.out
-    assert "Tip" not in captured.err + captured.out
-    assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_predict_writes_a_line_for_each_row_and_nothing_else(capfd) -> None:
+def test_predict_writes_a_line_for_each_row_and_nothing_else(capfd, unchanged: None) -> None:
     assert main(["predict", "--run", "mine/one", "--trainer.enable_progress_bar", "true"]) == 0
-    predicted = capfd.readouterr().out
+    predicted = capfd.readouterr()
+    assert "Tip: " not in predicted.err
     assert main(["translate", "--run", "mine/one", "--input", "corpus/test.de"]) == 0
-    assert predicted == capfd.readouterr().out
-    assert predicted.count("\n") == 30
+    assert predicted.out == capfd.readouterr().out
+    assert predicted.out.count("\n") == 30
 
 
-def test_the_last_checkpoint_has_the_metrics_of_the_result() -> None:
+def test_the_last_checkpoint_has_the_metrics_of_the_result(unchanged: None) -> None:
     words = evaluation_words("mine/one", "last", [])
     found = Run(["validate", *words]).trainer.callback_metrics
     result = json.loads((ONE / "result.json").read_text())
