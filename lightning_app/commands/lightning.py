@@ -18,7 +18,7 @@ def lightning_command(
     Args:
         command: Its name.
         words: The arguments for LightningCLI.
-        run: The value of ``--run``, which stands for a config and a checkpoint; None without it.
+        run: The value of ``--run``, in place of a config and a checkpoint; None without it.
         checkpoint: The value of ``--checkpoint``.
         usage: The help for the options that LightningCLI does not have.
 
