@@ -1436,6 +1436,74 @@ MUTANTS = (
         "replace(grid, compare=compare, metric=name, mode=best)",
         "replace(grid, compare=compare, mode=best)",
     ),
+    # The command line.
+    mutant(
+        "a missing run is taken from another folder",
+        at("commands/test_named_run.py"),
+        "if folder is not None and _holds_run(folder):",
+        "if folder is not None and folder.is_dir():",
+    ),
+    mutant(
+        "any override may follow --run",
+        at("commands/test_named_run.py"),
+        "if name not in (*EVALUATION_FLAGS, *_ASKING):",
+        'if name.startswith("unknown"):',
+    ),
+    mutant(
+        "the last checkpoint takes the place of a missing best",
+        at("commands/test_named_run.py"),
+        "    path = run.checkpoint(given)\n    if path.is_file():\n        return path\n",
+        "    path = run.checkpoint(given)\n    if path.is_file():\n        return path\n"
+        '    if run.checkpoint("last").is_file():\n        return run.checkpoint("last")\n',
+    ),
+    mutant(
+        "predict prints around its lines",
+        at("commands/test_named_run.py"),
+        "around.enter_context(redirect_stdout(sys.stderr))",
+        "pass",
+    ),
+    mutant(
+        "a difference of metrics is left minus right",
+        at("commands/test_show.py"),
+        "else right - left",
+        "else left - right",
+    ),
+    mutant(
+        "two runs without an id are the same experiment",
+        at("commands/test_show.py"),
+        "None if None in (left.id, right.id) else left.id == right.id",
+        "left.id == right.id",
+    ),
+    mutant(
+        "values of another type are equal",
+        at("commands/test_show.py"),
+        "if _written(values[0]) != _written(values[1]):",
+        "if values[0] != values[1]:",
+    ),
+    mutant(
+        "a logger of the config replaces the own ones",
+        at("callbacks/test_added_loggers.py"),
+        'if settings["logger"] is not False:',
+        'if settings["logger"] is None:',
+    ),
+    mutant(
+        "the run's name replaces the user's",
+        at("callbacks/test_added_loggers.py"),
+        "if name in parameters and entry.init_args.get(name) == parameters[name].default:",
+        "if name in parameters:",
+    ),
+    mutant(
+        "the advice of sacreBLEU is hidden for any text",
+        at("tasks/test_translation.py"),
+        "force=datamodule.tokenized",
+        "force=True",
+    ),
+    mutant(
+        "a value of the command line is blamed on the file",
+        at("test_precheck.py"),
+        "return holding[-1]",
+        "return holding[0]",
+    ),
 )
 
 

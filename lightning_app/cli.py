@@ -6,11 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 
+from lightning_app.commands.argument_parser import Parser
 from lightning_app.commands.options import (
+    RUN,
     add_bench,
+    add_checkpoint,
+    add_completion,
+    add_evaluated,
     add_generate,
     add_grid,
     add_json,
@@ -20,27 +24,33 @@ from lightning_app.commands.options import (
     add_storage,
     add_storage_commands,
     add_submit,
+    add_threads,
+    add_translate,
 )
-from lightning_app.errors import UserError, named, nearest
+from lightning_app.errors import UserError, nearest
 from lightning_app.names import SECTIONS
 from lightning_app.plugins import load_all
 from lightning_app.version import __version__
 
 LIGHTNING = {
     "fit": "train one run: --config FILE, then overrides; every Trainer flag by Lightning's name",
-    "validate": "evaluate a checkpoint on the validation split",
-    "test": "evaluate a checkpoint on the test split, with BLEU for translation",
-    "predict": "print the predictions of a checkpoint on the test split",
+    "validate": "evaluate a run's checkpoint on the validation split",
+    "test": "evaluate a run's checkpoint on the test split, with BLEU for translation",
+    "predict": "print the predictions of a run's checkpoint on the test split",
 }
 
+OTHER_NAMES = {
+    **dict.fromkeys(("train", "continue", "resume"), "fit"),
+    **dict.fromkeys(("evaluate", "eval", "score"), "validate"),
+    **dict.fromkeys(("decode", "infer"), "predict"),
+    **dict.fromkeys(("sample", "complete"), "generate"),
+    **dict.fromkeys(("info", "describe", "inspect"), "show"),
+    **dict.fromkeys(("compare", "difference"), "diff"),
+    **dict.fromkeys(("presets", "variants", "list"), "blocks"),
+}
+"""Words that other programs have for a command, for the hint after an unknown one."""
+
 PORT = 6006  # of `ablate report --serve`, as TensorBoard has it
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose error messages are one line, with the nearest known spelling."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(message)
 
 
 def check_port(port: int) -> None:
@@ -66,35 +76,61 @@ def blocks(args: argparse.Namespace) -> int:
 
 
 def lightning(args: argparse.Namespace) -> int:
-    from lightning_app.precheck import precheck
+    from lightning_app.commands.lightning import lightning_command
 
-    files = [b for a, b in pairwise(args.rest) if a in ("--config", "-c")]
-    files += [a.removeprefix("--config=") for a in args.rest if a.startswith("--config=")]
-    precheck(files, args.rest, args.command)
-    from lightning_app.ablation.run import Run
-
-    with named(", ".join(files) or "command line"):
-        Run([args.command, *args.rest])
-    return 0
+    return lightning_command(
+        args.command,
+        args.rest,
+        run=getattr(args, "run", None),
+        checkpoint=getattr(args, "checkpoint", None),
+        usage=args.parser.format_help(),
+    )
 
 
 def translate(args: argparse.Namespace) -> int:
+    from lightning_app.commands.named_run import check_saved
+
+    # Before the imports, which take seconds.
+    run, checkpoint = check_saved(args.command, args.run, args.checkpoint)
     from lightning_app.commands.translate import translate_lines
 
-    return translate_lines(args.run, args.input, args.beam, args.checkpoint)
+    return translate_lines(run.path, args.input, args.beam, checkpoint)
 
 
 def generate(args: argparse.Namespace) -> int:
+    from lightning_app.commands.named_run import check_saved
+
+    run, checkpoint = check_saved(args.command, args.run, args.checkpoint)
     from lightning_app.commands.generate import generate_text
 
-    named = ("texts", "tokens", "temperature", "top_k", "top_p", "seed", "checkpoint")
-    return generate_text(args.run, args.prompt, **{name: vars(args)[name] for name in named})
+    drawn = {name: vars(args)[name] for name in ("texts", "tokens", "temperature")}
+    drawn |= {name: vars(args)[name] for name in ("top_k", "top_p", "seed")}
+    return generate_text(run.path, args.prompt, **drawn, checkpoint=checkpoint)
 
 
 def init(args: argparse.Namespace) -> int:
     from lightning_app.commands.init import init_command
 
     return init_command(args.folder, args.data)
+
+
+def show(args: argparse.Namespace) -> int:
+    from lightning_app.commands.show import show_command
+
+    return show_command(args.run, as_json=args.json)
+
+
+def diff(args: argparse.Namespace) -> int:
+    from lightning_app.commands.diff import diff_command
+
+    return diff_command(args.runs, as_json=args.json)
+
+
+def completion(args: argparse.Namespace) -> int:
+    from lightning_app.commands.completion import completion_script
+
+    print(completion_script(build_parser(), args.shell))
+    return 0
 
 
 def prepare(args: argparse.Namespace) -> int:
@@ -199,20 +235,29 @@ def probe(args: argparse.Namespace) -> int:
     if args.theory:
         from lightning_app.theory.run import run_theory
 
-        if args.config or args.rest or args.checkpoint or args.batches or args.sharpness:
+        others = (args.config, args.run, args.rest, args.checkpoint, args.batches, args.sharpness)
+        if any(others):
             raise UserError("probe: --theory has its own setting and takes only --out")
         return run_theory(args.out or Path("experiments") / "probe" / "theory")
-    if not args.config:
-        raise UserError("probe: --config FILE is needed, or --theory")
+    configs, checkpoint = args.config, args.checkpoint
+    if args.run:
+        from lightning_app.commands.named_run import BEST, probed_configs
+
+        if configs:
+            raise UserError(f"--config {configs[0]}: --run names the config already; use one")
+        checkpoint = checkpoint or BEST
+        configs = probed_configs(args.run, checkpoint, args.rest)
+    if not configs:
+        raise UserError("probe: --config FILE is needed, or --run RUN, or --theory")
     from lightning_app.precheck import precheck
 
-    precheck(args.config, args.rest)
+    precheck(configs, args.rest)
     from lightning_app.commands.probe import probe_command
 
     return probe_command(
-        args.config,
+        configs,
         args.rest,
-        checkpoint=args.checkpoint,
+        checkpoint=checkpoint,
         batches=4 if args.batches is None else args.batches,
         sharpness=args.sharpness,
         out=args.out,
@@ -228,7 +273,7 @@ def bench(args: argparse.Namespace) -> int:
     )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the parser of `ablate`, commands in the order of the documentation."""
     parser = Parser(
         prog="ablate",
@@ -272,18 +317,16 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="the specification of NAME as JSON")
 
     for name, text in LIGHTNING.items():
-        # LightningCLI has its own parser, which also handles --help.
-        command = commands.add_parser(name, help=text, add_help=False)
-        command.set_defaults(call=lightning)
+        # LightningCLI has a parser for all other options, which also handles --help.
+        command = commands.add_parser(
+            name, help=text, description=text, add_help=False, allow_abbrev=False
+        )
+        command.set_defaults(call=lightning, parser=command)
+        if name != "fit":
+            add_evaluated(command)
+        add_threads(command)
 
-    command = add("translate", translate, "translate lines of text with a trained run")
-    command.add_argument("--run", type=Path, required=True, metavar="DIR", help="a run folder")
-    command.add_argument("--input", type=Path, metavar="FILE", help="default: standard input")
-    command.add_argument("--beam", type=int, metavar="N", help="default: that of the run's config")
-    command.add_argument(
-        "--checkpoint", choices=["best", "last"], default="best", help="default: best"
-    )
-
+    add_translate(add("translate", translate, "translate lines of text with a trained run"))
     add_generate(add("generate", generate, "continue a text with a trained run"))
 
     command = add("init", init, "write a small project: a plug-in, its test, a config and a grid")
@@ -295,6 +338,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="two text files, such as my.de my.en, line by line in translation",
     )
+    command = add("show", show, "what a run is, how it ended and what made it")
+    command.add_argument("run", metavar="RUN", help=RUN)
+    add_json(command)
+    command = add("diff", diff, "how two runs differ: config, what made them, metrics")
+    command.add_argument("runs", metavar="RUN", nargs=2, help=RUN)
+    add_json(command)
 
     command = add("prepare", prepare, "fetch or read, check, tokenise and cache a corpus")
     command.add_argument(
@@ -312,6 +361,7 @@ def build_parser() -> argparse.ArgumentParser:
     command = add("run", run, "run the missing cells of a grid; resumes by itself")
     add_grid(command)
     add_run(command)
+    add_threads(command, "of each process that trains a cell")
     command.add_argument(
         "--rerun-stale",
         action="store_true",
@@ -343,8 +393,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="a run's config; several give one curve each; overrides may follow, as for fit",
     )
     command.add_argument(
-        "--checkpoint", metavar="FILE", help="a file, last or best; default: at initialisation"
+        "--run", action="append", metavar="RUN", help=f"instead of --config: {RUN}"
     )
+    add_checkpoint(command, None, "best with --run; with --config at initialisation")
+    add_threads(command)
     command.add_argument("--batches", type=int, metavar="N", help="validation batches (default: 4)")
     command.add_argument(
         "--sharpness",
@@ -357,12 +409,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="instead test the lemmas and the theorem of Xiong et al.",
     )
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: a folder in experiments/probe"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to write (default: a folder in experiments/probe)",
     )
     command = add(
         "bench", bench, "speed and memory of presets, forms of attention and other libraries"
     )
     add_bench(command)
+    add_completion(add("completion", completion, "a script that completes words in a shell"))
     return parser
 
 
@@ -370,20 +426,23 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
     parser = build_parser()
     grids = ["plan", "run", "status", "report", "results", "submit", "doctor", "storage"]
-    known = ["blocks", *LIGHTNING, "translate", "generate", "init", "prepare", *grids, "probe"]
-    known.append("bench")
+    runs = ["translate", "generate", "show", "diff"]
+    others = ["init", "prepare", "probe", "bench", "completion"]
+    known = ["blocks", *LIGHTNING, *runs, *grids, *others]
     named, arguments = plugins_of(arguments)
     first = arguments[0] if arguments else ""
-    if first in LIGHTNING:
-        rest = list(arguments[1:])
-        return argparse.Namespace(command=first, call=lightning, rest=rest, plugin=named)
     if first and not first.startswith("-") and first not in known:
-        raise UserError(f"unknown command '{first}'{nearest(first, known)}")
+        hint = nearest(first, [*known, *OTHER_NAMES])
+        for other, name in OTHER_NAMES.items():
+            hint = hint.replace(f"'{other}'", f"'{name}'")
+        raise UserError(f"unknown command '{first}'{hint}")
     overrides: list[str] = []
     if first in ("probe", "blocks"):
         # A word that begins like a section of the config is an override, as for fit.
         overrides, arguments = overrides_of(arguments)
     args, unread = parser.parse_known_args(arguments)
+    if first in LIGHTNING:
+        overrides, unread = unread, []
     args.rest, args.plugin = overrides, named
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
@@ -429,6 +488,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         load_all(args.plugin)
+        if getattr(args, "threads", None) is not None and args.command != "bench":
+            from lightning_app.commands.threads import use_threads
+
+            use_threads(args.threads)
         return args.call(args)
     except UserError as mistake:
         print(f"ablate: {mistake}", file=sys.stderr)

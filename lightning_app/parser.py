@@ -39,11 +39,22 @@ NEEDLESS = (
     "Experiment logs directory .* is not empty",  # it belongs to the same attempt
     "Checkpoint directory .* exists and is not empty",  # it belongs to the same run
     ".*srun. command is available on your system but is not used",  # the supervisor uses it
+    ".*recommended to use `self.log.*sync_dist=True",  # metrics are equal on every rank before
     ".*is deprecated, use `isinstance.treespec",  # Lightning's own call of torch
     "You're using the WeightAveraging callback, but loading",  # the averaged weights are evaluated
     # RMSNorm under autocast has a weight of 32 bits, so torch uses its exact, unfused form.
     "Mismatch dtype between input and weight.*Cannot dispatch to fused implementation",
 )
+
+
+class _Advertisement(logging.Filter):
+    """Leave out Lightning's tips, which recommend other products of its makers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Tip: " not in record.getMessage()
+
+
+_NO_TIPS = _Advertisement()
 
 # The help of a field is its docstring in the dataclass.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -85,6 +96,7 @@ class RunCLI(LightningCLI):
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         for message in NEEDLESS:
             warnings.filterwarnings("ignore", message=message)
+        logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NO_TIPS)
         # Before all checks have passed, print only errors.
         self._set_chatter(logging.WARNING)
         super().__init__(

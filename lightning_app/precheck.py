@@ -1,7 +1,8 @@
 """Find mistakes in the files and names of a call before Lightning is imported."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import yaml
 
 from lightning_app.errors import UserError, named
-from lightning_app.names import check_names
+from lightning_app.identity.relevant import leaves
+from lightning_app.names import SECTIONS, check_names
 from lightning_app.plugins import require
 from lightning_app.trainer_arguments import trainer_arguments
 
 _OPTIONS = ("config", "help", "print_config")  # every command of LightningCLI has these
+_FIELD = re.compile(rf"(?:unknown key ')?((?:{'|'.join(SECTIONS)})(?:\.\w+)*)\b")
+COMMAND_LINE = "command line"
 
 
 def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "") -> None:
@@ -38,11 +42,56 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
     for file, tree in trees.items():
         with named(file):
             check_names(tree, known)
-    with named(", ".join(trees) or "command line"):
+    with named(COMMAND_LINE):
         check_names(dict.fromkeys(options), (*known, *_OPTIONS))
+    with located(files, words):
         _check_preset(trees.values(), options)
-        if "ckpt_path" in known:
-            _check_checkpoint(command, trees.values(), options)
+    if "ckpt_path" in known:
+        _check_checkpoint(command, trees.values(), options)
+
+
+@contextmanager
+def located(files: Sequence[str | Path], words: Sequence[str]) -> Iterator[None]:
+    """Put the source of the value in front of mistakes found inside: a file or the command line."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source_of(str(error), files, words)}: {error}") from error
+
+
+def source_of(mistake: str, files: Sequence[str | Path], words: Sequence[str]) -> str:
+    """Return where the field that a message begins with is set.
+
+    For a value it is the last source that sets it, for a mapping every source that sets a part of
+    it. Without a field, or if no source sets it, it is all files, or the command line without one.
+    """
+    everything = ", ".join(map(str, files)) or COMMAND_LINE
+    match = _FIELD.match(mistake)
+    if match is None:
+        return everything
+    field = match[1]
+    sources = {str(file): _fields(read_tree(file)) for file in files}
+    sources[COMMAND_LINE] = [name for name, _ in options_of(words)]
+    holding = [source for source, names in sources.items() if _holds(names, field)]
+    if holding:
+        return holding[-1]
+    # "model" alone begins messages about several fields.
+    inside = [source for source, names in sources.items() if _holds_part(names, field)]
+    return ", ".join(inside) if inside and "." in field else everything
+
+
+def _holds(names: Iterable[str], field: str) -> bool:
+    return any(f"{field}.".startswith(f"{name}.") for name in names)
+
+
+def _holds_part(names: Iterable[str], field: str) -> bool:
+    return any(name.startswith(f"{field}.") for name in names)
+
+
+def _fields(tree: Mapping[str, Any]) -> list[str]:
+    with suppress(RecursionError):
+        return [name for name, _ in leaves(tree) if isinstance(name, str)]
+    return []
 
 
 def read_tree(file: str | Path) -> dict[str, Any]:

@@ -66,6 +66,12 @@ class RunFolder:
     def name(self) -> str:
         return self.path.name
 
+    @property
+    def grid(self) -> str | None:
+        """The name of the grid whose folder holds the run, None outside of ``GRID/runs``."""
+        above = self.path.resolve().parent
+        return above.parent.name if above.name == "runs" else None
+
     def checkpoint(self, name: str) -> Path:
         """The path of the checkpoint `last` or `best`."""
         return self.checkpoints / f"{name}.ckpt"

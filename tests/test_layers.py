@@ -97,7 +97,7 @@ ALLOWED: dict[str, set[str]] = {
         "sections",
         "task_facts",
     },
-    "precheck": {"blocks", "names", "plugins", "trainer_arguments"},
+    "precheck": {"blocks", "identity", "names", "plugins", "trainer_arguments"},
     "catalogue": {"blocks", "models", "atomic_write"},
     "shipped": set(),
     "identity": {"atomic_write", "run_folder"},

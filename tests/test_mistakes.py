@@ -1,4 +1,4 @@
-"""Forty mistakes of a user and twenty attacks: one line each, and nothing is written."""
+"""Sixty mistakes of a user and twenty attacks: one line each, and nothing is written."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -79,7 +79,31 @@ MISTAKES = [
     Case("validate --config run.yaml", "--ckpt_path is needed", {"run.yaml": config()}),
     Case("test --config run.yaml --ckpt_path best", "best.ckpt", {"run.yaml": config()}),
     Case("predict --config run.yaml --ckpt_path x.ckpt", "x.ckpt", {"run.yaml": config()}),
-    Case("probe", "--config FILE is needed, or --theory"),
+    Case("probe", "--config FILE is needed, or --run RUN, or --theory"),
+    Case("trian --config run.yaml", "did you mean 'fit'?"),
+    Case("compare a b", "did you mean 'diff'?"),
+    Case("show", "RUN"),
+    Case("show nowhere", "RUN nowhere: there is no such folder"),
+    Case("show mine/one --jsn", "did you mean '--json'?"),
+    Case("show run.yaml", "is a file; expected the folder of a run", {"run.yaml": config()}),
+    Case("diff mine/one", "RUN"),
+    Case("diff mine/one mine/two", "no folder experiments/mine/runs/one"),
+    Case("completion tcsh", "choose from"),
+    Case("test --run nowhere", "--run nowhere: there is no such folder"),
+    Case("validate --run grid/name", "no folder experiments/grid/runs/name"),
+    Case("predict --checkpoint last", "--checkpoint last: needs --run RUN"),
+    Case("fit --run mine/one", "unknown key 'run'"),
+    Case("fit --threads none", "invalid int value: 'none'"),
+    Case("run demo --threads 0", "--threads 0: expected at least 1"),
+    Case("generate --run nowhere --tokens 3", "generate: --run nowhere"),
+    Case("generate --prompt x", "--run"),
+    Case("translate --run . --beam 2", "has neither config.yaml nor checkpoints"),
+    Case("probe --run nowhere", "--run nowhere"),
+    Case(
+        "fit --config run.yaml --model.block.nrom x",
+        "command line: unknown key",
+        {"run.yaml": config()},
+    ),
     Case("bench --presets pre_lm", "pre_ln"),
     Case("submit demo --array 0", "--array"),
     Case("storage serve --dir q --port 99999", "--port: expected 0 to 65535"),
@@ -182,8 +206,8 @@ def files(folder: Path) -> set[str]:
 
 
 def test_there_are_as_many_as_promised() -> None:
-    assert (len(MISTAKES), len(ATTACKS)) == (40, 20)
-    assert len({(case.words, case.said) for case in [*MISTAKES, *ATTACKS]}) == 60
+    assert (len(MISTAKES), len(ATTACKS)) == (60, 20)
+    assert len({(case.words, case.said) for case in [*MISTAKES, *ATTACKS]}) == 80
 
 
 NAMES = [f"{case.words[:40]}, {case.said[:30]}" for case in [*MISTAKES, *ATTACKS]]

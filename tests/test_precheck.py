@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app.errors import UserError
-from lightning_app.precheck import precheck, trainer_section
+from lightning_app.precheck import precheck, source_of, trainer_section
 
 BASE = Path("ablations/base/synthetic.yaml")
 
@@ -76,3 +76,30 @@ def test_numbers_of_the_trainer_keep_the_type_in_which_they_are_written(tmp_path
         "{'limit_val_batches': 20, 'max_steps': 4, 'limit_test_batches': 1.0, "
         "'limit_train_batches': 7}"
     )
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words", "source"),
+    [
+        ("model.optimizer.lr: expected a number", [], "second.yaml"),
+        ("model.optimizer.lr: expected a number", ["--model.optimizer.lr=x"], "command line"),
+        ("unknown key 'data.nmae'", [], "first.yaml"),
+        ("model.block.ff_skip: a gain", ["--model.block.ff_skip.vector", "1"], "command line"),
+        ("model.optimizer: betas", [], "first.yaml, second.yaml"),
+        (
+            "model: a pair that is impossible",
+            ["--model.block.norm", "x"],
+            "first.yaml, second.yaml",
+        ),
+        ("experiments/x: holds another run", [], "first.yaml, second.yaml"),
+    ],
+)
+def test_a_mistake_names_the_source_that_sets_the_value(
+    mistake: str, words: list[str], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("first.yaml").write_text("model: {optimizer: {lr: 1, betas: []}}\ndata: {nmae: x}\n")
+    Path("second.yaml").write_text("model: {optimizer: {lr: fast}}\n")
+    files = ["first.yaml", "second.yaml"]
+    assert source_of(mistake, files, words) == source
+    assert source_of(mistake, [], []) == "command line"

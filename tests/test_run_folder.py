@@ -38,3 +38,8 @@ def test_checkpoints_are_trimmed(tmp_path: Path, keep: str, kept: list[str]) -> 
         folder.checkpoint(name).touch()
     folder.trim_checkpoints(keep)
     assert sorted(path.stem for path in folder.checkpoints.iterdir()) == kept
+
+
+def test_the_grid_of_a_run_is_named_by_its_place(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "mine" / "runs" / "one").grid == "mine"
+    assert RunFolder(tmp_path / "mine" / "other" / "one").grid is None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "ablations/base/synthetic.yaml"
+FORMER = ROOT / "tests/ablation/made_at_b91519c/former/runs"
 
 START = """
 import contextlib, io, json, sys
@@ -51,6 +52,7 @@ def write_mistakes(folder: Path) -> None:
     (folder / "trainer.yaml").write_text(base.replace("max_steps", "max_stepz"))
     (folder / "section.yaml").write_text("modl: {}\n")
     (folder / "model.yaml").write_text(base.replace("num_heads", "num_haeds"))
+    (folder / "saved/checkpoints").mkdir(parents=True)
     (folder / "preset.yaml").write_text(base.replace("pre_ln", "pre_lm"))
     for name in ("trainer", "model", "preset"):
         grid = f"name: mine\nbase: {name}.yaml\naxes: {{seed_everything: [1]}}\n"
@@ -81,13 +83,28 @@ for said, *words in [
     ("--ckpt_path is needed", "validate", "--trainer.devices", "1"),
     ("--config no.yaml", "probe", "--config", "no.yaml"),
     ("did you mean 'iwslt14'", "prepare", "--data", "iwslt"),
+    ("did you mean 'fit'", "trian"),
+    ("no such folder", "test", "--run", "nowhere"),
+    ("no such folder", "probe", "--run", "nowhere"),
+    ("no such folder", "translate", "--run", "nowhere"),
+    ("no such folder", "generate", "--run", "nowhere"),
+    ("no such folder", "show", "nowhere"),
+    ("experiments/a/runs/b", "diff", "a/b", "a/c"),
+    ("best.ckpt is missing", "validate", "--run", "saved"),
+    ("did you mean 'last'", "predict", "--run", "saved", "--checkpoint", "lst"),
+    ("beside --run only", "test", "--run", "saved", "--seed_everything", "2"),
+    ("needs --run RUN", "test", "--checkpoint", "last"),
+    ("config.yaml is missing", "show", "saved"),
+    ("--threads 0", "fit", "--threads", "0"),
+    ("invalid choice", "completion", "csh"),
+    ("trainer.yaml: unknown key", "fit", "--config", "trainer.yaml", "--seed_everything", "2"),
 ]:
     line = call(2, *words)
     assert said in line and line.count("\\n") == 1, line
 absent("torch", "lightning", "optuna", "pandas", "matplotlib")
 for said, *words in [
     ("did you mean 'num_heads'", "fit", "--config", "model.yaml"),
-    ("did you mean 'pre_ln'", "fit", "--config", "preset.yaml"),
+    ("preset.yaml: model.block.preset: expected one of", "fit", "--config", "preset.yaml"),
     ("did you mean 'pre_ln'", "fit", "--config", base, "--model.block.preset", "pre_lm"),
     ("did you mean 'norm'", "fit", "--config", base, "--model.block.nrom", "x"),
     ("did you mean 'alpha'", "fit", "--model.block.shaped_attention.alphaa=1"),
@@ -96,7 +113,7 @@ for said, *words in [
     ("did you mean 'max_steps'", "plan", "grid_trainer.yaml"),
     ("did you mean 'num_heads'", "plan", "grid_model.yaml"),
     ("did you mean 'pre_ln'", "plan", "grid_preset.yaml"),
-    ("nowhere", "translate", "--run", "nowhere"),
+    ("command line: unknown key", "fit", "--config", base, "--modl.block.norm", "x"),
     ("did you mean 'pre_ln'", "blocks", "pre_lm"),
 ]:
     line = call(2, *words)
@@ -125,5 +142,20 @@ absent("lightning", "optuna", "matplotlib", "torch._dynamo")
 assert "40 waiting" in call(0, "status", "demo")
 call(2, "status", "demoo")
 absent("torch", "numpy", "lightning", "optuna", "pandas", "matplotlib")
+""",
+    )
+
+
+def test_show_diff_and_completion_need_no_torch(tmp_path: Path) -> None:
+    runs = [str(path) for path in sorted(FORMER.iterdir())[:2]]
+    run(
+        tmp_path,
+        f"""
+one, two = {runs}
+call(0, "show", one)
+assert "Two experiments" in call(0, "diff", one, two)
+absent("torch", "numpy", "lightning", "optuna", "pandas", "matplotlib")
+call(0, "completion", "fish")
+absent("lightning", "optuna", "pandas", "matplotlib")
 """,
     )

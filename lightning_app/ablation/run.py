@@ -2,9 +2,8 @@
 
 import math
 import shutil
-import sys
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lightning_app.ablation.checkpoint import (
@@ -34,12 +33,20 @@ from lightning_app.ablation.run_output import (
     write_result,
 )
 from lightning_app.atomic_write import write_whole, writing_in
+from lightning_app.callbacks.added_loggers import (
+    Hyperparameters,
+    Labels,
+    added_loggers,
+    close_loggers,
+    label_loggers,
+)
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
 from lightning_app.callbacks.csv_logger import Curves
 from lightning_app.callbacks.divergence import DivergenceMonitor, Outcome
 from lightning_app.callbacks.image_logger import Pictures
 from lightning_app.callbacks.null_profiler import Unprofiled
 from lightning_app.callbacks.origin import Origin
+from lightning_app.callbacks.parameter_count import ParameterCount
 from lightning_app.callbacks.probes import GainLogger
 from lightning_app.callbacks.pruning import Pruned, Pruning
 from lightning_app.callbacks.rank_consistency import Agreement
@@ -79,6 +86,10 @@ class Run(RunCLI):
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
         command: The command line that started the run; None for that of this process.
+
+    Attributes:
+        predictions: What `predict` has predicted, one a row in the order of the split; on the first
+            rank alone.
     """
 
     def __init__(
@@ -101,6 +112,7 @@ class Run(RunCLI):
         self._checkpoint = checkpoint
         self._data = data
         self._attempt = attempt
+        self.predictions: list[str] = []
         words = args if isinstance(args, list) else []
         self._written = args if isinstance(args, dict) else {"trainer": trainer_section(words)}
         self._command = args[0] if isinstance(args, list) and args else None
@@ -149,6 +161,25 @@ class Run(RunCLI):
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
                 self.id = self.record.id
+        if self._trains:
+            label_loggers(self._get(self.config, "trainer.logger"), self._labels())
+
+    def _labels(self) -> Labels:
+        model = self.tree["model"]
+        tags = {
+            "preset": model["block"]["preset"],
+            "task": model["objective"]["kind"],
+            "data": self.tree["data"]["name"],
+            "warmup": model["schedule"]["warmup_steps"],
+            "seed": self.tree["seed_everything"],
+            "id": self.id,
+        }
+        return Labels(
+            name=self.folder.name,
+            group=self.folder.grid,
+            attempt=self.attempt,
+            tags={name: str(value) for name, value in tags.items()},
+        )
 
     @property
     def resumed(self) -> bool:
@@ -230,6 +261,8 @@ class Run(RunCLI):
         callbacks: list[pl.Callback] = []
         settings = dict(self._get(self.config_init, "trainer"))
         settings |= {k: v for k, v in self.tree["trainer"].items() if type(v) in (int, float)}
+        given = settings["callbacks"] or []
+        given = given if isinstance(given, list) else [given]
         if self._trains:
             progress = Progress(self.attempt_folder.progress)
             code: dict[str, Any] = {KEY: digests(), f"{KEY}_used": self.used}
@@ -239,9 +272,8 @@ class Run(RunCLI):
             callbacks += [self.origin, self.divergence, self.throughput, self.clock]
             callbacks += [GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]
-            given = settings["callbacks"] or []
             before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
-            settings["callbacks"] = [before, *(given if isinstance(given, list) else [given])]
+            settings["callbacks"] = [before, *given]
             if self._pruned_by is not None:
                 files = (self.attempt_folder.reports, self.attempt_folder.stop)
                 callbacks.append(Pruning(self._pruned_by, *files))
@@ -250,18 +282,31 @@ class Run(RunCLI):
                 self._best, last = checkpoints(self.folder.path, self.monitored)
                 callbacks += [self._best, last]
             callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last") if saves else None))
-            if settings["logger"] is None:
+            self._added = added_loggers(settings["logger"])
+            callbacks.append(Hyperparameters(self._added, {**self.tree, "id": self.id}))
+            if settings["logger"] is not False:
                 # The steps after the checkpoint are logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
                     Events(self.folder.path, purge),
                     Curves(self.attempt_folder.path, name="", version=""),
+                    *self._added,
                 ]
-        elif settings["logger"] is None:
-            settings["logger"] = False
+            summarised = any(isinstance(each, ModelSummary) for each in given)
+            if settings["enable_model_summary"] is not False and not summarised:
+                callbacks.append(ParameterCount())
+        else:
+            # The callbacks of training are not needed here, and nothing is saved.
+            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
+            if not any(isinstance(each, ModelCheckpoint) for each in given):
+                settings["enable_checkpointing"] = False
+            if settings["logger"] is None:
+                settings["logger"] = False
         settings["profiler"] = settings["profiler"] or Unprofiled()
         settings["plugins"] = with_whole_checkpoints(settings["plugins"])
-        settings |= {**kwargs, "default_root_dir": str(self.folder)}
+        # An evaluation leaves the folder of its run as it is.
+        root = str(self.folder) if self._trains else None
+        settings |= {**kwargs, "default_root_dir": root}
         try:
             return self._instantiate_trainer(settings, callbacks)
         except (MisconfigurationException, ValueError, ZeroDivisionError) as error:
@@ -360,6 +405,7 @@ class Run(RunCLI):
     def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         self._join_logs()
         write_result(self.folder, result, model, datamodule)
+        close_loggers(self._added)
 
     @rank_zero_only
     def _leave_pruned(self, step: int, started: datetime) -> None:
@@ -379,6 +425,7 @@ class Run(RunCLI):
         }
         self._join_logs()
         write_pruned(self.folder, pruned)
+        close_loggers(self._added)
 
     def _join_logs(self) -> None:
         """Write the curves of all attempts of the run."""
@@ -387,12 +434,10 @@ class Run(RunCLI):
         write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
 
     def predict(self, model: Any, datamodule: Any, **kwargs: Any) -> None:
-        """Print one prediction on each line, in the order of the split, from the first rank."""
-        with redirect_stdout(sys.stderr):  # keeps the progress bar out of the output
-            self.trainer.predict(model, datamodule=datamodule, **kwargs)
+        """Keep one prediction for each row, in the order of the split, on the first rank."""
+        self.trainer.predict(model, datamodule=datamodule, **kwargs)
         if self.trainer.is_global_zero:
-            for _, text in sorted(model.predicted.items()):
-                print(text)
+            self.predictions = [text for _, text in sorted(model.predicted.items())]
 
 
 def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:

@@ -19,7 +19,7 @@ def generate_text(
     top_k: int,
     top_p: float,
     seed: int,
-    checkpoint: str,
+    checkpoint: Path,
 ) -> int:
     """Print `prompt` with what the model of `run` writes after it, `texts` times."""
     drawn = {"texts": texts, "tokens": tokens, "temperature": temperature}

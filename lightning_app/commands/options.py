@@ -4,27 +4,65 @@ import argparse
 from pathlib import Path
 
 GRID = "a YAML file, or the name of a shipped ablation"
+RUN = "the folder of a run, or GRID/NAME for experiments/GRID/runs/NAME"
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_evaluated(command: argparse.ArgumentParser) -> None:
+    """Add the run that is evaluated; LightningCLI's options remain possible without it."""
+    what = f"{RUN}; only flags of evaluation may follow"
+    command.add_argument("--run", metavar="RUN", help=what)
+    add_checkpoint(command, None, "best with --run")
+
+
+def add_checkpoint(
+    command: argparse.ArgumentParser, default: str | None = "best", said: str = "best"
+) -> None:
+    command.add_argument(
+        "--checkpoint",
+        default=default,
+        metavar="best|last|FILE",
+        help=f"a checkpoint of the run, or a file (default: {said})",
+    )
+
+
+def add_threads(command: argparse.ArgumentParser, of: str = "of torch") -> None:
+    command.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help=f"threads {of}, as OMP_NUM_THREADS sets them (default: that, or all cores)",
+    )
+
+
+def add_translate(command: argparse.ArgumentParser) -> None:
+    """Add the options of `ablate translate`."""
+    add = command.add_argument
+    add("--run", required=True, metavar="RUN", help=RUN)
+    add("--input", type=Path, metavar="FILE", help="its lines (default: those of standard input)")
+    add("--beam", type=int, metavar="N", help="beams (default: as the run's config says)")
+    add_checkpoint(command)
+    add_threads(command)
+
+
+def add_completion(command: argparse.ArgumentParser) -> None:
+    """Add the shell of `ablate completion`."""
+    command.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
 
 def add_generate(command: argparse.ArgumentParser) -> None:
     """Add the options of `ablate generate`."""
-    command.add_argument("--run", type=Path, required=True, metavar="DIR", help="a run folder")
-    command.add_argument("--prompt", default="", metavar="TEXT", help="default: nothing")
-    command.add_argument("--tokens", type=int, default=200, metavar="N", help="default: 200")
-    command.add_argument("--texts", type=int, default=1, metavar="N", help="default: 1")
-    command.add_argument(
-        "--temperature", type=float, default=1.0, metavar="X", help="0: greedy (default: 1)"
-    )
-    command.add_argument(
-        "--top-k", type=int, default=0, metavar="N", help="draw only the N likeliest tokens"
-    )
-    command.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw only the likeliest P of them"
-    )
-    command.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
-    command.add_argument(
-        "--checkpoint", choices=["best", "last"], default="best", help="default: best"
-    )
+    add = command.add_argument
+    add("--run", required=True, metavar="RUN", help=RUN)
+    add("--prompt", default="", metavar="TEXT", help="the text to continue (default: none)")
+    add("--tokens", type=int, default=200, metavar="N", help="tokens to draw (default: 200)")
+    add("--texts", type=int, default=1, metavar="N", help="texts to draw (default: 1)")
+    add("--temperature", type=float, default=1.0, metavar="X", help="0: greedy (default: 1)")
+    add("--top-k", type=int, default=0, metavar="N", help="draw only the N likeliest tokens")
+    add("--top-p", type=float, default=1.0, metavar="P", help="draw only the likeliest P of them")
+    add("--seed", type=int, default=1, metavar="N", help="seed of the draws (default: 1)")
+    add_checkpoint(command)
+    add_threads(command)
 
 
 def add_grid(command: argparse.ArgumentParser) -> None:
@@ -61,7 +99,7 @@ def add_report(command: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="default: the grid's folder; of several, A-vs-B beside it",
+        help="the report's folder (default: the grid's; of several, A-vs-B beside it)",
     )
     add(
         "--publish",
@@ -151,7 +189,7 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         help="supervisors, one for each job (default: 1)",
     )
     add("--concurrent", type=int, metavar="M", help="at most M of them at once")
-    add("--partition", metavar="NAME", help="default: the cluster's")
+    add("--partition", metavar="NAME", help="partition (default: the cluster's)")
     add("--time", metavar="LIMIT", help="of a job: minutes, HH:MM:SS or D-HH:MM:SS")
     add("--account", metavar="NAME", help="which pays")
     add("--qos", metavar="NAME", help="quality of service")
@@ -183,7 +221,9 @@ def add_storage_commands(command: argparse.ArgumentParser) -> None:
     serve = parts.add_parser("serve", help=text, description=text, allow_abbrev=False)
     serve.add_argument("--dir", type=Path, required=True, metavar="D", help="its folder")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
-    serve.add_argument("--port", type=int, default=5433, help="default: 5433; 0: any free one")
+    serve.add_argument(
+        "--port", type=int, default=5433, help="port (default: 5433; 0: any free one)"
+    )
 
 
 def add_bench(command: argparse.ArgumentParser) -> None:
@@ -210,7 +250,11 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="tiny sizes: takes seconds, to check that it works")
     add("--rounds", type=int, metavar="N", help="interleaved rounds (default: 5)")
     add("--threads", type=int, default=1, metavar="N", help="torch threads (default: 1)")
-    add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    add(
+        "--device",
+        choices=["cpu", "cuda"],
+        help="where to measure (default: a GPU if there is one)",
+    )
     add("--precision", choices=["32", "bf16"], default="32", help="bf16: autocast (default: 32)")
     add("--length", type=int, metavar="N", help="tokens of a row (default: 128)")
     add("--tokens", type=int, metavar="N", help="tokens of a batch (default: 1024, GPU: 4096)")

@@ -13,7 +13,7 @@ from lightning_app.trained.translating import check_beam
 CHUNK = 512  # lines read before the first is written
 
 
-def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint: str) -> int:
+def translate_lines(run: Path, source: Path | None, beam: int | None, checkpoint: Path) -> int:
     """Print a translation on a line for each line of `source`, or of standard input if None.
 
     The input must have the form of the run's corpus: tokenised and lower-cased for IWSLT14.

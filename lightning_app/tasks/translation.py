@@ -191,7 +191,9 @@ class Translation(Task):
         texts = [datamodule.tokenizer.decode(hypotheses[row]) for row in rows]
         targets = datamodule.targets(split)
         how = "none" if datamodule.tokenized else "13a"
-        bleu = sacrebleu.BLEU(tokenize=how, lowercase=True)
+        # `force` only leaves out the advice to detokenise, in every validation: this text is
+        # tokenised on purpose.
+        bleu = sacrebleu.BLEU(tokenize=how, lowercase=True, force=datamodule.tokenized)
         targets = [targets[row] for row in rows]
         scores = {f"{stage}/bleu": bleu.corpus_score(texts, [targets]).score}
         if stage == "test":

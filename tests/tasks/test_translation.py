@@ -153,3 +153,41 @@ def test_sacrebleu_sees_case_where_the_corpus_has_it(
     assert "tok:13a" in task.signatures["bleu_signature"]
     assert task.hypotheses == [LINES[0]] * 2
     assert task.targets == targets
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_no_advice_to_detokenise_and_the_same_scores(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: str
+) -> None:
+    """SacreBLEU gives it at 100 lines that end with a separate period, and scores them all."""
+    count = 120
+    source = FakeData(LINES[:1] * count, ["The dog sees the cat."] * count, tokenized=True)
+    rows = [LOWER, [5, 8, 7, 5, 6, 9]] * (count // 2)
+    task = Translation(ObjectiveConfig(validation_bleu=count))
+    monkeypatch.setattr(
+        "lightning_app.tasks.translation.search",
+        lambda *_: [Hypothesis(row, 0.0) for row in rows],
+    )
+    task.decode(cast(Any, None), pairs(range(count)), stage)
+    scores = task.scores(stage, source, FOUND)
+    assert caplog.records == []
+    texts = [source.tokenizer.decode(row) for row in rows]
+    plain = sacrebleu.BLEU(tokenize="none", lowercase=True)
+    assert scores[f"{stage}/bleu"] == plain.corpus_score(texts, [LINES[:1] * count]).score
+    assert any("forgot to detokenize" in record.message for record in caplog.records)
+    if stage == "test":
+        assert task.signatures["bleu_signature"] == str(plain.get_signature())
+
+
+def test_advice_on_text_that_should_be_plain_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 120
+    source = FakeData(LINES[:1] * count, LINES[:1] * count, tokenized=False)
+    task = Translation(ObjectiveConfig(validation_bleu=count))
+    monkeypatch.setattr(
+        "lightning_app.tasks.translation.search", lambda *_: [Hypothesis(LOWER, 0.0)] * count
+    )
+    task.decode(cast(Any, None), pairs(range(count)), "val")
+    assert task.scores("val", source, FOUND)["val/bleu"] > 99
+    assert any("forgot to detokenize" in record.message for record in caplog.records)

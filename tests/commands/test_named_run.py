@@ -1,0 +1,148 @@
+"""`--run RUN`: one name for a run in every command, which never changes its folder."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_app.ablation.run import Run
+from lightning_app.cli import main
+from lightning_app.commands.named_run import EVALUATION_FLAGS, evaluation_words, find_run
+from lightning_app.commands.threads import VARIABLES
+from lightning_app.errors import UserError
+from lightning_app.parser import config_parser
+
+pytestmark = pytest.mark.xdist_group("trained")
+ONE = Path("experiments/mine/runs/one")
+
+
+@pytest.fixture(autouse=True)
+def folder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    for name in VARIABLES:  # set by --threads
+        monkeypatch.setenv(name, "1")
+    return trained
+
+
+def contents(run: Path) -> dict[str, tuple[str, int]]:
+    """The digest and the time of the last change of each file and folder of a run."""
+    return {
+        str(path.relative_to(run)): (
+            hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest(),
+            path.stat().st_mtime_ns,
+        )
+        for path in sorted([run, *run.rglob("*")])
+    }
+
+
+@pytest.fixture
+def unchanged(capfd, recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    """Neither the run nor the folder around changes, and nothing is said that is of no use."""
+    before, around = contents(ONE), set(Path().iterdir())
+    assert len(before) > 10
+    yield
+    assert contents(ONE) == before
+    assert set(Path().iterdir()) == around
+    assert "Tip: " not in "".join(capfd.readouterr())
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["test", "--run", str(ONE), "--trainer.limit_test_batches", "1", "--threads", "1"],
+        ["probe", "--run", "mine/one", "--batches", "1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_evaluation_leaves_the_folder_of_the_run_as_it_is(
+    words: list[str], tmp_path: Path, unchanged: None
+) -> None:
+    out = ["--out", str(tmp_path)] if words[0] == "probe" else []
+    assert main([*words, *out]) == 0
+
+
+def test_predict_writes_a_line_for_each_row_and_nothing_else(capfd, unchanged: None) -> None:
+    assert main(["predict", "--run", "mine/one", "--trainer.enable_progress_bar", "true"]) == 0
+    predicted = capfd.readouterr()
+    assert "Tip: " not in predicted.err
+    assert main(["translate", "--run", "mine/one", "--input", "corpus/test.de"]) == 0
+    assert predicted.out == capfd.readouterr().out
+    assert predicted.out.count("\n") == 30
+
+
+def test_the_last_checkpoint_has_the_metrics_of_the_result(unchanged: None) -> None:
+    words = evaluation_words("mine/one", "last", [])
+    found = Run(["validate", *words]).trainer.callback_metrics
+    result = json.loads((ONE / "result.json").read_text())
+    assert float(found["val/nll"]) == pytest.approx(result["metrics"]["val/nll"], rel=1e-6)
+
+
+def test_a_checkpoint_file_is_evaluated_with_the_config_of_the_run(tmp_path: Path) -> None:
+    other = Path("experiments/mine/runs/two/checkpoints/last.ckpt")
+    words = evaluation_words("mine/one", str(other), ["--verbose", "false"])
+    assert words[:4] == ["--config", str(ONE / "config.yaml"), "--ckpt_path", str(other)]
+    assert words[4:] == ["--trainer.logger=false", "--verbose", "false"]
+
+
+def test_every_flag_of_evaluation_is_one_of_the_parser() -> None:
+    known = set(config_parser().get_defaults().keys())
+    known |= {"model.block.memory.evaluation_length", "verbose"}
+    assert set(EVALUATION_FLAGS) <= known
+
+
+def test_a_folder_comes_before_the_short_name(tmp_path: Path, monkeypatch) -> None:
+    for folder in ("mine/one", "experiments/mine/runs/one"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert find_run("mine/one").path == Path("mine/one")
+    (tmp_path / "mine/one/config.yaml").unlink()  # any other folder of that name
+    assert find_run("mine/one").path == ONE
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("test --run mine/onee", "--run mine/onee: there is no folder mine/onee and no folder"),
+        ("test --run mine/onee", "did you mean 'one'?"),
+        ("validate --run nowhere", "--run nowhere: there is no such folder"),
+        ("predict --run config.yaml", "is a file; expected the folder of a run"),
+        ("translate --run corpus", "has neither config.yaml nor checkpoints, so is no run"),
+        ("test --run mine/one --checkpoint beste", "did you mean 'best'?"),
+        ("test --run mine/one --checkpoint no.ckpt", "--checkpoint no.ckpt: there is no such file"),
+        ("test --run mine/one --checkpoint config.yaml", "--checkpoint config.yaml: "),
+        ("test --run mine/one --model.optimizer.lr 1", "--model.optimizer.lr: beside --run only"),
+        ("test --run mine/one --trainer.limit_test_batchs 1", "did you mean 'limit_test_batches'?"),
+        ("test --run mine/one --model=x.yaml", "--model: beside --run only flags of evaluation"),
+        ("test --run mine/one --trainer.logger true", "--trainer.logger: beside --run only"),
+        ("test --run mine/one --config config.yaml", "--config config.yaml: --run names the"),
+        ("test --run mine/one --ckpt_path last", "beside --run the name is --checkpoint"),
+        ("test --config config.yaml --checkpoint last", "--checkpoint last: needs --run RUN"),
+        ("test --run mine/one --threads 0", "--threads 0: expected at least 1"),
+        ("test --run mine/one --model.objective.beam 0", "command line: model.objective: beam 0"),
+        ("probe --run mine/one --model.block.preset sas", "--model.block.preset: beside --run"),
+        ("probe --run mine/one --config config.yaml", "--run names the config already"),
+        ("probe --run mine/one --checkpoint x", "--checkpoint x: there is no such file"),
+        ("generate --run mine/one", "holds a model for translation, not for causal"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, said: str, capfd) -> None:
+    before = contents(ONE)
+    assert main(words.split()) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert contents(ONE) == before
+
+
+def test_another_checkpoint_never_takes_the_place_of_a_missing_one(tmp_path: Path) -> None:
+    run = tmp_path / "experiments/mine/runs/one"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").touch()
+    (run / "checkpoints/last.ckpt").touch()
+    with pytest.raises(UserError, match=r"best\.ckpt is missing.*the run has --checkpoint last"):
+        evaluation_words(run, "best", [])

@@ -1,0 +1,163 @@
+"""`ablate show` and `ablate diff`: what the folders of runs say, and how two of them differ."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_app.cli import main
+from lightning_app.commands.diff import differing
+
+pytestmark = pytest.mark.xdist_group("trained")
+FORMER = Path("tests/ablation/made_at_b91519c/former/runs").resolve()
+
+
+@pytest.fixture(autouse=True)
+def folder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    return trained
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def parsed(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    return json.loads(shown(capsys, *words, "--json"))
+
+
+def test_a_run_is_described_as_its_files_say(capsys) -> None:
+    result = json.loads(Path("experiments/mine/runs/one/result.json").read_text())
+    tree = parsed(capsys, "show", "mine/one")
+    assert (tree["schema"], tree["command"]) == (1, "show")
+    for name in ("id", "metrics", "steps", "seconds", "provenance", "device", "outcome_rule"):
+        assert tree[name] == result[name], name
+    assert tree["task"] == "translation"
+    assert (tree["preset"], tree["block"], tree["grid"]) == ("pre_ln", {}, "mine")
+    assert tree["data"]["sizes"] == {"train": 30, "valid": 30, "test": 30}
+    assert tree["checkpoints"] == ["last", "best"]
+    text = shown(capsys, "show", "mine/one")
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert lines["block"] == "pre_ln"
+    assert lines["outcome"].startswith("stalled (")
+    assert lines["val/nll"] == f"{result['metrics']['val/nll']:.6g}"
+    assert result["provenance"]["code"] in text
+    assert f"torch {result['provenance']['libraries']['torch']}" in text
+
+
+def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path: Path) -> None:
+    run = copy(tmp_path)
+    change(run / "config.yaml", {"norm": "rms_norm"})
+    (run / "identity.json").unlink()  # as in a run of an early version
+    assert parsed(capsys, "show", str(run))["block"] == {"norm": "rms_norm"}
+    assert "pre_ln, norm=rms_norm" in shown(capsys, "show", str(run))
+
+
+def test_a_config_that_was_changed_after_the_run_is_refused(capsys, tmp_path: Path) -> None:
+    run = copy(tmp_path)
+    change(run / "config.yaml", {"norm": "rms_norm"})
+    assert main(["show", str(run)]) == 2
+    assert "model.block.norm was changed after the run" in capsys.readouterr().err
+
+
+def change(config: Path, block: dict) -> None:
+    tree = yaml.safe_load(config.read_text())
+    tree["model"]["block"] |= block
+    config.write_text(yaml.safe_dump(tree))
+
+
+def test_a_run_that_has_not_ended_says_so(capsys, tmp_path: Path) -> None:
+    run = copy(tmp_path)
+    (run / "result.json").unlink()
+    tree = parsed(capsys, "show", str(run))
+    assert (tree["state"], tree["metrics"], tree["steps"]) == ("missing", {}, None)
+    (run / "attempts/1/error.txt").write_text("Traceback\nValueError: boom\n")
+    tree = parsed(capsys, "show", str(run))
+    assert (tree["state"], tree["error"]) == ("failed", "ValueError: boom")
+
+
+def test_a_run_of_an_early_version_is_shown(capsys) -> None:
+    tree = parsed(capsys, "show", str(FORMER / "pre_ln-warmup60-36682dce"))
+    assert tree["id"].startswith("36682dce")
+    assert tree["provenance"] == {}
+    assert "not recorded" in shown(capsys, "show", str(FORMER / "pre_ln-warmup60-36682dce"))
+
+
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree("experiments/mine/runs/one", tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("result.json", "{", "result.json: torn or damaged"),
+        ("result.json", None, "is not the planned"),
+        ("config.yaml", "model: {}\n", "config.yaml: damaged: not the config of a run"),
+        ("config.yaml", "a: [\n", "config.yaml: torn or damaged"),
+        ("identity.json", "[]", "identity.json: damaged"),
+    ],
+)
+def test_a_damaged_run_is_refused_in_one_line(
+    capsys, tmp_path: Path, name: str, text: str | None, said: str
+) -> None:
+    run = copy(tmp_path)
+    if text is None:  # the result of another run
+        text = Path("experiments/mine/runs/two/result.json").read_text()
+    (run / name).write_text(text)
+    for words in (["show", str(run)], ["diff", "mine/one", str(run), "--json"]):
+        assert main(words) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+
+
+def test_two_runs_are_compared(capsys) -> None:
+    tree = parsed(capsys, "diff", "mine/one", "mine/two")
+    fields = {row["field"]: row for row in tree["config"]}
+    assert fields.keys() == {"seed_everything", "data.seed", "trainer.default_root_dir"}
+    assert fields["seed_everything"] == {
+        **{"field": "seed_everything", "left": 1, "right": 2, "counts": True}
+    }
+    assert not fields["trainer.default_root_dir"]["counts"]
+    assert tree["same_experiment"] is False
+    assert "seed" in tree["reason"]
+    assert tree["provenance"] == []
+    for row in tree["metrics"].values():
+        assert row["difference"] == row["right"] - row["left"]
+    assert tree["metrics"]["val/nll"]["difference"] != 0
+    text = shown(capsys, "diff", "mine/one", "mine/two")
+    assert "Two experiments: the ids differ" in text
+    assert "made by: no difference" in text
+
+
+def test_equal_ids_are_said_plainly(capsys, tmp_path: Path) -> None:
+    run = copy(tmp_path)
+    result = json.loads((run / "result.json").read_text())
+    result["provenance"]["libraries"]["torch"] = "1.0"
+    (run / "result.json").write_text(json.dumps(result))
+    tree = parsed(capsys, "diff", "mine/one", str(run))
+    assert tree["same_experiment"] is True
+    assert [row["field"] for row in tree["provenance"]] == ["libraries.torch"]
+    text = shown(capsys, "diff", "mine/one", str(run))
+    assert "The same experiment: the ids are equal" in text
+    assert "config: no difference" in text
+
+
+def test_a_run_without_an_id_is_not_called_the_same(capsys, tmp_path: Path) -> None:
+    run = copy(tmp_path)
+    for name in ("identity.json", "result.json"):
+        (run / name).unlink()
+    assert parsed(capsys, "diff", str(run), str(run))["same_experiment"] is None
+    assert "it is unknown whether" in shown(capsys, "diff", "mine/one", str(run))
+
+
+def test_values_that_are_equal_but_of_another_type_differ() -> None:
+    found = differing({"a": 1, "b": None, "c": 2}, {"a": 1.0, "b": None, "d": 2})
+    assert [row["field"] for row in found] == ["a", "c", "d"]
+    assert differing({"a": 1}, {"a": True})

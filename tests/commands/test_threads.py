@@ -1,0 +1,45 @@
+"""`--threads`: the same as OMP_NUM_THREADS, which counts where the option is not given."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lightning_app.ablation.supervision.workers import most_threads
+from lightning_app.cli import parse_arguments
+from lightning_app.commands.threads import VARIABLES, use_threads
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1")
+    yield
+    torch.set_num_threads(1)
+
+
+def test_torch_and_the_cells_of_a_grid_use_this_number() -> None:
+    use_threads(2)
+    assert torch.get_num_threads() == 2
+    assert {os.environ[name] for name in VARIABLES} == {"2"}
+    assert most_threads(os.environ) == 2
+
+
+def test_without_it_the_environment_counts() -> None:
+    use_threads(None)
+    assert {os.environ[name] for name in VARIABLES} == {"1"}
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"{name} --threads 2" for name in ("fit", "validate", "test", "predict", "run demo")),
+        *(f"{name} --threads 2" for name in ("translate --run x", "generate --run x", "probe")),
+    ],
+)
+def test_every_command_that_computes_has_it(words: str) -> None:
+    args = parse_arguments(words.split())
+    assert args.threads == 2
+    assert args.rest == []
