@@ -1,22 +1,15 @@
-"""Make the pictures of a report and of TensorBoard in the documentation.
+"""Make the picture of a report in the documentation.
 
 `python docs/screenshots.py` writes the report of the published study `joint`, opens it in a
 Chromium on the PATH, and saves `docs/screenshots/report.png`. `--report FILE` opens a page that is
-there already. `--tensorboard FOLDER` also starts TensorBoard on the folder of a grid that has run,
-on this machine alone, and saves `docs/screenshots/tensorboard.png`. A picture has at most 150 kB.
+there already. A picture has at most 150 kB.
 """
 
 import argparse
 import io
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
@@ -26,9 +19,8 @@ from lightning_app.cli import main as ablate
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-HOST = "127.0.0.1"
 LARGEST = 150_000  # bytes
-PATIENCE = 120  # seconds until TensorBoard answers
+PATIENCE = 120_000  # milliseconds
 
 
 def save(png: bytes, name: str) -> None:
@@ -46,45 +38,17 @@ def save(png: bytes, name: str) -> None:
     print(f"{PICTURES / name}: {file.tell():,} bytes, {colours} colours")
 
 
-def shoot(browser: Browser, address: str, name: str, height: int, settle: float) -> None:
-    """Save the first screen of a page, `settle` seconds after it has loaded."""
-    page = browser.new_page(viewport={"width": 1200, "height": height}, color_scheme="light")
-    page.goto(address, timeout=PATIENCE * 1000)
-    page.wait_for_timeout(settle * 1000)
-    save(page.screenshot(timeout=PATIENCE * 1000), name)
-    page.close()
-
-
-def wait_for(address: str) -> None:
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            urlopen(address).close()
-            return
-        except (URLError, ConnectionError):
-            if time.monotonic() > until:
-                raise
-            time.sleep(1)
-
-
-def shoot_tensorboard(browser: Browser, folder: Path) -> None:
-    with socket.create_server((HOST, 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
-    board = subprocess.Popen([*command, "--host", HOST, "--port", str(port)])
-    try:
-        address = f"http://{HOST}:{port}/"
-        wait_for(address)
-        shoot(browser, f"{address}#timeseries", "tensorboard.png", 800, settle=20)
-    finally:
-        board.terminate()
-        board.wait()
+def shoot(browser: Browser, page: Path, name: str) -> None:
+    """Save the first screen of a page."""
+    shown = browser.new_page(viewport={"width": 1200, "height": 1100}, color_scheme="light")
+    shown.set_default_timeout(PATIENCE)
+    shown.goto(page.resolve().as_uri())
+    save(shown.screenshot(), name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, help="a report.html that is there already")
-    parser.add_argument("--tensorboard", type=Path, help="the folder of a grid that has run")
     args = parser.parse_args()
     found = next((path for path in map(shutil.which, CHROMIUM) if path), None)
     if found is None:
@@ -98,9 +62,7 @@ def main() -> None:
             page = Path(folder) / "joint" / "report.html"
         # In a container there is no user namespace to shut the browser in.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        shoot(browser, page.resolve().as_uri(), "report.png", 1100, settle=1)
-        if args.tensorboard is not None:
-            shoot_tensorboard(browser, args.tensorboard)
+        shoot(browser, page, "report.png")
         browser.close()
 
 
