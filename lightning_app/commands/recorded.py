@@ -80,10 +80,9 @@ def read_run(given: str) -> Recorded:
         raise UserError(f"{error.path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged: not the config of a run") from error
-    for key, value in found_in_config.items():
-        if record is None:
-            break
-        if not key.endswith(PARENT) and record.config.get(key) != json.loads(json.dumps(value)):
+    trained = {} if record is None else record.config
+    for key, value in found_in_config.items() if record is not None else ():
+        if not key.endswith(PARENT) and trained.get(key) != json.loads(json.dumps(value)):
             raise UserError(
                 f"{folder.config}: {key} was changed after the run: {folder.identity} says that it "
                 "was trained otherwise"
