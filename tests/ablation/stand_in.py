@@ -78,7 +78,7 @@ def parse(tree: dict, source: str) -> dict:
 
 
 def cell_id(config: dict) -> str:
-    if config.get("model", {}).get("init_from"):
+    if (config.get("model") or {}).get("init_from"):
         config = with_parent(config)
     relevant = {**config, "trainer": {**config["trainer"], "devices": None}}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
