@@ -57,9 +57,9 @@ def test_what_was_cut_short_by_another_code_starts_again(world: World) -> None:
     for folder in (begun, without, lost):
         (folder / "result.json").unlink()
         (folder / "attempts" / "1" / "provenance.json").write_text('{"code": "old"}')
+    (without / "checkpoints" / "last.ckpt").unlink()
     for folder in (begun, lost):
-        (folder / "checkpoints").mkdir()
-        (folder / "checkpoints" / "last.ckpt").write_bytes(b"weights")
+        assert (folder / "checkpoints" / "last.ckpt").is_file()
     (lost / "attempts" / "1" / "provenance.json").unlink()
     supersede(grid, here)
     aside = {path.name for path in (world.folder / "superseded").iterdir()}
