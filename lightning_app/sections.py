@@ -110,4 +110,5 @@ def type_name(kind: str) -> str:
     if literal := re.search(r"Literal\[(.*)\]", kind):
         return f"one of {literal[1]}"
     name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
-    return {"NoneType": "null", "float": "a number", "int": "a whole number"}.get(name, name)
+    words = {"NoneType": "null", "float": "a number", "int": "a whole number", "str": "a text"}
+    return words.get(name, name)

@@ -4,6 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,37 +170,59 @@ def run_grid(
 
 def _ablate(words: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Run `ablate` to its end and show what it prints; return its exit code and its last line."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lightning_app", *words],
-        env={**os.environ, **_same_modules(), **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,  # an interrupt reaches it once, from here
-    )
-    last, stopped = "", False
-    try:
-        assert process.stdout is not None
-        while True:
-            try:
-                for line in process.stdout:
-                    last = line.strip() or last
-                    print(line, end="", flush=True)
-                code = process.wait()
-                break
-            except KeyboardInterrupt:
-                stopped = True
-                process.send_signal(signal.SIGINT)  # it stops its cells and keeps what is done
-    finally:
-        with process:  # waits for its end
-            if process.poll() is None:
-                process.terminate()
+    process: subprocess.Popen[str] | None = None
+    early = stopped = False
+
+    def interrupt(*_: Any) -> None:
+        """Pass on each interrupt once, also one that comes while the process starts."""
+        nonlocal early, stopped
+        stopped = True
+        if process is None:
+            early = True
+        else:
+            process.send_signal(signal.SIGINT)  # it stops its cells and keeps what is done
+
+    last = ""
+    with _handled(interrupt):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lightning_app", *words],
+            env={**os.environ, **_same_modules(), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # an interrupt reaches it once, from here
+        )
+        if early:
+            process.send_signal(signal.SIGINT)
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                last = line.strip() or last
+                print(line, end="", flush=True)
+            code = process.wait()
+        finally:
+            with process:  # waits for its end
+                if process.poll() is None:
+                    process.terminate()
     if stopped:
         raise KeyboardInterrupt("finished cells are kept; the same call continues")
     return code, last
+
+
+@contextmanager
+def _handled(handler: Callable[..., None]) -> Iterator[None]:
+    """Let `handler` receive interrupts, which reach the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _same_modules() -> dict[str, str]:

@@ -20,6 +20,7 @@ RATE = "model.optimizer.lr"
 SEED = "seed_everything"
 AXES = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60], RATE: [0.001, 0.004]}
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+SLOW = 30_000  # milliseconds until a page of a busy machine is drawn
 LOOKS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
 
 
@@ -44,7 +45,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(browser: Browser, report: Path, width: int = 1440, scheme: Any = "light") -> Page:
     """The page, with a list of everything that a reader should not meet as `page.trouble`."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(SLOW)
+    expect.set_options(timeout=SLOW)
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: trouble.append(str(error)))

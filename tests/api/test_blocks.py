@@ -183,7 +183,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
         ),
         (
             lambda: Block({"preset": "pre_ln", "norm": 3}, **SIZES),
-            "block.norm: expected one of .*found 3",
+            "block.norm: expected a text, found 3",
         ),
         (
             lambda: Block("pre_ln", shaped_attention={"alpha": "x"}, **SIZES),
