@@ -15,6 +15,7 @@ from lightning_app.blocks.adaptive_span import AdaptiveSpan
 from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, ShapingSpec
 from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.memory import MemorySpec
+from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.blocks.window import LocalisedSpan
@@ -309,6 +310,8 @@ def alternatives(hint: Any, value: Any) -> list[Any]:
         return [None] if value is not None else [SPANS.get(kinds[0]) or kinds[0]()]
     if get_origin(hint) is Literal:
         return [choice for choice in get_args(hint) if choice != value]
+    if hint is str and value in NORM_KINDS:
+        return [name for name in NORM_KINDS if name != value]
     return [not value] if hint is bool else [value * 0.37 + 0.01] if hint is float else []
 
 
