@@ -19,8 +19,8 @@ from speed_rows import Figure, Row, at_least
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_app.bench.bert_peers import bert_classifier
 from lightning_app.bench.measure import Clock, Spread, Work, ratios, rounds
-from lightning_app.bench.peers import bert_classifier
 from lightning_app.bench.same_library import same_library
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.commands.prepare import shipped_data

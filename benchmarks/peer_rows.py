@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from speed_rows import Figure, Row, at_least, at_most, exactly
 
+from lightning_app.bench.bert_peers import bert_peer
 from lightning_app.bench.causal_peers import causal_peer
 from lightning_app.bench.compare import Comparison, Contender, How, Missing, compare
 from lightning_app.bench.learners import Setting, causal, masked, preset_work
@@ -20,7 +21,6 @@ from lightning_app.bench.measure import Work
 from lightning_app.bench.peers import (
     TorchTranslator,
     XTranslator,
-    bert_peer,
     residual_encoder,
     translation_peer,
 )

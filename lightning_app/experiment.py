@@ -28,10 +28,12 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
         UserError: if files of the corpus are missing.
     """
     blocks = _blocks(_wiring(config))
-    return identify(named(config), blocks=blocks, corpus=corpus_of(config["data"], fetch))
+    return identify(
+        named_by_content(config), blocks=blocks, corpus=corpus_of(config["data"], fetch)
+    )
 
 
-def named(config: Tree) -> dict[str, Any]:
+def named_by_content(config: Tree) -> dict[str, Any]:
     """Return a config in which its parent and its plug-ins are named by what they are.
 
     So a changed checkpoint or plug-in makes another experiment, and a moved one does not.

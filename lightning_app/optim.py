@@ -18,7 +18,7 @@ Groups = list[dict[str, Any]]
 OPTIMIZERS: Registry["BuildOptimizer"] = Registry("model.optimizer.kind")
 """The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
 
-SCHEDULES: Registry["Shape"] = Registry("model.schedule.kind")
+SCHEDULES: Registry["ScheduleShape"] = Registry("model.schedule.kind")
 """The schedules by name; `schedule` is the decorator that adds a function."""
 
 UNCORRECTED = ("adam", "adamw")
@@ -165,7 +165,7 @@ Factor = Callable[[ScheduleConfig, int, int], float]
 
 
 @dataclass(frozen=True)
-class Shape:
+class ScheduleShape:
     """A schedule: `factor` takes the config, the step (from 1) and the last step of the run.
 
     `ends` says whether it reads that last step, which the run must then have.
@@ -179,7 +179,7 @@ def schedule(name: str, *, ends: bool = False) -> Callable[[Factor], Factor]:
     """Return the decorator that makes a function the schedule `name`."""
 
     def add(factor: Factor) -> Factor:
-        SCHEDULES.add(name, Shape(factor, ends))
+        SCHEDULES.add(name, ScheduleShape(factor, ends))
         return factor
 
     return add

@@ -12,8 +12,10 @@ MOST_LINES = 400
 
 COMMANDS = "the function that reads the arguments of a command, and the work of that command"
 PROTOCOL = "what the grid runner asks of a program, and the function that does it"
+PYTHON = "what the interface from Python offers under the name that its user expects"
 SHARED: dict[str, str] = {
     **dict.fromkeys(("prepare", "probe", "translate"), COMMANDS),
+    **dict.fromkeys(("Block", "compare", "results", "run_grid"), PYTHON),
     **dict.fromkeys(("count_devices", "run_cell"), PROTOCOL),
 }
 """Names that several modules define, each with a reason."""

@@ -18,7 +18,6 @@ from lightning_app.testing.small_models import (
     TARGET_LENGTHS,
     VOCABULARY,
     Model,
-    architecture,
     causal_model,
     decode,
     decoder,
@@ -29,6 +28,9 @@ from lightning_app.testing.small_models import (
     specification,
     translator,
     words,
+)
+from lightning_app.testing.small_models import (
+    small_architecture as architecture,
 )
 from tests import reference
 

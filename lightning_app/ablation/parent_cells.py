@@ -95,7 +95,7 @@ def parent_name(experiments: Path, parent: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _PlannedRun:
     cell: Cell | Waiting
     folder: str  # in the folder of experiments
 
@@ -122,11 +122,11 @@ class ParentCells:
     ) -> None:
         self._parent = parent
         self._source = source
-        self._known: dict[tuple[Hashable, ...], list[_Entry]] = {}
+        self._known: dict[tuple[Hashable, ...], list[_PlannedRun]] = {}
         runs = GridFolder(Path(parent.spec.name)).runs
         for cell, config in zip(cells, configs, strict=True):
             key = self._key(config, f"'{parent.spec.name}'")
-            self._known.setdefault(key, []).append(_Entry(cell, (runs / cell.name).as_posix()))
+            self._known.setdefault(key, []).append(_PlannedRun(cell, (runs / cell.name).as_posix()))
 
     def of(self, config: Tree) -> tuple[str, str]:
         """Folder and id of the run from which a cell with this config starts; empty if it waits.

@@ -58,7 +58,7 @@ from lightning_app.data.corpus import corpus_of
 from lightning_app.data.sources import require_test
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id, named, stacks_of
+from lightning_app.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.identity.record import Record, write_record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.parent import origin_of
@@ -144,7 +144,7 @@ class Run(RunCLI):
         corpus = corpus_of(self.tree["data"])
         stacks = stacks_of(self.tree)
         self.used = used_by(self.tree, stacks)
-        self.record = Record.of(named(self.tree), stacks, corpus)
+        self.record = Record.of(named_by_content(self.tree), stacks, corpus)
         self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]
         usual = Path("experiments/fit/runs") / run_name(self.tree)

@@ -284,7 +284,7 @@ def _test(
     )
 
 
-def table_of(rows: Sequence[FailedRuns | FailureTest]) -> "pd.DataFrame":
+def failures_table(rows: Sequence[FailedRuns | FailureTest]) -> "pd.DataFrame":
     """The rows as a table."""
     import pandas as pd
 

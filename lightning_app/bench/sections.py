@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 from lightning_app.bench.attention import Maps, chain_forms, single_forms
+from lightning_app.bench.bert_peers import bert_peer
 from lightning_app.bench.compare import Comparison, Contender, How, compare
 from lightning_app.bench.learners import Setting, masked, preset_work
 from lightning_app.bench.peers import (
     TorchTranslator,
     XTranslator,
-    bert_peer,
     residual_encoder,
     translation_peer,
 )

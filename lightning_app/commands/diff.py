@@ -25,13 +25,13 @@ def diff_command(given: Sequence[str], *, as_json: bool) -> int:
     """
     with document("diff", as_json) as tree:
         left, right = map(read_run, given)
-        tree |= compare(left, right)
+        tree |= compare_runs(left, right)
     if not as_json:
         show_difference(plain_console(), tree)
     return 0
 
 
-def compare(left: Recorded, right: Recorded) -> dict[str, Any]:
+def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
     """Return the differences of two runs.
 
     `config` and `provenance` hold the fields that differ; `counts` says whether a field of the
@@ -46,7 +46,7 @@ def compare(left: Recorded, right: Recorded) -> dict[str, Any]:
         "runs": [str(left.folder), str(right.folder)],
         "ids": [left.id, right.id],
         "same_experiment": None if None in (left.id, right.id) else left.id == right.id,
-        "reason": reason(left, right),
+        "reason": why_unlike(left, right),
         "states": [left.state.word, right.state.word],
         "config": config,
         "provenance": differing(left.made, right.made),
@@ -77,7 +77,7 @@ def _metric(left: float | None, right: float | None) -> dict[str, float | None]:
     return {"left": left, "right": right, "difference": difference}
 
 
-def reason(left: Recorded, right: Recorded) -> str | None:
+def why_unlike(left: Recorded, right: Recorded) -> str | None:
     """Return in words why two ids differ, None where they are equal or their parts not recorded."""
     if left.id == right.id or left.record is None or right.record is None:
         return None

@@ -28,7 +28,7 @@ _PASSES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
+class PairedText:
     """What was counted in a corpus of pairs: of the training split, after the others were taken.
 
     `words` counts both languages, `longer` the one with more words, `distinct` the different ones.
@@ -43,7 +43,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class ProjectSizes:
     """The numbers of a config that were chosen from a corpus."""
 
     width: int
@@ -130,7 +130,7 @@ def _lines(path: Path) -> list[str]:
         raise UserError(f"init: --data {path}: cannot be read: {error}") from error
 
 
-def split_of(source: str, share: float) -> str:
+def split_of_line(source: str, share: float) -> str:
     """Return the split of a pair by the SHA-256 of its source line.
 
     Pairs with one source are in one split, so that no source of the test was trained on; the order
@@ -142,7 +142,7 @@ def split_of(source: str, share: float) -> str:
     return "test" if place < 2 * share else "train"
 
 
-def _split(source: Path, target: Path) -> tuple[Corpus, dict[str, str]]:
+def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
     """Count a corpus, and return the text of the files of its splits."""
     languages = (_language(source), _language(target))
     if languages[0] == languages[1]:
@@ -159,7 +159,7 @@ def _split(source: Path, target: Path) -> tuple[Corpus, dict[str, str]]:
     share = min(MOST, len(pairs) // SHARE) / len(pairs)
     splits: dict[str, list[tuple[str, ...]]] = {"train": [], "valid": [], "test": []}
     for pair in pairs:
-        splits[split_of(pair[0], share)].append(pair)
+        splits[split_of_line(pair[0], share)].append(pair)
     if empty := [name for name, of in splits.items() if not of]:
         raise UserError(f"init: --data: too few different source lines: {empty[0]} would be empty")
     counts = [0, 0]
@@ -169,7 +169,7 @@ def _split(source: Path, target: Path) -> tuple[Corpus, dict[str, str]]:
             words = line.split()
             counts[side] += len(words)
             distinct.update(words)
-    corpus = Corpus(
+    corpus = PairedText(
         languages=languages,
         lines={name: len(of) for name, of in splits.items()},
         dropped=len(sides[0]) - len(pairs),
@@ -185,8 +185,8 @@ def _split(source: Path, target: Path) -> tuple[Corpus, dict[str, str]]:
     return corpus, texts
 
 
-def _synthetic() -> tuple[Sizes, dict[str, str]]:
-    sizes = Sizes(width=64, depth=2, vocabulary=0, batch=1024, steps=300)
+def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
+    sizes = ProjectSizes(width=64, depth=2, vocabulary=0, batch=1024, steps=300)
     said = (
         "# The corpus is the built-in German-English grammar, which needs no download. Sizes are\n"
         "# small, so that a run takes seconds; `ablate init DIR --data my.de my.en` chooses them\n"
@@ -196,7 +196,7 @@ def _synthetic() -> tuple[Sizes, dict[str, str]]:
     return sizes, {"data": data, "counted": said}
 
 
-def _of_corpus(corpus: Corpus, paths: Sequence[str]) -> tuple[Sizes, dict[str, str]]:
+def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:
     """Choose sizes for a corpus, and say why in comments."""
     scales = ((300_000, 128, 2, 1024), (3_000_000, 256, 3, 2048))
     largest = (512, 6, 4096)
@@ -204,7 +204,7 @@ def _of_corpus(corpus: Corpus, paths: Sequence[str]) -> tuple[Sizes, dict[str, s
     vocabulary = min(10_000, max(500, corpus.distinct // 4)) // 100 * 100
     steps = corpus.longer * _PIECES * _PASSES / batch
     steps = min(20_000, max(500, round(steps / 100) * 100))
-    sizes = Sizes(width=width, depth=depth, vocabulary=vocabulary, batch=batch, steps=steps)
+    sizes = ProjectSizes(width=width, depth=depth, vocabulary=vocabulary, batch=batch, steps=steps)
     passes = steps * batch / (corpus.longer * _PIECES)
     lines = corpus.lines
     said = [

@@ -90,7 +90,7 @@ def read_run(given: str) -> Recorded:
     return Recorded(folder, config, None if found is None else str(found), record, state)
 
 
-def describe(run: Recorded) -> dict[str, Any]:
+def described_run(run: Recorded) -> dict[str, Any]:
     """Return what a run is, how it ended and what made it, by name."""
     model, data = run.config["model"], run.config["data"]
     kind = model["objective"]["kind"]

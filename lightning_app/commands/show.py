@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning_app.ablation.display import clock
 from lightning_app.ablation.documents import document
-from lightning_app.commands.recorded import describe, read_run
+from lightning_app.commands.recorded import described_run, read_run
 from lightning_app.grid_axes import label
 
 COMMIT = 12  # shown characters of a commit
@@ -18,7 +18,7 @@ def show_command(given: str, *, as_json: bool) -> int:
         UserError: if there is no such run, or one of its files is damaged.
     """
     with document("show", as_json) as tree:
-        tree |= describe(read_run(given))
+        tree |= described_run(read_run(given))
     if not as_json:
         lines = list(lines_of(tree))
         width = max(len(name) for name, _ in lines)

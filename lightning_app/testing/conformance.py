@@ -113,7 +113,7 @@ def _float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def same(ours: Tensor, theirs: Tensor, where: str = "outputs differ") -> None:
+def assert_same(ours: Tensor, theirs: Tensor, where: str = "outputs differ") -> None:
     """Compare two results of the same sums in another order."""
     torch.testing.assert_close(
         ours, theirs, rtol=1e-11, atol=1e-11, msg=lambda text: f"{where}: {text}"
@@ -146,7 +146,7 @@ def _check_causality(logits_of: Callable[[Tensor], Tensor], tokens: Tensor) -> N
         other = tokens.clone()
         other[:, i:] = _other_words(other[:, i:])  # another word at every later place
         changed = logits_of(other)
-        same(changed[:, :i], logits[:, :i], f"token {i} changes an output before it")
+        assert_same(changed[:, :i], logits[:, :i], f"token {i} changes an output before it")
         moved = (changed[:, i] - logits[:, i]).abs().amax(-1) > 1e-6
         assert bool(moved.all()), f"token {i} does not change its own output"
 
@@ -175,7 +175,7 @@ def more_padding_changes_nothing(preset: str) -> None:
     source, target = tiny.sentences()
     real = target != tiny.PAD
     wider = model(pad(source, (0, 5)), pad(target, (0, 3)))
-    same(wider[:, : target.shape[1]][real], model(source, target)[real])
+    assert_same(wider[:, : target.shape[1]][real], model(source, target)[real])
 
 
 @of("encoder_decoder")
@@ -186,7 +186,7 @@ def a_row_does_not_depend_on_the_others(preset: str) -> None:
     logits = model(source, target)
     for row, (n, m) in enumerate(zip(tiny.SOURCE_LENGTHS, tiny.TARGET_LENGTHS, strict=True)):
         alone = model(source[row : row + 1, :n], target[row : row + 1, :m])
-        same(alone[0], logits[row, :m], f"row {row}")
+        assert_same(alone[0], logits[row, :m], f"row {row}")
 
 
 @of("encoder_decoder")
@@ -194,7 +194,7 @@ def the_order_of_rows_changes_nothing(preset: str) -> None:
     model = _translator(preset)
     source, target = tiny.sentences()
     order = torch.tensor([2, 0, 1])
-    same(model(source[order], target[order]), model(source, target)[order])
+    assert_same(model(source[order], target[order]), model(source, target)[order])
 
 
 @of("encoder_decoder")
@@ -205,7 +205,7 @@ def a_blank_row_is_finite_and_harmless(preset: str) -> None:
     blank_source, blank_target = torch.zeros_like(source[:1]), torch.zeros_like(target[:1])
     blank_source[0, 0] = tiny.EOS
     logits = model(torch.cat([source, blank_source]), torch.cat([target, blank_target]))
-    same(logits[:3], model(source, target))
+    assert_same(logits[:3], model(source, target))
     logits.sum().backward()
     assert bool(logits.isfinite().all()), "an output is not finite"
     bad = [name for name, p in model.named_parameters() if not _is_finite(p.grad)]
@@ -222,9 +222,9 @@ def rows_do_not_depend_on_each_other(preset: str) -> None:
     tokens = tiny.words(3, 7)
     logits = model(tokens, torch.arange(21)).unflatten(0, (3, 7))
     for row in range(3):
-        same(model(tokens[row : row + 1], torch.arange(7)), logits[row], f"row {row}")
+        assert_same(model(tokens[row : row + 1], torch.arange(7)), logits[row], f"row {row}")
     order = torch.tensor([2, 0, 1])
-    same(model(tokens[order], torch.arange(21)).unflatten(0, (3, 7)), logits[order])
+    assert_same(model(tokens[order], torch.arange(21)).unflatten(0, (3, 7)), logits[order])
     one = model(tokens[:, :1], torch.arange(3))
     assert one.shape == (3, tiny.VOCABULARY), "texts of one token have other shapes"
     assert bool(one.isfinite().all()), "texts of one token have outputs that are not finite"
@@ -245,7 +245,7 @@ def check_cached_translation(
     for i in range(steps):
         logits, state = model.step(target[:, i : i + 1], state)
         real = target[:, i] != tiny.PAD
-        same(logits[real], full[real, i], f"step {i}")
+        assert_same(logits[real], full[real, i], f"step {i}")
 
 
 def check_cached_text(model: CausalLanguageModel, tokens: Tensor) -> None:
@@ -253,7 +253,7 @@ def check_cached_text(model: CausalLanguageModel, tokens: Tensor) -> None:
     full, state = model(tokens), model.start(len(tokens))
     for i in range(tokens.shape[1]):
         logits, state = model.step(tokens[:, i : i + 1], state)
-        same(logits, full[:, i], f"step {i}")
+        assert_same(logits, full[:, i], f"step {i}")
 
 
 @of("encoder_decoder")
@@ -270,7 +270,7 @@ def hypotheses_may_be_reordered_and_repeated(preset: str) -> None:
     full = model(source[rows], mixed)
     for i in range(3, 7):
         logits, state = model.step(mixed[:, i : i + 1], state)
-        same(logits, full[:, i], f"step {i}")
+        assert_same(logits, full[:, i], f"step {i}")
 
 
 @of("decoder")

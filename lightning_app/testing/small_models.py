@@ -35,14 +35,14 @@ SIZES: dict[str, Any] = {
 }
 
 
-def architecture(**changes: Any) -> ArchitectureConfig:
+def small_architecture(**changes: Any) -> ArchitectureConfig:
     return ArchitectureConfig(**{**SIZES, **changes})
 
 
 def translator(block: BlockConfig | str, **changes: Any) -> EncoderDecoder:
     """Return an encoder-decoder with its initial values."""
     block = BlockConfig(preset=block) if isinstance(block, str) else block
-    model = build_model(architecture(**changes), block, VOCABULARY, PAD)
+    model = build_model(small_architecture(**changes), block, VOCABULARY, PAD)
     assert isinstance(model, EncoderDecoder)
     return model
 
@@ -50,7 +50,7 @@ def translator(block: BlockConfig | str, **changes: Any) -> EncoderDecoder:
 def masked_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageModel:
     """Return an encoder with the head for masked tokens, with its initial values."""
     block = BlockConfig(preset=block) if isinstance(block, str) else block
-    model = build_model(architecture(kind="encoder", **changes), block, VOCABULARY, PAD)
+    model = build_model(small_architecture(kind="encoder", **changes), block, VOCABULARY, PAD)
     assert isinstance(model, MaskedLanguageModel)
     return model
 
@@ -58,7 +58,7 @@ def masked_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageMode
 def causal_model(block: BlockConfig | str, **changes: Any) -> CausalLanguageModel:
     """Return a causal stack without an encoder, with its initial values."""
     block = BlockConfig(preset=block) if isinstance(block, str) else block
-    model = build_model(architecture(kind="decoder", **changes), block, VOCABULARY, PAD)
+    model = build_model(small_architecture(kind="decoder", **changes), block, VOCABULARY, PAD)
     assert isinstance(model, CausalLanguageModel)
     return model
 
@@ -75,7 +75,7 @@ def encoder(
 ) -> BlockStack:
     """Return the encoder of two stacks, with its initial values, smooth between its matrices."""
     spec = specification(block, Stack(depth=depth, peer_depth=peer_depth))
-    sizes = architecture(**{"activation": "gelu", **changes})
+    sizes = small_architecture(**{"activation": "gelu", **changes})
     module = BlockStack(spec, sizes.sizes(), sizes.order())
     initialize(module)
     return module
@@ -84,7 +84,7 @@ def encoder(
 def decoder(block: BlockConfig | StackSpec | str, depth: int = 2, **changes: Any) -> BlockStack:
     """Return a decoder that reads an encoder of three layers."""
     spec = specification(block, Stack(depth=depth, peer_depth=3, causal=True, cross=True))
-    sizes = architecture(**{"activation": "gelu", **changes})
+    sizes = small_architecture(**{"activation": "gelu", **changes})
     module = BlockStack(spec, sizes.sizes(), sizes.order(), cross=True)
     initialize(module)
     return module

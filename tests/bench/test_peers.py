@@ -3,17 +3,16 @@
 import pytest
 import torch
 
+from lightning_app.bench.bert_peers import bert, with_embedding_norm
 from lightning_app.bench.compare import Contender, How, Missing, compare
 from lightning_app.bench.learners import Setting, batch_of, learner, masked
 from lightning_app.bench.measure import Work
 from lightning_app.bench.peers import (
     TorchTranslator,
     XTranslator,
-    bert,
     needed,
     same_loss,
     translation_learner,
-    with_embedding_norm,
     x_encoder,
 )
 from lightning_app.blocks.block_config import BlockConfig

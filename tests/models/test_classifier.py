@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_app.bench.peers import bert_classifier, linears
+from lightning_app.bench.bert_peers import bert_classifier
+from lightning_app.bench.peers import linears
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.models.classifier import CUT, STD, TextClassifier

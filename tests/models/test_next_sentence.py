@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_app.bench.peers import copy_bert_body, linears
+from lightning_app.bench.bert_peers import copy_bert_body
+from lightning_app.bench.peers import linears
 from lightning_app.blocks.auxiliary import auxiliary_terms
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS

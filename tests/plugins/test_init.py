@@ -9,7 +9,7 @@ import yaml
 from lightning_app import plugins
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.resolving import resolve_cell
-from lightning_app.commands.init import init_command, split_of
+from lightning_app.commands.init import init_command, split_of_line
 from lightning_app.errors import UserError
 from lightning_app.testing import CHECKS
 
@@ -96,7 +96,7 @@ def test_a_wrong_corpus_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_split_depends_on_the_source_alone() -> None:
-    found = [split_of(f"line {i}", 0.05) for i in range(2000)]
-    assert found == [split_of(f"line {i}", 0.05) for i in range(2000)]
+    found = [split_of_line(f"line {i}", 0.05) for i in range(2000)]
+    assert found == [split_of_line(f"line {i}", 0.05) for i in range(2000)]
     assert 60 < found.count("valid") < 140
     assert 60 < found.count("test") < 140

@@ -16,7 +16,7 @@ from lightning_app.ablation.plan import made_from
 from lightning_app.ablation.submit import submit_command
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
-from lightning_app.experiment import cell_id, named, stacks_of
+from lightning_app.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.identity.record import Record, write_record
 from lightning_app.mixtures import mixed
 from lightning_app.provenance import foreign_classes
@@ -64,7 +64,7 @@ def test_a_cell_that_uses_a_part_has_its_digest(write: Write, use: str) -> None:
     plugin = plugins.load(str(path))
     tree = config(*USES[use])
     first = cell_id(tree)
-    assert named(tree)["plugins"] == {"some_parts": plugin.sha256}
+    assert named_by_content(tree)["plugins"] == {"some_parts": plugin.sha256}
     plugins.unload("some_parts")
     path.write_text(PARTS + "# another version\n")
     plugins.load(str(path))
@@ -75,7 +75,7 @@ def test_a_cell_that_uses_no_part_keeps_its_id(write: Write) -> None:
     before = cell_id(config())
     plugins.load(str(write(PARTS)))
     assert cell_id(config()) == before
-    assert "plugins" not in named(config())
+    assert "plugins" not in named_by_content(config())
 
 
 def test_a_plugin_that_is_loaded_first_owns_its_own_parts_alone(write: Write) -> None:
@@ -101,7 +101,7 @@ def test_a_norm_that_only_a_preset_names_counts(write: Write) -> None:
     preset = PARTS.split("@preset(")[1].split("\n\n\n")[0]
     norm(str(write(f"{imports}\n\n@preset({preset}\n", "the_preset")))
     tree = config("model.block.preset", "max_post")
-    assert sorted(named(tree)["plugins"]) == ["the_norm", "the_preset"]
+    assert sorted(named_by_content(tree)["plugins"]) == ["the_norm", "the_preset"]
 
 
 def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
@@ -168,7 +168,7 @@ def kept_run(folder: Path) -> RunFolder:
     run, tree = RunFolder(folder), config("model.block.preset", "max_post")
     run.path.mkdir()
     plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
-    write_record(run.path, Record.of(named(tree), stacks_of(tree), None))
+    write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     return run
 
 
@@ -209,7 +209,7 @@ def test_a_run_without_plugins_needs_none(write: Write, tmp_path: Path) -> None:
     run, tree = RunFolder(tmp_path / "run"), config()
     run.path.mkdir()
     plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
-    write_record(run.path, Record.of(named(tree), stacks_of(tree), None))
+    write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     assert not run.plugins.exists()
     plugins.unload("some_parts")
     plugins.require(run.path)

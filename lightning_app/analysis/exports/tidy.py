@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lightning_app.analysis.comparison import comparisons, comparisons_frame
 from lightning_app.analysis.factors import effects, effects_frame
-from lightning_app.analysis.failed_runs import failed_runs, failure_tests, table_of
+from lightning_app.analysis.failed_runs import failed_runs, failure_tests, failures_table
 from lightning_app.analysis.frames import results_frame, validations_frame
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.reruns import rerun_components, reruns_frame
@@ -43,8 +43,8 @@ def write_scores(grid: GridResults, scores: Sequence[Score], out: Path) -> None:
     _write_if(out / "reruns.csv", repeated, reruns_frame)
     _write_if(out / "text_sampling.csv", sampled, text_sampling_frame)
     _write_if(out / "comparisons.csv", compared, comparisons_frame)
-    _write_if(out / "failed_runs.csv", failed_runs(grid), table_of)
-    _write_if(out / "failure_tests.csv", failure_tests(grid), table_of)
+    _write_if(out / "failed_runs.csv", failed_runs(grid), failures_table)
+    _write_if(out / "failure_tests.csv", failure_tests(grid), failures_table)
     _write_if(out / "task_scores.csv", task_scores(grid), scores_table)
 
 
