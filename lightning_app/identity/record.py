@@ -87,10 +87,10 @@ def read_record(folder: Path) -> Record | None:
         UserError: where it is damaged.
     """
     path = folder / IDENTITY
+    if not path.is_file():
+        return None
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         return Record(config=tree["config"], blocks=tree["blocks"], corpus=tree["corpus"])
-    except FileNotFoundError:
-        return None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged; move the run's folder away") from error
