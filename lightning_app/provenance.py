@@ -42,7 +42,10 @@ APART = (
 """Folders and files of the package that cannot change a number of a run. All others count, so that
 a new file counts until it is listed here."""
 
-ABLATION = ("run.py", "run_cell.py", "run_output.py", "checkpoint.py", "supervision/distributed.py")
+ABLATION = (
+    *("prepared_run.py", "run.py", "run_cell.py", "run_output.py", "checkpoint.py"),
+    "supervision/distributed.py",
+)
 """The files of `ablation` that count: the others plan, queue, supervise and show."""
 
 _SECONDS = 10.0  # time limit of a call of git

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
 from lightning_app.errors import UserError
 from lightning_app.task_facts import TASKS, Monitored

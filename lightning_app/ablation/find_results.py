@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.packed_grid import PACKED, unpack
+from lightning_app.analysis.read_results import read_results
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 

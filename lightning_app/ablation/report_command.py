@@ -42,9 +42,9 @@ def report_command(
     such a folder. With a `port` the page is served together with TensorBoard until a signal
     arrives; port 0 takes a free one. Raises `UserError`.
     """
-    from lightning_app.analysis.grid_results import read_results
     from lightning_app.analysis.merge_grids import different, together
     from lightning_app.analysis.publish import publish
+    from lightning_app.analysis.read_results import read_results
     from lightning_app.analysis.report import write
     from lightning_app.analysis.serve import claim, serve
     from lightning_app.analysis.tensorboard import write_index

@@ -87,7 +87,7 @@ def _count(grid: Grid, tree: dict[str, Any]) -> Counter[str]:
 
 def _report(grid: Grid) -> dict[str, Any]:
     """Write the report unless it is newer than its sources; show it, return it for the document."""
-    from lightning_app.analysis.grid_results import read_results
+    from lightning_app.analysis.read_results import read_results
     from lightning_app.analysis.report import write
 
     folder = grid.folder

@@ -5,10 +5,11 @@ from pathlib import Path
 from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.figures.write import write_figures
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.document import page
 from lightning_app.analysis.published import comparison
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.tensorboard import write_index
 from lightning_app.atomic_write import write_whole

@@ -24,7 +24,7 @@ from lightning_app.ablation.checkpoint import (
     find_checkpoint,
 )
 from lightning_app.ablation.display import plain_console
-from lightning_app.ablation.run import run_name
+from lightning_app.ablation.prepared_run import run_name
 from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.commands.read_config import read_config
 from lightning_app.errors import UserError

@@ -15,7 +15,7 @@ from lightning_app.ablation.doctor import doctor_command
 from lightning_app.ablation.queue.storages import close_storage, open_storage, storage_spec
 from lightning_app.ablation.status_command import status_command
 from lightning_app.analysis.damaged_files import damaged_files
-from lightning_app.analysis.grid_results import read_results as read_folder
+from lightning_app.analysis.read_results import read_results as read_folder
 from lightning_app.errors import UserError
 from tests.postgres import serve
 

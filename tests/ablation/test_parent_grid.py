@@ -17,7 +17,7 @@ from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
 from lightning_app.ablation.plan import Plan, expand, is_valid, load_plan
 from lightning_app.ablation.supervision.locks import FileLock
 from lightning_app.ablation.supervision.runner import current_grid
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.run_summary import state_counts
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import PRESET, SEED, WARMUP

@@ -16,9 +16,10 @@ import yaml
 from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.exports.appendix import BLEU, METRICS, NotebookCell, notebook
 from lightning_app.analysis.exports.tidy import write_tidy
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.published import comparison
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.score import Score, scores_frame
 from lightning_app.analysis.sensitivity import sensitivity_scores

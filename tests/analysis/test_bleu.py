@@ -8,7 +8,7 @@ import pytest
 import sacrebleu
 
 from lightning_app.analysis.bleu import MOST_TESTS, bleu_scores
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 
 PRESET = "model.block.preset"

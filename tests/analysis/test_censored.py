@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import (
     CAPPED,
     EDGE,
@@ -23,6 +23,7 @@ from lightning_app.analysis.headline import (
 )
 from lightning_app.analysis.pairing import arms
 from lightning_app.analysis.rate_scores import largest_rate
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.statistics import chosen_on_others, is_clear, t_intervals

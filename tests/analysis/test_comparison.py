@@ -14,8 +14,9 @@ from scipy import stats
 
 from lightning_app.ablation.grid_checks import check_compare
 from lightning_app.analysis.comparison import MetricDifference, comparisons, comparisons_frame
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.errors import UserError

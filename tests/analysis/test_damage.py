@@ -18,11 +18,11 @@ from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.figures.logs import read_log
 from lightning_app.analysis.figures.probes import has_probes, last_probes, read_gains
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.metric import metrics_document
 from lightning_app.analysis.published import comparison
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.run_summary import facts, state_counts
 from lightning_app.analysis.sensitivity import sensitivity_scores

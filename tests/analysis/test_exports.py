@@ -21,8 +21,9 @@ from lightning_app.analysis.exports.tables import (
 )
 from lightning_app.analysis.exports.write import write_exports
 from lightning_app.analysis.formatting import nats
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.run_summary import facts
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from tests.analysis.conftest import BASE

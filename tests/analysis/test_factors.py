@@ -15,7 +15,7 @@ import yaml
 from scipy import stats
 
 from lightning_app.analysis.factors import effects
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.sensitivity import sensitivity_scores
 

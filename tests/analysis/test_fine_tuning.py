@@ -21,7 +21,7 @@ from lightning_app.analysis.failed_runs import failed_runs, failure_tests
 from lightning_app.analysis.figures.drawing import Part
 from lightning_app.analysis.figures.tasks import scores_by_task
 from lightning_app.analysis.figures.write import first_figure
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.merge_grids import together
@@ -29,6 +29,7 @@ from lightning_app.analysis.metric import by_metric
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.document import page
 from lightning_app.analysis.published import comparison
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.task_scores import no_averages, split_of, task_scores
 from lightning_app.analysis.terminal import show_report

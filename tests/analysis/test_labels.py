@@ -16,7 +16,6 @@ from scipy import stats
 
 from benchmarks import false_labels
 from lightning_app.analysis.formatting import DASH
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.headline import (
     COSTS,
     HELPS,
@@ -29,6 +28,7 @@ from lightning_app.analysis.headline import (
     relation,
     stall_words,
 )
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.stall_test import StallTable, stratified_p

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lightning_app.analysis.frames import results_frame
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.merge_grids import (
@@ -19,6 +19,7 @@ from lightning_app.analysis.merge_grids import (
     shared,
     together,
 )
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.run_summary import facts, state_counts
 from lightning_app.analysis.score import scores_frame
 from lightning_app.analysis.sensitivity import sensitivity_scores

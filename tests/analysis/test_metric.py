@@ -11,8 +11,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.metric import by_metric, metrics_document, titled
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.run_summary import facts
 from lightning_app.analysis.sensitivity import sensitivity_scores

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.analysis.frames import results_frame
-from lightning_app.analysis.grid_results import OTHER_DATA, read_results
+from lightning_app.analysis.grid_results import OTHER_DATA
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.run_summary import facts, state_counts
 from lightning_app.analysis.sensitivity import sensitivity_scores

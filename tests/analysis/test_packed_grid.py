@@ -14,9 +14,9 @@ import pytest
 
 from lightning_app.ablation.report_command import report_command
 from lightning_app.analysis.frames import results_frame
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.packed_grid import PACKED, unpack
 from lightning_app.analysis.publish import publish
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.errors import UserError
 

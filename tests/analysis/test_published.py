@@ -11,9 +11,9 @@ import yaml
 
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.analysis.exports.bibliography import bibliography
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.published import COLUMNS, comparison, our_settings
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.statistics import t_interval
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.task_facts import GENERAL, TASKS

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.packed_grid import PACKED, unpack
 from lightning_app.analysis.publish import publish
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.reruns import rerun_components
 from lightning_app.analysis.score import scores_frame

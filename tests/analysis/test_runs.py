@@ -9,8 +9,8 @@ import yaml
 
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.frames import results_frame, validations_frame
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.read_results import read_results
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import label
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.headline import own_reading
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.pairing import NOT_YET
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.score import Score, scores_frame
 from lightning_app.analysis.sensitivity import holm, sensitivity_scores
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.limits import limits
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write
 from lightning_app.analysis.strays import stray_runs
 from lightning_app.identity.record import Record, write_record

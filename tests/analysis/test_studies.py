@@ -17,9 +17,10 @@ from scipy import stats
 
 from lightning_app.analysis.bleu import bleu_scores
 from lightning_app.analysis.factors import effects, effects_frame
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.packed_grid import FILES, PACKED, unpack
 from lightning_app.analysis.publish import publish
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.score import scores_frame
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.text_sampling import text_sampling, text_sampling_frame

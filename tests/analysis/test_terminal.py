@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lightning_app.analysis.grid_results import GridResults, read_results
+from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.terminal import ROWS, headline_document, show_report
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.text_sampling import jackknife, text_sampling

@@ -15,9 +15,9 @@ from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.factors import effects
 from lightning_app.analysis.figures.drawing import Part
 from lightning_app.analysis.figures.rates import loss_by_rate
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.limits import limits
 from lightning_app.analysis.merge_grids import together
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write, write_report
 from lightning_app.analysis.reruns import rerun_components
 from lightning_app.analysis.run_summary import state_counts

@@ -18,8 +18,8 @@ from scipy import stats
 
 from lightning_app import UserError, compare, results, run_grid
 from lightning_app.analysis.frames import results_frame
-from lightning_app.analysis.grid_results import read_results
 from lightning_app.analysis.publish import publish
+from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
 from tests.analysis.conftest import PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from lightning_app.analysis.grid_results import CellResult, GridResults, read_results
+from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.tensorboard.pages import CURVES, curve_tag, layout
 from lightning_app.analysis.tensorboard.summaries import (
     LAST,

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_app.analysis.figures import write
 from lightning_app.analysis.figures.drawing import FigureFiles
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 
 
 class Drawn:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.sensitivity import sensitivity_scores
 
 PRESET = "model.block.preset"

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.sensitivity import sensitivity_scores
 
 PRESET = "model.block.preset"

@@ -12,7 +12,7 @@ from lightning_app.analysis.figures import links, slices
 from lightning_app.analysis.figures.layout import LETTERS, thinned, wrapped
 from lightning_app.analysis.figures.slices import MOST_PANELS, drawn_slices
 from lightning_app.analysis.figures.write import QUESTIONS
-from lightning_app.analysis.grid_results import read_results
+from lightning_app.analysis.read_results import read_results
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
