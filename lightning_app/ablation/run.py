@@ -64,7 +64,8 @@ from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.parent import origin_of
 from lightning_app.parent_weights import NothingToFineTune
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
-from lightning_app.plugins import KEY, digests, keep_copies, require_of, used_by
+from lightning_app.plugin_copies import keep_copies, require_of
+from lightning_app.plugins import KEY, digests, used_by
 from lightning_app.precheck import trainer_section
 from lightning_app.provenance import PACKAGES, command_line, foreign_classes, software
 from lightning_app.records import SCHEMA, SIGNATURES
