@@ -12,7 +12,7 @@ import yaml
 from lightning_app.errors import UserError, named
 from lightning_app.identity.relevant import leaves
 from lightning_app.names import SECTIONS, check_names
-from lightning_app.plugins import require
+from lightning_app.plugin_copies import require
 from lightning_app.trainer_arguments import trainer_arguments
 
 _OPTIONS = ("config", "help", "print_config")  # every command of LightningCLI has these

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.cli import main, parse_arguments
+from lightning_app.cli import main
+from lightning_app.commands.arguments import parse_arguments
 
 BASE = Path("ablations/base/synthetic.yaml").resolve()
 

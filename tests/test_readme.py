@@ -14,7 +14,8 @@ import yaml
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.cli import main, parse_arguments, plugins_of
+from lightning_app.cli import main
+from lightning_app.commands.arguments import parse_arguments, plugins_of
 from lightning_app.commands.read_config import read_config
 from lightning_app.config import resolve
 from lightning_app.parser import config_parser

@@ -28,7 +28,7 @@ from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import read_record as read_identity
-from lightning_app.plugins import require
+from lightning_app.plugin_copies import require
 from lightning_app.records import (
     Newer,
     Unsound,

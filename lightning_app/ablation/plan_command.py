@@ -25,7 +25,7 @@ from lightning_app.ablation.supervision.slots import default_workers
 from lightning_app.grid_axes import RATE, SEED, WARMUP
 from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import STALE, Groups, others
-from lightning_app.plugins import hinting
+from lightning_app.plugin_copies import hinting
 from lightning_app.run_state import RunState
 
 _STATES = {"adam": 2, "adamw": 2, "radam": 2, "sgd": 1}  # numbers kept for each parameter

@@ -21,7 +21,8 @@ from lightning_app.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.identity.record import Record
 from lightning_app.identity.relevant import without_evaluation_limits
 from lightning_app.parser import RunCLI, config_parser, data_module, keep_numbers
-from lightning_app.plugins import require_of, used_by
+from lightning_app.plugin_copies import require_of
+from lightning_app.plugins import used_by
 from lightning_app.precheck import trainer_section
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder

@@ -15,7 +15,7 @@ from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import runs_with_plugins
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
-from lightning_app.plugins import require
+from lightning_app.plugin_copies import require
 
 if TYPE_CHECKING:
     from lightning_app.analysis.grid_results import GridResults

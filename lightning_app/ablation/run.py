@@ -44,7 +44,8 @@ from lightning_app.errors import UserError
 from lightning_app.identity.record import write_record
 from lightning_app.parent import origin_of
 from lightning_app.parent_weights import NothingToFineTune
-from lightning_app.plugins import KEY, digests, keep_copies
+from lightning_app.plugin_copies import keep_copies
+from lightning_app.plugins import KEY, digests
 from lightning_app.provenance import PACKAGES, foreign_classes
 from lightning_app.records import SCHEMA, SIGNATURES
 from lightning_app.task_facts import Monitored

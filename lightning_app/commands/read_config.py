@@ -7,7 +7,7 @@ from typing import Any
 from lightning_app.config import check
 from lightning_app.errors import named
 from lightning_app.parser import config_parser, dump, keep_numbers
-from lightning_app.plugins import require
+from lightning_app.plugin_copies import require
 from lightning_app.precheck import trainer_section
 
 

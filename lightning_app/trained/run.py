@@ -11,7 +11,7 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
-from lightning_app.plugins import require
+from lightning_app.plugin_copies import require
 from lightning_app.records import Newer, Unsound, check_result, read_json, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.saved import read_checkpoint

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.cli import build_parser, main
+from lightning_app.cli import main
+from lightning_app.commands.arguments import build_parser
 from lightning_app.commands.options import SHELLS
 
 ASK = """

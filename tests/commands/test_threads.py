@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_app.ablation.supervision.workers import most_threads
-from lightning_app.cli import parse_arguments
+from lightning_app.commands.arguments import parse_arguments
 from lightning_app.commands.threads import VARIABLES, use_threads
 
 

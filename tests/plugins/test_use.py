@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app import plugins
+from lightning_app import plugin_copies, plugins
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.ablation.plan import made_from
@@ -167,7 +167,7 @@ def kept_run(folder: Path) -> RunFolder:
     """A run's folder as `Run` leaves it, of a cell that uses the plug-in."""
     run, tree = RunFolder(folder), config("model.block.preset", "max_post")
     run.path.mkdir()
-    plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    plugin_copies.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
     write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     return run
 
@@ -178,19 +178,19 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
     copy = run.plugin_copies / "some_parts.py"
     assert copy.read_bytes() == path.read_bytes()
-    plugins.require(run.path)
-    plugins.require_of(run.checkpoint("best"))
+    plugin_copies.require(run.path)
+    plugin_copies.require_of(run.checkpoint("best"))
     plugins.unload("some_parts")
     for check in (
-        lambda: plugins.require(run.path),
-        lambda: plugins.require_of(run.checkpoint("")),
+        lambda: plugin_copies.require(run.path),
+        lambda: plugin_copies.require_of(run.checkpoint("")),
     ):
         with pytest.raises(UserError) as caught:
             check()
         line = f"run {run} needs the plug-in some_parts.py (sha256 {plugin.sha256}): pass --plugin"
         assert str(caught.value).startswith(line)
     plugins.load(str(copy))  # by the user's own word
-    plugins.require(run.path)
+    plugin_copies.require(run.path)
 
 
 def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> None:
@@ -201,18 +201,18 @@ def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> 
     path.write_text(PARTS + "# changed\n")
     now = plugins.load(str(path))
     with pytest.raises(UserError, match=f"{path} has sha256 {now.sha256}"):
-        plugins.require(run.path)
+        plugin_copies.require(run.path)
 
 
 def test_a_run_without_plugins_needs_none(write: Write, tmp_path: Path) -> None:
     plugins.load(str(write(PARTS)))
     run, tree = RunFolder(tmp_path / "run"), config()
     run.path.mkdir()
-    plugins.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
+    plugin_copies.keep_copies(run, plugins.used_by(tree, stacks_of(tree)))
     write_record(run.path, Record.of(named_by_content(tree), stacks_of(tree), None))
     assert not run.plugins.exists()
     plugins.unload("some_parts")
-    plugins.require(run.path)
+    plugin_copies.require(run.path)
 
 
 def test_nothing_in_a_run_folder_is_executed(write: Write, tmp_path: Path) -> None:
@@ -221,17 +221,20 @@ def test_nothing_in_a_run_folder_is_executed(write: Write, tmp_path: Path) -> No
     plugins.unload("some_parts")
     (run.plugin_copies / "some_parts.py").write_text(f"open({str(marker)!r}, 'w')\n")
     with pytest.raises(UserError, match="needs the plug-in"):
-        plugins.require(run.path)
+        plugin_copies.require(run.path)
     assert not marker.exists()
 
 
 def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path) -> None:
     plugins.load(str(write(PARTS)))
     run = kept_run(tmp_path / "run")
-    with pytest.raises(UserError, match=r"^a mistake$"), plugins.hinting([run.path]):
+    with pytest.raises(UserError, match=r"^a mistake$"), plugin_copies.hinting([run.path]):
         raise UserError("a mistake")
     plugins.unload("some_parts")
-    with pytest.raises(UserError, match=r"a mistake; run .* needs"), plugins.hinting([run.path]):
+    with (
+        pytest.raises(UserError, match=r"a mistake; run .* needs"),
+        plugin_copies.hinting([run.path]),
+    ):
         raise UserError("a mistake")
 
 

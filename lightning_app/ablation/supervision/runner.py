@@ -51,7 +51,7 @@ from lightning_app.ablation.supervision.workers import (
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
-from lightning_app.plugins import hinting
+from lightning_app.plugin_copies import hinting
 
 PROGRAM = "lightning_app.ablation.program"
 

@@ -1,0 +1,268 @@
+"""The arguments of the command `ablate`: its parser, and how they are parsed. Fast to import."""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_app.commands import calls
+from lightning_app.commands.argument_parser import Parser
+from lightning_app.commands.options import (
+    RUN,
+    add_bench,
+    add_checkpoint,
+    add_completion,
+    add_evaluated,
+    add_generate,
+    add_grid,
+    add_json,
+    add_report,
+    add_results,
+    add_run,
+    add_storage,
+    add_storage_commands,
+    add_submit,
+    add_threads,
+    add_translate,
+)
+from lightning_app.errors import UserError, nearest
+from lightning_app.names import SECTIONS
+from lightning_app.version import __version__
+
+LIGHTNING = {
+    "fit": "train one run: --config FILE, then overrides; every Trainer flag by Lightning's name",
+    "validate": "evaluate a run's checkpoint on the validation split",
+    "test": "evaluate a run's checkpoint on the test split, with BLEU for translation",
+    "predict": "print the predictions of a run's checkpoint on the test split",
+}
+
+OTHER_NAMES = {
+    **dict.fromkeys(("train", "continue", "resume"), "fit"),
+    **dict.fromkeys(("evaluate", "eval", "score"), "validate"),
+    **dict.fromkeys(("decode", "infer"), "predict"),
+    **dict.fromkeys(("sample", "complete"), "generate"),
+    **dict.fromkeys(("info", "describe", "inspect"), "show"),
+    **dict.fromkeys(("compare", "difference"), "diff"),
+    **dict.fromkeys(("presets", "variants", "list"), "blocks"),
+}
+"""Words that other programs have for a command, for the hint after an unknown one."""
+
+
+def completion(args: argparse.Namespace) -> int:
+    from lightning_app.commands.completion import completion_script
+
+    print(completion_script(build_parser(), args.shell))
+    return 0
+
+
+def build_parser() -> Parser:
+    """Return the parser of `ablate`, commands in the order of the documentation."""
+    parser = Parser(
+        prog="ablate",
+        description="Which wiring of a Transformer block needs learning-rate warm-up?",
+        epilog="exit codes: 0 done, 1 a run failed, 2 a mistake in the call, 130 interrupted",
+    )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="load parts of your own first: a file NAME.py, or a module; may be repeated",
+    )
+    parser.add_argument("--version", action="version", version=f"ablate {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(
+        name: str, call: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(call=call, parser=command)
+        return command
+
+    command = add(
+        "blocks", calls.blocks, "table of the presets; with NAME its drawing and specification"
+    )
+    command.add_argument("name", metavar="NAME", nargs="?", help="a preset")
+    command.add_argument("--encoder-depth", type=int, default=6, help="0: decoder alone")
+    command.add_argument("--decoder-depth", type=int, default=6, help="0: encoder alone")
+    command.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="instead of NAME the stacks of a run's config; overrides may follow, as for fit",
+    )
+    command.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing of NAME")
+    command.add_argument(
+        "--svg-dir",
+        type=Path,
+        metavar="DIR",
+        help="write the drawings of all presets, and a page with them",
+    )
+    command.add_argument("--json", action="store_true", help="the specification of NAME as JSON")
+
+    for name, text in LIGHTNING.items():
+        # LightningCLI has a parser for all other options, which also handles --help.
+        command = commands.add_parser(
+            name, help=text, description=text, add_help=False, allow_abbrev=False
+        )
+        command.set_defaults(call=calls.lightning, parser=command)
+        if name != "fit":
+            add_evaluated(command)
+        add_threads(command)
+
+    add_translate(add("translate", calls.translate, "translate lines of text with a trained run"))
+    add_generate(add("generate", calls.generate, "continue a text with a trained run"))
+
+    command = add(
+        "init", calls.init, "write a small project: a plug-in, its test, a config and a grid"
+    )
+    command.add_argument("folder", type=Path, metavar="DIR", help="a new folder, or one of yours")
+    command.add_argument(
+        "--data",
+        type=Path,
+        nargs=2,
+        metavar="FILE",
+        help="two text files, such as my.de my.en, line by line in translation",
+    )
+    command = add("show", calls.show, "what a run is, how it ended and what made it")
+    command.add_argument("run", metavar="RUN", help=RUN)
+    add_json(command)
+    command = add("diff", calls.diff, "how two runs differ: config, what made them, metrics")
+    command.add_argument("runs", metavar="RUN", nargs=2, help=RUN)
+    add_json(command)
+
+    command = add("prepare", calls.prepare, "fetch or read, check, tokenise and cache a corpus")
+    command.add_argument(
+        "--data", metavar="NAME", help="iwslt14, wikitext2, tinyshakespeare, text or synthetic"
+    )
+    command.add_argument("--root", metavar="DIR", help="the folder that holds the corpus")
+    command.add_argument("--config", type=Path, metavar="FILE", help="take `data` from this config")
+
+    command = add(
+        "plan", calls.plan, "the cells of a grid, how many are done, and the cost of the rest"
+    )
+    add_grid(command)
+    command.add_argument(
+        "--probe", action="store_true", help="measure 20 steps of each distinct shape"
+    )
+    add_json(command)
+    command = add("run", calls.run, "run the missing cells of a grid; resumes by itself")
+    add_grid(command)
+    add_run(command)
+    add_threads(command, "of each process that trains a cell")
+    command.add_argument(
+        "--rerun-stale",
+        action="store_true",
+        help="rerun cells of other code, data or library versions; the old runs are kept",
+    )
+    add_json(command)
+    command = add("status", calls.status, "counts by state, running cells, time left, failures")
+    add_grid(command)
+    add_json(command)
+    command = add(
+        "report", calls.report, "tables, figures and report.html of a grid, or of several"
+    )
+    add_report(command)
+    add_results(add("results", calls.results, "the runs of a grid as a table; any axis compared"))
+    command = add("submit", calls.submit, "run a grid on a SLURM cluster: an array of supervisors")
+    add_grid(command)
+    add_submit(command)
+    command = add("doctor", calls.doctor, "find damage in the folders of a grid; --fix repairs it")
+    add_grid(command)
+    add_storage(command)
+    command.add_argument("--fix", action="store_true", help="repair what can be repaired safely")
+    command = add(
+        "storage", calls.storage, "serve a database: the queue for a grid on several hosts"
+    )
+    add_storage_commands(command)
+
+    command = add("probe", calls.probe, "signals and gradients of a block, as numbers and figures")
+    command.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a run's config; several give one curve each; overrides may follow, as for fit",
+    )
+    command.add_argument(
+        "--run", action="append", metavar="RUN", help=f"instead of --config: {RUN}"
+    )
+    add_checkpoint(command, None, "best with --run; with --config at initialisation")
+    add_threads(command)
+    command.add_argument("--batches", type=int, metavar="N", help="validation batches (default: 4)")
+    command.add_argument(
+        "--sharpness",
+        action="store_true",
+        help="also the top eigenvalue of the Hessian preconditioned by Adam",
+    )
+    command.add_argument(
+        "--theory",
+        action="store_true",
+        help="instead test the lemmas and the theorem of Xiong et al.",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to write (default: a folder in experiments/probe)",
+    )
+    command = add(
+        "bench", calls.bench, "speed and memory of presets, forms of attention and other libraries"
+    )
+    add_bench(command)
+    add_completion(add("completion", completion, "a script that completes words in a shell"))
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of `ablate`; those of LightningCLI stay unparsed in `rest`."""
+    parser = build_parser()
+    grids = ["plan", "run", "status", "report", "results", "submit", "doctor", "storage"]
+    runs = ["translate", "generate", "show", "diff"]
+    others = ["init", "prepare", "probe", "bench", "completion"]
+    known = ["blocks", *LIGHTNING, *runs, *grids, *others]
+    named, arguments = plugins_of(arguments)
+    first = arguments[0] if arguments else ""
+    if first and not first.startswith("-") and first not in known:
+        hint = nearest(first, [*known, *OTHER_NAMES])
+        for other, name in OTHER_NAMES.items():
+            hint = hint.replace(f"'{other}'", f"'{name}'")
+        raise UserError(f"unknown command '{first}'{hint}")
+    overrides: list[str] = []
+    if first in ("probe", "blocks"):
+        # A word that begins like a section of the config is an override, as for fit.
+        overrides, arguments = overrides_of(arguments)
+    args, unread = parser.parse_known_args(arguments)
+    if first in LIGHTNING:
+        overrides, unread = unread, []
+    args.rest, args.plugin = overrides, named
+    if unread:
+        options = re.findall(r"--[a-z-]+", args.parser.format_help())
+        raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")
+    return args
+
+
+def plugins_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the options `--plugin` in front of a command from the rest of the arguments."""
+    named, rest = [], list(words)
+    while rest and rest[0].partition("=")[0] == "--plugin":
+        _, equals, value = rest.pop(0).partition("=")
+        if not equals:
+            value = rest.pop(0) if rest else ""
+        if not value:
+            raise UserError("--plugin: expected a file NAME.py or a module, found nothing")
+        named.append(value)
+    return named, rest
+
+
+def overrides_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into overrides of a config with their values, and the rest."""
+    overrides: list[str] = []
+    rest: list[str] = []
+    taken = rest
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").partition("=")[0].partition(".")[0]
+            taken = overrides if name.rstrip("+") in SECTIONS else rest
+        taken.append(word)
+    return overrides, rest
