@@ -95,7 +95,7 @@ def test_the_wrong_name_of_an_optimizer_is_one_line(outside: Path, capsys) -> No
 
 CORPUS = """
 from lightning_app.data.config import CORPORA
-from lightning_app.data.corpus_reader import GeneratedCorpus
+from lightning_app.data.generated_corpus import GeneratedCorpus
 
 LINES = {"source": ["eins zwei", "drei", "vier"] * 40, "target": ["one two", "three", "four"] * 40}
 

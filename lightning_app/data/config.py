@@ -1,42 +1,24 @@
 """The `data` section of a config, with every default."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from lightning_app.data.columns import RowKind, row_kind
-from lightning_app.data.corpus_reader import CorpusReader
+from lightning_app.data.source import Source
+from lightning_app.data.splits import DEFAULT_SPLITS, Splits
 from lightning_app.errors import UserError
 from lightning_app.registry import Registry
 from lightning_app.task_facts import DEFAULT_TASK, TASKS
 
-CORPORA: Registry[type[CorpusReader]] = Registry("data.name")
+CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
-
-
 TokenizerKind = Literal["bpe", "word", "char", "byte"]
 LEAST_PAIR = 5
 """The tokens of the shortest pair of texts: one each, a mark before them and one after each."""
 EVERYTHING = ("word", "char", "byte")
 """The tokenizers whose vocabulary can be whatever the training split has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Splits:
-    """File stem of each split, for local files."""
-
-    train: str = "train"
-    """stem of the training files"""
-    valid: str = "valid"
-    """stem of the validation files"""
-    test: str = "test"
-    """stem of the test files"""
-
-    def items(self) -> list[tuple[str, str]]:
-        """Return (split, stem) in the order train, valid, test."""
-        return [("train", self.train), ("valid", self.valid), ("test", self.test)]
-
-
-DEFAULT_SPLITS = Splits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +52,7 @@ class DataConfig:
     """Budget of the global batch of one step, whatever the number of devices: in tokens of the
     longer side, with padding."""
     tokenizer: TokenizerKind = "bpe"
-    """bpe (SentencePiece byte-pair encoding), word (text between spaces), char (characters) or byte
-    (of UTF-8)."""
+    """bpe (SentencePiece), word (text between spaces), char (characters) or byte (of UTF-8)."""
     vocab_size: int | None = 10000
     """Number of ids, shared by both languages; null for every word or character of the training
     split, which char and byte always have."""
@@ -182,7 +163,7 @@ class DataConfig:
                     f"data.{field} is '{getattr(self, field)}': data.name '{self.name}' has {known}"
                 )
 
-    def _check_labels(self, reader: CorpusReader) -> None:
+    def _check_labels(self, reader: "CorpusReader") -> None:
         labelled = TASKS[self.task].labelled
         if bool(labelled) != bool(reader.labels_of):
             has, needs = ("labels", "no labels") if reader.labels_of else ("no labels", "labels")
@@ -206,7 +187,7 @@ class DataConfig:
                 f"{LEAST_PAIR}"
             )
 
-    def _check_division(self, reader: CorpusReader) -> None:
+    def _check_division(self, reader: "CorpusReader") -> None:
         if self.train_from_dev is None:
             return
         if not reader.divides_dev:
@@ -233,7 +214,7 @@ class DataConfig:
                 "words, so 'bpe' or 'word' is needed"
             )
 
-    def _check_sentences(self, reader: CorpusReader) -> None:
+    def _check_sentences(self, reader: "CorpusReader") -> None:
         if not self.next_sentence:
             return
         if not TASKS[self.task].masks:
@@ -252,7 +233,7 @@ class DataConfig:
                 f"{LEAST_PAIR}"
             )
 
-    def _check_documents(self, reader: CorpusReader) -> None:
+    def _check_documents(self, reader: "CorpusReader") -> None:
         read = TASKS[self.task].running_text or self.next_sentence
         if self.document_separator and not (reader.separated and read):
             raise UserError(
@@ -310,12 +291,110 @@ class DataConfig:
             )
 
 
-_LEAST = {
-    "tokens_per_batch": 1,
-    "window": 2,
-    "context_stride": 1,
-    "evaluation_streams": 1,
-    "max_length": 1,
-    "num_workers": 0,
-    "seed": 0,
-}
+class CorpusReader:
+    """Find and read one corpus: files of lines, unless it is a `GeneratedCorpus`.
+
+    Register a subclass with `CORPORA.register`.
+
+    Attributes:
+        languages: The languages that it has; empty where any file suffix will do.
+        pairs: Whether it can give pairs of a source and a target line.
+        needs_root: Whether `data.root` must name its folder, since it has no public download.
+        folder: The name of its folder below $LIGHTNING_APP_DATA; empty where it has none there.
+        tokenized: Whether words and punctuation are separated by spaces.
+        separated: Whether `data.document_separator` says where its documents end.
+        labels_of: The task whose labels its rows have; empty for text without labels.
+        divides_dev: Whether `data.train_from_dev` can divide its dev set.
+        base: The shipped config whose `data` section `ablate prepare --data NAME` uses.
+    """
+
+    languages: ClassVar[tuple[str, ...]] = ()
+    pairs: ClassVar[bool] = True
+    needs_root: ClassVar[bool] = True
+    folder: ClassVar[str] = ""
+    tokenized: ClassVar[bool] = True
+    separated: ClassVar[bool] = False
+    labels_of: ClassVar[str] = ""
+    divides_dev: ClassVar[bool] = False
+    base: ClassVar[str] = ""
+
+    def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
+        """Return column -> possible names of its file in the split with this stem."""
+        target = (f"{stem}.{config.target_language}",)
+        if config.pairs:
+            return {"source": (f"{stem}.{config.source_language}",), "target": target}
+        return {"text": target}
+
+    def download_name(self, config: DataConfig) -> str:
+        """Return the name of the folder of the download.
+
+        Raises:
+            UserError: the corpus has no public download.
+        """
+        raise UserError(
+            f"data.root is '{config.root}': data.name '{config.name}' reads local folders only"
+        )
+
+    def download(self, config: DataConfig, folder: Path) -> None:
+        """Write the files of the corpus into an empty folder.
+
+        Raises:
+            UserError: no network, no such file, or not what was expected.
+        """
+        raise NotImplementedError
+
+    def parse(self, columns: dict[str, list[str]], path: Path) -> dict[str, list[Any]]:
+        """Return the columns of a split, from the lines of its files.
+
+        Args:
+            columns: The lines by the name of their file in `file_names`.
+            path: The first of the files, for messages.
+
+        Raises:
+            UserError: naming the file and the line that is no row.
+        """
+        return columns
+
+    def divided(
+        self, config: DataConfig, splits: dict[str, dict[str, list[Any]]]
+    ) -> dict[str, dict[str, list[Any]]]:
+        """Return the splits of a corpus whose dev set is divided by `data.train_from_dev`.
+
+        Args:
+            config: The `data` section of a run.
+            splits: The columns of each split but train, which was not read.
+
+        Raises:
+            UserError: the dev set cannot be divided.
+        """
+        raise NotImplementedError
+
+    def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int] | None:
+        """Return the lines at which the documents of a running text begin, the first one at 0.
+
+        None for a corpus without documents, also where there are no lines.
+        """
+        return None
+
+    def left_out(self, config: DataConfig, line: str) -> bool:
+        """Return whether a line of a document has no sentence: a heading, or a separator."""
+        return False
+
+    def max_ratio(self, config: DataConfig) -> float | None:
+        """Return `Corpus.max_ratio`."""
+        return None
+
+    def protocol(
+        self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
+    ) -> str:
+        """Return `Corpus.protocol` for the lines by split and column, counted by split."""
+        described = (
+            f"{split} = {' + '.join(path.name for path in columns.values())} "
+            f"({counts[split]:,} lines)"
+            for split, columns in source.columns.items()
+        )
+        return f"local text: {', '.join(described)}"
+
+
+_ONES = ("tokens_per_batch", "context_stride", "evaluation_streams", "max_length")
+_LEAST = {**dict.fromkeys(_ONES, 1), "window": 2, "num_workers": 0, "seed": 0}

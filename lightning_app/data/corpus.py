@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import corpus_digest, corpus_stamp
+from lightning_app.data.splits import Splits
 
 
 def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:

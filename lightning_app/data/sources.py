@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.data import download
-from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus_reader import CorpusReader, GeneratedCorpus
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
+from lightning_app.data.generated_corpus import GeneratedCorpus
 from lightning_app.data.sentences import sentences_of
 from lightning_app.data.source import Corpus, Source, split_sizes
 from lightning_app.errors import UserError

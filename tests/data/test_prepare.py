@@ -13,14 +13,16 @@ import pytest
 
 from lightning_app.data import folders
 from lightning_app.data import prepare as module
-from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
+from lightning_app.data.splits import Splits
 from lightning_app.data.tokenizer import EOS, sha256, unigram_entropy
 from lightning_app.errors import UserError
 
 PREPARE = """
 import json, sys
-from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.config import DataConfig
+from lightning_app.data.splits import Splits
 from lightning_app.data.prepare import prepare
 fields = json.loads(sys.argv[1])
 fields["splits"] = Splits(**fields["splits"])

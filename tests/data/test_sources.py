@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lightning_app.data import download
-from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import corpus_digest, locate, read, read_lines, require_test
+from lightning_app.data.splits import Splits
 from lightning_app.errors import UserError
 
 

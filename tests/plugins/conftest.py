@@ -44,7 +44,7 @@ from lightning_app.blocks.presets import preset
 from lightning_app.blocks.residual import ResidualSpec
 from lightning_app.blocks.stack import around, same_block
 from lightning_app.data.config import CORPORA
-from lightning_app.data.corpus_reader import GeneratedCorpus
+from lightning_app.data.generated_corpus import GeneratedCorpus
 from lightning_app.models.positions import POSITIONS, Positions
 from lightning_app.optim import OPTIMIZERS, schedule
 from lightning_app.plugins import CALLBACKS

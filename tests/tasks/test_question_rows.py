@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_app.data.config import DataConfig, Splits
+from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, prepare
+from lightning_app.data.splits import Splits
 from lightning_app.data.tokenizer import BOS, EOS, PAD
 from lightning_app.errors import UserError
 from lightning_app.scores.squad import score_v1, score_v2

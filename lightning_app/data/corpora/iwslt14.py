@@ -11,8 +11,7 @@ import tarfile
 from pathlib import Path
 
 from lightning_app.data import moses
-from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus_reader import CorpusReader
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 from lightning_app.data.download import NOTES, get, hub_name, load_from_hub, write_lines
 from lightning_app.data.source import Source, split_sizes
 from lightning_app.errors import UserError

@@ -18,8 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus_reader import CorpusReader
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 from lightning_app.data.download import hub_name, load_from_hub
 from lightning_app.data.source import Source, split_sizes
 from lightning_app.errors import UserError

@@ -3,7 +3,7 @@
 import hashlib
 
 from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus_reader import GeneratedCorpus
+from lightning_app.data.generated_corpus import GeneratedCorpus
 from lightning_app.data.source import Source, split_sizes
 from lightning_app.data.synthetic import sentences
 

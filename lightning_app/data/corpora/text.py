@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus_reader import CorpusReader
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 
 _HEADING = re.compile("#{1,6} ")  # of Markdown
 

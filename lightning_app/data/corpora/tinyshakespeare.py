@@ -3,8 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus_reader import CorpusReader
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 from lightning_app.data.download import get
 from lightning_app.data.source import Source
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_app.data.config import CORPORA, DataConfig
-from lightning_app.data.corpus_reader import CorpusReader
+from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 from lightning_app.data.download import hub_name, load_from_hub, write_lines
 from lightning_app.data.source import Source, split_sizes
 
