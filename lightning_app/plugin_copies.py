@@ -1,7 +1,4 @@
-"""The plug-ins of a run: its folder names those that it needs and keeps copies of the files.
-
-Nothing in the folder is executed: the user is told which plug-in to load.
-"""
+"""The copies of plug-ins in the folder of a run, and what a run needs of those that are loaded."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
