@@ -1,4 +1,7 @@
-"""The copies of plug-ins in the folder of a run, and what a run needs of those that are loaded."""
+"""The plug-ins of a run: its folder names those that it needs and keeps copies of the files.
+
+Nothing in the folder is executed: a message names the plug-in that must be loaded.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
