@@ -104,12 +104,12 @@ def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
     running.path.mkdir(parents=True)
     with FileLock(running.lock):
         plan = plan_of(spec, tmp_path)
-        told = waiting_document(plan.waiting, experiments)
-        lines = waiting_lines(told)
+        listed = waiting_document(plan.waiting, experiments)
+        lines = waiting_lines(listed)
     assert {(cell.axes[PRESET], cell.axes[SEED]) for cell in plan.cells} == {("post_ln", 2)}
     assert {cell.parent for cell in plan.cells} == {f"parent/runs/{parents['post_ln 2'][0].name}"}
     assert len({cell.id for cell in plan.cells}) == len(plan.cells) == 2
-    states = [(each["state"], each["error"]) for each in told]
+    states = [(each["state"], each["error"]) for each in listed]
     assert states == [
         *[("missing", None)] * 2,
         *[("running", None)] * 2,
