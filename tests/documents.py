@@ -6,6 +6,32 @@ from typing import Any
 import numpy as np
 
 TOPICS, WORDS = 4, 5
+BOOKS = """# Title: One
+
+## Author: A
+
+-------
+The first line. It goes on.
+
+# Chapter
+Another line.
+# Title: Two
+-------
+A second book.
+"""
+ARTICLES = """
+ = First =
+
+ Some text .
+
+ = = Part = =
+
+ More text .
+
+ = Second =
+
+ The end .
+"""
 
 
 def write_documents(root: Path, *, topics: bool = True, documents: int = 40) -> Path:
@@ -19,6 +45,16 @@ def write_documents(root: Path, *, topics: bool = True, documents: int = 40) -> 
             lines = (random.integers(0, span, random.integers(2, 5)) + low for _ in range(12))
             texts.append("\n".join(" ".join(f"w{word}" for word in line) for line in lines))
         (root / f"{split}.txt").write_text("\n\n".join(texts) + "\n")
+    return root
+
+
+def write_books(root: Path) -> Path:
+    """Write the files of the corpus `books`: two books and two articles in each of three splits."""
+    for folder in ("books_en", "wikitext-2"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for split in ("train", "valid", "test"):
+        (root / f"books_en/{split}.txt").write_text(BOOKS)
+        (root / f"wikitext-2/wiki.{split}.tokens").write_text(ARTICLES)
     return root
 
 

@@ -15,6 +15,7 @@ from lightning_app.ablation.run_cell import run_cell
 from lightning_app.config import resolve
 from lightning_app.experiment import identity_of
 from tests import questions, tables
+from tests.documents import write_books
 
 ROOT = Path(__file__).parents[1]
 GRIDS = sorted((ROOT / "ablations").glob("*.yaml"))
@@ -23,13 +24,20 @@ BOOKS = "A book. It has two sentences.\nA line.\n-------\nAnother book. It has a
 
 
 @pytest.fixture(autouse=True)
-def _folder_with_books(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
-    """The working directory of a user with texts for the grids that need some."""
+def _corpora_of_a_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
+    """A working directory and a folder of corpora with small texts for all grids."""
     folder = tmp_path_factory.mktemp("user")
-    for name in ("books", "pretraining"):
-        (folder / name).mkdir()
-        for split in ("train", "valid"):
-            (folder / name / f"{split}.txt").write_text(BOOKS)
+    for name in ("books", "pretraining", "corpora/tinyshakespeare", "corpora/iwslt14_deen"):
+        (folder / name).mkdir(parents=True)
+        for split in ("train", "valid", "test"):
+            for suffix in ("txt", "de", "en"):
+                (folder / name / f"{split}.{suffix}").write_text(BOOKS)
+    write_books(folder / "corpora")
+    for name, published in tables.FOLDERS.items():
+        tables.write_table(folder / "corpora/glue" / published, name)
+    for name in ("squad1", "squad2"):
+        questions.write_squad(folder / "corpora/squad", name)
+    monkeypatch.setenv("LIGHTNING_APP_DATA", str(folder / "corpora"))
     monkeypatch.chdir(folder)
 
 
@@ -73,7 +81,8 @@ def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
         return common | {"name": given["name"], "root": str(root), "context_stride": 8}
     if tree["model"]["objective"].get("next_sentence"):
         # Next sentences need documents.
-        return common | {each: given[each] for each in ("name", "root", "document_separator")}
+        kept = ("name", "root", "document_separator")
+        return common | {each: given[each] for each in kept if each in given}
     return common | {"name": "synthetic"}
 
 

@@ -133,7 +133,9 @@ def build_parser() -> Parser:
 
     command = add("prepare", calls.prepare, "fetch or read, check, tokenise and cache a corpus")
     command.add_argument(
-        "--data", metavar="NAME", help="iwslt14, wikitext2, tinyshakespeare, text or synthetic"
+        "--data",
+        metavar="NAME",
+        help="iwslt14, wikitext2, tinyshakespeare, books, text or synthetic",
     )
     command.add_argument("--root", metavar="DIR", help="the folder that holds the corpus")
     command.add_argument("--config", type=Path, metavar="FILE", help="take `data` from this config")

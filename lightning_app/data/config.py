@@ -31,13 +31,13 @@ class DataConfig:
 
     name: str = "synthetic"
     """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles),
-    tinyshakespeare (plays), text (own files in `root`), synthetic (built-in German-English grammar,
-    needs no download); for the task glue cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte; for the
-    task squad squad1 (version 1.1) or squad2 (2.0)."""
+    tinyshakespeare (plays), books (and the articles of WikiText-2), text (own files in `root`),
+    synthetic (built-in German-English grammar, needs no download); for the task glue cola, sst2,
+    mrpc, stsb, qqp, mnli, qnli or rte; for the task squad squad1 (version 1.1) or squad2 (2.0)."""
     root: str | None = None
     """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2,
-    .../tinyshakespeare, .../glue/RTE or .../squad if that variable is set, else the corpus is
-    downloaded once.
+    .../tinyshakespeare, .../glue/RTE or .../squad if that variable is set (for books the variable's
+    folder itself), else the corpus is downloaded once.
     ``hf://OWNER/NAME``: the parquet files of that dataset on the hub."""
     cache: str | None = None
     """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
@@ -301,6 +301,7 @@ class CorpusReader:
         pairs: Whether it can give pairs of a source and a target line.
         needs_root: Whether `data.root` must name its folder, since it has no public download.
         folder: The name of its folder below $LIGHTNING_APP_DATA; empty where it has none there.
+        parallel: Whether line n of one file of a split belongs to line n of the others.
         tokenized: Whether words and punctuation are separated by spaces.
         separated: Whether `data.document_separator` says where its documents end.
         labels_of: The task whose labels its rows have; empty for text without labels.
@@ -312,6 +313,7 @@ class CorpusReader:
     pairs: ClassVar[bool] = True
     needs_root: ClassVar[bool] = True
     folder: ClassVar[str] = ""
+    parallel: ClassVar[bool] = True
     tokenized: ClassVar[bool] = True
     separated: ClassVar[bool] = False
     labels_of: ClassVar[str] = ""

@@ -214,7 +214,7 @@ def read(source: Source, config: DataConfig) -> Corpus:
     else:
         strips = config.rows.strips
         lines = {
-            split: reader.parse(_read_split(columns, strips), next(iter(columns.values())))
+            split: reader.parse(_read_split(reader, columns, strips), next(iter(columns.values())))
             for split, columns in source.columns.items()
         }
         if config.train_from_dev is not None:
@@ -246,12 +246,14 @@ def read(source: Source, config: DataConfig) -> Corpus:
     )
 
 
-def _read_split(columns: dict[str, Path], strips: bool) -> dict[str, list[str]]:
+def _read_split(
+    reader: CorpusReader, columns: dict[str, Path], strips: bool
+) -> dict[str, list[str]]:
     lines = {column: read_lines(path, strips=strips) for column, path in columns.items()}
     for column, path in columns.items():
         if not any(map(str.strip, lines[column])):
             raise UserError(f"{path}: empty, no line with text in it")
-    if len({len(of) for of in lines.values()}) > 1:
+    if reader.parallel and len({len(of) for of in lines.values()}) > 1:
         counts = " but ".join(f"{columns[c]} has {len(of)} lines" for c, of in lines.items())
         raise UserError(f"{counts}: line n of one must translate line n of the other")
     return lines

@@ -15,6 +15,25 @@ _HEADING = re.compile("= .* =")
 _LINES = {"train": 36_718, "valid": 3_760, "test": 4_358}
 
 
+def articles(lines: Sequence[str]) -> list[int]:
+    """Return the titles of the articles: ``= Title =`` between two blank lines."""
+
+    def blank(place: int) -> bool:
+        return not 0 <= place < len(lines) or not lines[place].strip()
+
+    titles = [
+        place
+        for place, line in enumerate(lines)
+        if _TITLE.fullmatch(line.strip()) and blank(place - 1) and blank(place + 1)
+    ]
+    return [0, *titles[1:]]  # the blank line before the first article is a part of it
+
+
+def is_heading(line: str) -> bool:
+    """Return whether a line is the title of an article or the heading of a section."""
+    return _HEADING.fullmatch(line.strip()) is not None
+
+
 @CORPORA.register("wikitext2")
 class WikiText2(CorpusReader):
     """The word-level form, from local files or the hub; blank lines are kept in a running text."""
@@ -39,21 +58,12 @@ class WikiText2(CorpusReader):
             write_lines(folder / f"wiki.{split}.tokens", (row["text"] for row in rows))
 
     def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int]:
-        """Return the titles of the articles: ``= Title =`` between two blank lines."""
-
-        def blank(place: int) -> bool:
-            return not 0 <= place < len(lines) or not lines[place].strip()
-
-        titles = [
-            place
-            for place, line in enumerate(lines)
-            if _TITLE.fullmatch(line.strip()) and blank(place - 1) and blank(place + 1)
-        ]
-        return [0, *titles[1:]]  # the blank line before the first article is a part of it
+        """Return the titles of the articles."""
+        return articles(lines)
 
     def left_out(self, config: DataConfig, line: str) -> bool:
         """Return whether a line is the title of an article or the heading of a section."""
-        return _HEADING.fullmatch(line.strip()) is not None
+        return is_heading(line)
 
     def protocol(
         self, source: Source, lines: dict[str, dict[str, list[str]]], counts: dict[str, int]
