@@ -31,13 +31,12 @@ class DataConfig:
 
     name: str = "synthetic"
     """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles),
-    tinyshakespeare (plays), books (and the articles of WikiText-2), text (own files in `root`),
-    synthetic (built-in German-English grammar, needs no download); for the task glue cola, sst2,
-    mrpc, stsb, qqp, mnli, qnli or rte; for the task squad squad1 (version 1.1) or squad2 (2.0)."""
+    tinyshakespeare (plays), books (and articles), text (own files in `root`), synthetic (built-in
+    grammar, needs no download); a task of GLUE; squad1 (version 1.1) or squad2 (2.0)."""
     root: str | None = None
     """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2,
-    .../tinyshakespeare, .../glue/RTE or .../squad if that variable is set (for books the variable's
-    folder itself), else the corpus is downloaded once.
+    .../tinyshakespeare, .../glue/RTE, .../squad or, for books, that folder, if that variable is
+    set, else the corpus is downloaded once.
     ``hf://OWNER/NAME``: the parquet files of that dataset on the hub."""
     cache: str | None = None
     """Folder of prepared corpora and downloads. null: $LIGHTNING_APP_CACHE, else the user's
@@ -121,8 +120,7 @@ class DataConfig:
             )
         if self.vocab_size is None and self.tokenizer not in EVERYTHING:
             raise UserError(
-                f"data.vocab_size is null, which means every word and needs data.tokenizer 'word', "
-                f"not '{self.tokenizer}'"
+                f"data.vocab_size is null: data.tokenizer 'word' needed, not '{self.tokenizer}'"
             )
         if self.vocab_size is not None and self.tokenizer in ("char", "byte"):
             raise UserError(

@@ -6,7 +6,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lightning_app.blocks.block_config import BlockConfig
@@ -26,16 +26,15 @@ from lightning_app.scores.classification import (
 from lightning_app.scores.correlation import pearson, spearman
 from lightning_app.scores.glue import GlueTask, glue_task
 from lightning_app.task_facts import GLUE_CORPORA
-from lightning_app.tasks.base import Predictions, Task, join_ranks, task
+from lightning_app.tasks.base import Predictions, join_ranks, task
 from lightning_app.tasks.labelled_rows import (
     LabelledBatch,
     LabelledRows,
     described_cuts,
-    longest_row,
     one_row,
     random_tokens,
-    real_tokens,
 )
+from lightning_app.tasks.labelled_task import LabelledTask
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 OF_CLASSES = {"f1": f1_of_class_1, "matthews": matthews_correlation}
@@ -44,7 +43,7 @@ OF_SCORES = {"pearson": pearson, "spearman": spearman}
 
 @task("glue")
 @final
-class Glue(Task):
+class Glue(LabelledTask):
     """The label of each row from the state of its first token; `data.name` is the task of GLUE.
 
     Classes are trained on the mean cross-entropy in nats. The scores of STS-B, from 0 to 5, are
@@ -53,7 +52,8 @@ class Glue(Task):
     output z, in nats: it orders models as the squared error does, and says what `val/nll` says
     elsewhere. Accuracy is not reported there.
 
-    A row counts as one predicted token in sums, rates and `tokens` of a result.
+    A row counts as one predicted token in sums, rates and `tokens` of a result. `scored` has the
+    label of each row and the answer: a class, or a score.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
@@ -61,8 +61,6 @@ class Glue(Task):
         assert config.glue is not None, "checked with the corpus"
         self.facts: GlueTask = glue_task(config.glue)
         self.classifies = self.facts.classes is not None
-        self._scored: dict[int, tuple[float, float]] = {}  # (label, output) of an evaluation by row
-        self._last: dict[int, tuple[float, float]] = {}  # of the batch before
 
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
@@ -124,7 +122,7 @@ class Glue(Task):
         if not torch.is_grad_enabled():
             answers = self._answers(outputs[real]).tolist()
             pairs = zip(batch.labels[real].tolist(), answers, strict=True)
-            self._last = dict(zip(batch.index[real].tolist(), pairs, strict=True))
+            self.last = dict(zip(batch.index[real].tolist(), pairs, strict=True))
         return found
 
     def _answers(self, outputs: Float[Tensor, "row output"]) -> Float[Tensor, " row"]:
@@ -137,24 +135,12 @@ class Glue(Task):
         classes = outputs.argmax(dim=1).to(outputs)
         return classes.where(outputs.isfinite().all(dim=1), math.nan)
 
-    def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
-        """Return the row of each label, -1 for a blank row."""
-        return batch.index
-
-    def start_decoding(self) -> None:
-        """Forget the outputs of the evaluation before."""
-        self._scored = {}
-
-    def decode(self, model: TextClassifier, batch: LabelledBatch, stage: str) -> None:
-        """Keep the outputs of the batch that was scored last, which is this one."""
-        self._scored |= self._last
-
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
         """Return the published scores of the task, each row counted once, from all ranks.
 
         For classes also the accuracy of the most frequent one, `majority_accuracy`.
         """
-        rows = join_ranks(self._scored)
+        rows = join_ranks(self.scored)
         assert len(rows) == found.tokens, "every row counts once"
         labels, answers = zip(*(rows[row] for row in sorted(rows)), strict=True)
         last = "mse" if self.facts.classes is None else "accuracy"
@@ -209,18 +195,6 @@ class Glue(Task):
         """Return the row of the label `token`, which counts rows that are not blank."""
         row = int((batch.index >= 0).nonzero()[token])
         return one_row(batch, row, batch.tokens.shape[1])
-
-    def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token but padding and blank rows."""
-        return {"encoder": real_tokens(batch)}
-
-    def longest(self, batch: LabelledBatch) -> LabelledBatch:
-        """Return the first row with the most tokens."""
-        return longest_row(batch)
-
-    def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
-        """Return the rows."""
-        return (batch.tokens,)
 
     def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
         """Return rows of random tokens without padding, whose second half is the second text."""

@@ -16,17 +16,17 @@ from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
 from lightning_app.models.span_predictor import SpanPredictor
-from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig
+from lightning_app.objectives.base import Evaluated, LossSums
 from lightning_app.scores.null_threshold import apply_null_threshold, best_threshold
 from lightning_app.scores.squad import Golds, score_v1, score_v2
-from lightning_app.tasks.base import Predictions, Task, join_ranks, task
+from lightning_app.tasks.base import Predictions, join_ranks, task
 from lightning_app.tasks.labelled_rows import (
     LabelledBatch,
-    longest_row,
     one_row,
     random_tokens,
     real_tokens,
 )
+from lightning_app.tasks.labelled_task import LabelledTask
 from lightning_app.tasks.question_rows import QuestionRows, check_window, described_windows
 from lightning_app.tasks.question_texts import Answer, QuestionTexts
 
@@ -38,7 +38,7 @@ WITH_NULL = "squad2"
 
 @task("squad")
 @final
-class SQuAD(Task):
+class SQuAD(LabelledTask):
     """The first and the last token of each answer; `data.name` is the version, squad1 or squad2.
 
     A row is a window of a context. Its loss is ``(CE_start + CE_end) / 2`` in nats, each the
@@ -52,13 +52,9 @@ class SQuAD(Task):
     `best_exact_match` and `best_f1` are those of the best threshold on the same questions,
     which is optimistic.
 
-    A row counts as one predicted token in sums, rates and `tokens` of a result.
+    A row counts as one predicted token in sums, rates and `tokens` of a result. `scored` has the
+    logits of each row, (2, token).
     """
-
-    def __init__(self, config: ObjectiveConfig) -> None:
-        super().__init__(config)
-        self._scored: dict[int, np.ndarray] = {}  # logits (2, token) of an evaluation by row
-        self._last: dict[int, np.ndarray] = {}  # of the batch before
 
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
@@ -118,20 +114,8 @@ class SQuAD(Task):
         """Return the sums over the rows of `batch`."""
         logits, real = self.logits(model, batch), batch.index >= 0
         if not torch.is_grad_enabled():
-            self._last = logits_by_row(logits, batch)
+            self.last = logits_by_row(logits, batch)
         return span_sums(logits, batch.labels, real)
-
-    def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
-        """Return the row of each label, -1 for a blank row."""
-        return batch.index
-
-    def start_decoding(self) -> None:
-        """Forget the logits of the evaluation before."""
-        self._scored = {}
-
-    def decode(self, model: SpanPredictor, batch: LabelledBatch, stage: str) -> None:
-        """Keep the logits of the batch that was scored last, which is this one."""
-        self._scored |= self._last
 
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
         """Return the published scores, each question counted once, from all ranks.
@@ -140,7 +124,7 @@ class SQuAD(Task):
         threshold, and `always_no_answer`, the score of a model that never answers. The scores of a
         model whose logits are not finite are NaN.
         """
-        rows = join_ranks(self._scored)
+        rows = join_ranks(self.scored)
         assert len(rows) == found.tokens, "every row counts once"
         with_null = datamodule.config.name == WITH_NULL
         texts, answers = self._answers(rows, SPLITS[stage], datamodule)
@@ -210,18 +194,6 @@ class SQuAD(Task):
         labels = alone.labels.clone()
         labels[:, token % 2 + 1 :] = -1
         return alone._replace(labels=labels)
-
-    def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token but padding and blank rows."""
-        return {"encoder": real_tokens(batch)}
-
-    def longest(self, batch: LabelledBatch) -> LabelledBatch:
-        """Return the first row with the most tokens."""
-        return longest_row(batch)
-
-    def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
-        """Return the rows."""
-        return (batch.tokens,)
 
     def random_batch(self, rows: int, length: int, vocabulary: int) -> LabelledBatch:
         """Return rows of random tokens without padding, whose second half is the context."""
