@@ -47,7 +47,7 @@ class Books(CorpusReader):
         """Return one text; a line of dashes begins each document, headings are Markdown's.
 
         Raises:
-            UserError: the first book alone is larger than `MOST_BYTES`, or is none.
+            UserError: there is no book, or the first book alone is larger than `MOST_BYTES`.
         """
         books = list(_whole_books(columns["books"]))
         if not books:
