@@ -38,7 +38,8 @@ KEY = "plugins"
 
 _TABLES = (
     *("lightning_app.blocks.presets", "lightning_app.blocks.feed_forward"),
-    *("lightning_app.blocks.norm", "lightning_app.models.positions", "lightning_app.optim"),
+    *("lightning_app.blocks.norm", "lightning_app.blocks.residual"),
+    *("lightning_app.models.positions", "lightning_app.optim"),
     *("lightning_app.data.corpora", "lightning_app.task_facts", "lightning_app.tasks.base"),
 )
 """The modules that register the parts of this package."""

@@ -13,7 +13,7 @@ from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.placed import Placed
-from lightning_app.blocks.residual import Residual, ResidualSpec, Stream, select_tokens
+from lightning_app.blocks.residual import SUM, Residual, ResidualSpec, Stream, select_tokens
 from lightning_app.blocks.window import LocalMask
 
 Layout = Literal["sequential", "parallel"]
@@ -75,6 +75,7 @@ class BlockSpec:
                     f"{name} on cross-attention: the tokens of two texts have no distance; limit "
                     "self-attention alone"
                 )
+        self._check_rules()
         if self.layout == "parallel":
             self._check_parallel()
         if self.share_branch_gain:
@@ -103,6 +104,22 @@ class BlockSpec:
         if self.layout == "parallel":
             return replace(self.around_ff, norm_input="none")
         return self.around_ff
+
+    def _check_rules(self) -> None:
+        """Refuse a rule of a plug-in where more than one skip and one branch are summed."""
+        rule = self.around_ff.rule
+        if rule == SUM:
+            return
+        if self.layout == "parallel":
+            raise ValueError(
+                f"residual_rule {rule} with layout parallel: a rule joins a skip with one branch, "
+                "and that sum has two; use residual_rule sum"
+            )
+        if self.bottom_to_top:
+            raise ValueError(
+                f"residual_rule {rule} with preset b2t: a rule joins a skip with one branch, and "
+                "its last sum has two skips; use residual_rule sum"
+            )
 
     def _check_shared_gain(self) -> None:
         branches = {self.around_self.branch, self.around_cross.branch, self.around_ff.branch}

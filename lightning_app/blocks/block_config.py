@@ -15,7 +15,7 @@ from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS, Norm
 from lightning_app.blocks.presets import ABSENT, PRESETS
-from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, ResidualSpec, Rule
 from lightning_app.blocks.stack import (
     ResidualAttention,
     Share,
@@ -47,6 +47,9 @@ class BlockConfig:
     With pre and peri a final norm follows the last block."""
     norm: Norm | None = None
     """The type of all norms of a stack: layer_norm, rms_norm or another name of `NORM_KINDS`."""
+    residual_rule: Rule | None = None
+    """What joins the output of each sub-layer with the stream: sum, or another name of
+    `RESIDUAL_RULES`, which a plug-in registers."""
     residual_attention: ResidualAttention | None = None
     """Carry scores from layer to layer: their sum, or divided by n in layer n (mean); qk_sum
     carries sums of queries and of keys."""
@@ -109,6 +112,8 @@ class BlockConfig:
             kind = getattr(self, name)
             if kind is not None:
                 NORM_KINDS.require(kind, f"model.block.{name}")
+        if self.residual_rule is not None:
+            _ = RESIDUAL_RULES[self.residual_rule]
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -223,6 +228,7 @@ class BlockConfig:
             norm_sum=self._kind(residual.norm_sum),
             skip=skip or residual.skip,
             branch=branch or residual.branch,
+            rule=self.residual_rule or residual.rule,
         )
 
     def _kind(self, norm: Norm) -> Norm:

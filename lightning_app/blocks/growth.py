@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lightning_app.blocks.block import BlockSpec
+from lightning_app.blocks.residual import SUM
 
 
 def check_growth(blocks: Sequence[BlockSpec]) -> None:
@@ -31,13 +32,14 @@ def growth(block: BlockSpec, part: Literal["around_self", "around_ff"]) -> float
 
     ``(branch / skip)^2`` times the squared gains of the branch's two matrices, unless a norm of
     the branch bounds it, and the ``ln skip^2`` by which a skip over 1 amplifies the stream
-    itself; 0 where a norm of any sum of the block, or a missing skip, bounds the stream.
+    itself; 0 where a norm of any sum of the block, or a missing skip, bounds the stream, and where
+    a rule of a plug-in joins the two, of which nothing is known.
     """
     residual = block.around_self if part == "around_self" else block.around_ff
     # Both branches of a parallel block join the skip of the feed-forward.
     skip = block.around_ff.skip if block.layout == "parallel" else residual.skip
     sums = {block.around_self.norm_sum, block.around_cross.norm_sum, block.around_ff.norm_sum}
-    if sums != {"none"} or skip.value == 0.0:
+    if sums != {"none"} or skip.value == 0.0 or residual.rule != SUM:
         return 0.0
     # B2T's last sum takes the block's input twice.
     twice = block.bottom_to_top and part == "around_ff"

@@ -1,6 +1,7 @@
 """The one residual formula, of which every placement of the norm is a special case."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -10,6 +11,24 @@ from torch import Tensor, nn
 
 from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.norm import Norm, build_norm
+from lightning_app.registry import Registry
+
+Rule = str
+"""A name of `RESIDUAL_RULES`."""
+
+SUM: Rule = "sum"
+
+RESIDUAL_RULES: Registry[Callable[[int], nn.Module]] = Registry(
+    "model.block.residual_rule", slots=("rule",)
+)
+"""What joins a skip and a branch, by name; `RESIDUAL_RULES.register` is the decorator that adds a
+class.
+
+A class is called with the width of the stream. Its module is called with the skip and the branch,
+their gains applied, and returns the stream before `norm_sum`: three tensors of one shape, (batch,
+token, model), where no token may depend on another. Its own parameters belong in a
+`LearnedScalars`, which sets their start and their decay, and its matrices in a `nn.Linear`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +59,7 @@ class Gain:
 class ResidualSpec:
     """``y = norm_sum(skip * x + branch * norm_branch(f(input_scale * norm_input(x))))``.
 
+    `rule` is the sum, or a rule of a plug-in that stands in its place.
     Post-LN fills `norm_sum`, Pre-LN `norm_input` (Xiong et al. 2020, 2002.04745, table 1).
     """
 
@@ -49,6 +69,22 @@ class ResidualSpec:
     norm_sum: Norm = "none"
     skip: Gain = Gain()
     branch: Gain = Gain()
+    rule: Rule = SUM
+
+    def __post_init__(self) -> None:
+        _ = RESIDUAL_RULES[self.rule]
+        if self.rule == SUM:
+            return
+        if self.skip.absent:
+            raise ValueError(
+                f"residual_rule {self.rule} without a skip: a rule joins a skip with one branch; "
+                "with attention_skip 0, ff_skip 0 or layout parallel use residual_rule sum"
+            )
+        if self.skip.profiled:
+            raise ValueError(
+                f"residual_rule {self.rule} with profiled skips (preset admin): their start is "
+                "that of a sum; use residual_rule sum or another preset"
+            )
 
     @property
     def unnormalized(self) -> bool:
@@ -85,6 +121,20 @@ class FixedGain(nn.Module):
         return x if self.value == 1.0 else self.value * x
 
 
+@RESIDUAL_RULES.register(SUM)
+@final
+class PlainSum(nn.Module):
+    """``skip + branch``"""
+
+    def __init__(self, model_dim: int) -> None:
+        super().__init__()
+
+    def forward(
+        self, skip: Float[Tensor, "*shape"], branch: Float[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape"]:
+        return skip + branch
+
+
 def build_gain(gain: Gain, model_dim: int) -> nn.Module:
     """Return the module that multiplies by `gain`."""
     return LearnedGain(gain, model_dim) if gain.learned else FixedGain(gain.value)
@@ -119,7 +169,7 @@ class Residual(nn.Module):
 
     ``enter`` gives the branch its input, a call joins the branch's output f with the skip:
 
-    ``y = norm_sum(skip * x + branch * norm_branch(f))``.
+    ``y = norm_sum(skip * x + branch * norm_branch(f))``, or a `rule` in place of the sum.
 
     Where the stream has a second part r, that becomes ``r + branch * norm_branch(f)`` (Xie et al.
     2023, ResiDual, 2304.14802).
@@ -133,6 +183,7 @@ class Residual(nn.Module):
         self.norm_sum = build_norm(spec.norm_sum, model_dim)
         self.skip = None if spec.skip.absent else build_gain(spec.skip, model_dim)
         self.branch = build_gain(spec.branch, model_dim)
+        self.rule = RESIDUAL_RULES[spec.rule](model_dim)
         self.dropout = nn.Dropout(dropout)
 
     def enter(self, x: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token model"]:
@@ -140,6 +191,6 @@ class Residual(nn.Module):
 
     def forward(self, stream: Stream, branch: Float[Tensor, "batch token model"]) -> Stream:
         added = self.branch(self.dropout(self.norm_branch(branch)))
-        y = added if self.skip is None else self.skip(stream.x) + added
+        y = added if self.skip is None else self.rule(self.skip(stream.x), added)
         total = None if stream.total is None else stream.total + added
         return Stream(self.norm_sum(y), total)

@@ -9,7 +9,7 @@ from lightning_app.blocks.growth import check_growth
 from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm
-from lightning_app.blocks.residual import ResidualSpec
+from lightning_app.blocks.residual import SUM, ResidualSpec
 from lightning_app.blocks.sharing import check_shared
 
 ResidualAttention = Literal["none", "sum", "mean", "qk_sum"]
@@ -83,7 +83,19 @@ class StackSpec:
         self._check_steps()
         self._check_chain()
         self._check_memory()
-        if self.dual_stream and self.blocks[0].around_self.norm_sum == "none":
+        self._check_dual_stream()
+
+    def _check_dual_stream(self) -> None:
+        if not self.dual_stream:
+            return
+        for block in self.blocks:
+            for around in (block.around_self, block.around_cross, block.around_ff):
+                if around.rule != SUM:
+                    raise ValueError(
+                        f"residual_rule {around.rule} with preset dual_stream: its second stream "
+                        "is the sum of all branches; use residual_rule sum"
+                    )
+        if self.blocks[0].around_self.norm_sum == "none":
             raise ValueError(
                 "preset dual_stream is defined for norm_placement post: with another its second "
                 "stream would be the first"

@@ -37,7 +37,7 @@ _BLOCK = (
     *("around_self", "around_cross", "around_ff", "self_attention", "cross_attention", "ff_norm"),
     *("layout", "bottom_to_top", "share_branch_gain", "init"),
 )
-_RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch")
+_RESIDUAL = ("norm_input", "input_scale", "norm_branch", "norm_sum", "skip", "branch", "rule")
 _GAIN = ("value", "learned", "vector", "profiled")
 _INIT = {"query_key": "q, k", "value": "V", "output": "P", "ff": "FF"}
 # The fields that have a place in the drawing; other fields are listed by name.
@@ -133,6 +133,7 @@ def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
             skip=over,
             bottom=bottom and over is not None,
             norm=norm(of(block).norm_sum),
+            rule=of(block).rule,
         )
 
     block = blocks[0]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from lightning_app.blocks.attention import CarryKind
 from lightning_app.blocks.norm import Norm
+from lightning_app.blocks.residual import SUM, Rule
 from lightning_app.catalogue.folding import Side, layer_names
 
 SubLayer = Literal["SA", "CA", "FF"]
@@ -66,7 +67,8 @@ class Sum:
     """One residual formula: branches with one input and one skip.
 
     `skip` holds the gains on the skip; it is None without a skip. `bottom` adds the layer's
-    input through the same gains. `shared` comes before the branches fork.
+    input through the same gains. `shared` comes before the branches fork. `rule` joins the skip and
+    the branch: the sum, or a rule of a plug-in, whose name stands in place of the plus.
     """
 
     branches: tuple[Branch, ...]
@@ -74,6 +76,7 @@ class Sum:
     skip: tuple[Part, ...] | None = ()
     bottom: bool = False
     norm: tuple[Part, ...] = ()
+    rule: Rule = SUM
 
     @property
     def joins(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from lightning_app.blocks.residual import SUM
 from lightning_app.catalogue.drawing import NAMES, Drawing, NormPart, Part, Sum
 
 
@@ -22,7 +23,8 @@ def formula(one: Sum) -> str:
     for branch in one.branches:
         inside = f"{NAMES[branch.kind]} of {through(branch.before, source)}"
         terms.append(through(branch.after, inside))
-    return f"x becomes {through(one.norm, ' + '.join(terms))}"
+    joined = " + ".join(terms) if one.rule == SUM else f"{one.rule}({', '.join(terms)})"
+    return f"x becomes {through(one.norm, joined)}"
 
 
 def description(drawings: Iterable[Drawing]) -> str:

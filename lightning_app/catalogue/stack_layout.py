@@ -6,6 +6,7 @@ stream on its right, carried scores and the skip from the bottom on its left.
 
 from collections.abc import Sequence
 
+from lightning_app.blocks.residual import SUM
 from lightning_app.catalogue.drawing import (
     NAMES,
     Branch,
@@ -81,7 +82,13 @@ def reach(one: Sum) -> float:
     parts = [*one.shared, *one.norm]
     parts += [part for branch in one.branches for part in (*branch.before, *branch.after)]
     widest = max((part_size(part)[0] for part in parts), default=0.0)
-    return max(sum(branch_width(b) + GAP for b in one.branches) - GAP, widest) / 2
+    joined = sum(branch_width(b) + GAP for b in one.branches) - GAP
+    return max(joined, widest, 2 * sum_radius(one)) / 2
+
+
+def sum_radius(one: Sum) -> float:
+    """Return half the width of what joins a skip and a branch: a plus, or the name of a rule."""
+    return RADIUS if one.rule == SUM else text_width(one.rule) / 2 + 7
 
 
 def branch_width(branch: Branch) -> float:
@@ -228,22 +235,26 @@ class Column:
         if one.joins:
             tallest = max((part_size(part)[1] for part in one.skip or ()), default=0.0)
             y = max(y + GAP + RADIUS, start + tallest + GAP)
-            sheet.plus(centre, y)
+            rim = sum_radius(one)
+            if one.rule == SUM:
+                sheet.plus(centre, y)
+            else:
+                sheet.box(centre - rim, y - RADIUS, (2 * rim, 2 * RADIUS), "sum", RADIUS)
+                sheet.text(centre, y - 4, one.rule)
             if one.skip is not None:
-                self._over(self.skip, start, y, one.skip)
+                self._over(self.skip, start, (centre + rim, y), one.skip)
             if one.bottom:
-                self._over(self.bottom, foot + GAP, y, one.skip or ())
+                self._over(self.bottom, foot + GAP, (centre - rim, y), one.skip or ())
             y += RADIUS
         for part in one.norm:
             y = self._part(centre, y + GAP, part)
         return y
 
-    def _over(self, x: float, start: float, end: float, parts: tuple[Part, ...]) -> None:
-        """Draw a skip along `x` from the stream at `start` into the sum at `end`."""
-        rim = self.centre + (RADIUS if x > self.centre else -RADIUS)
-        self.sheet.line((self.centre, start), (x, start), (x, end), (rim, end), head=True)
+    def _over(self, x: float, start: float, end: Point, parts: tuple[Part, ...]) -> None:
+        """Draw a skip along `x` from the stream at `start` to the rim of the sum at `end`."""
+        self.sheet.line((self.centre, start), (x, start), (x, end[1]), end, head=True)
         for part in parts:
-            self._part(x, (start + end - part_size(part)[1]) / 2, part)
+            self._part(x, (start + end[1] - part_size(part)[1]) / 2, part)
 
     def _fork(self, branches: tuple[Branch, ...], y: float, foot: float, *, follows: bool) -> float:
         """Draw branches side by side up to their sum; return the lowest height of that sum."""

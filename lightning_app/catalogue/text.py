@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lightning_app.blocks.residual import SUM
 from lightning_app.catalogue.drawing import Branch, Drawing, LayerRun, NormPart, Part, Sum
 
 WIDTH = 80
@@ -184,10 +185,11 @@ def _sum(one: Sum, *, dual: bool) -> Piece:
         piece.put(lowest, fork, f"'--{_branch(branch).lines[0]}")
     if one.joins:
         piece.fill(0, piece.width)
+        sign = "+" if one.rule == SUM else one.rule
         over = [_label(part) for part in one.skip or ()]
         least = len(f"'-- {' -- '.join(over)} -- ") if over else 0
         foot = max(piece.width, least) + 1
-        piece.put(0, piece.width, "-" * (foot - 1 - piece.width) + "(+)--")
+        piece.put(0, piece.width, "-" * (foot - 1 - piece.width) + f"({sign})--")
         for line in range(1, lowest + 1):
             piece.fill(line, foot)
             piece.put(line, foot, "'" if line == lowest and one.skip is None else "|")

@@ -71,14 +71,16 @@ def _quantity(path: str, parameter: str) -> str:
     """Return the name under which a parameter of the module at `path` in its block is shown.
 
     A parameter ``gain`` has the name of its module. Gains around a sub-layer are called as in the
-    config: around_self.branch is attention_branch. Cross-attention's have cross_ in front.
+    config: around_self.branch is attention_branch. Cross-attention's have cross_ in front. Other
+    parameters there keep their whole path, as several parts may have one of the same name.
     """
     *owner, module = path.split(".")
     name = module if parameter == "gain" else parameter
     match owner:
-        case [around] if around.startswith("around_"):
-            place = around.removeprefix("around_")
-            return f"{'attention' if place == 'self' else place}_{name}"
+        case [around, *inside] if around.startswith("around_"):
+            place = around.removeprefix("around_").replace("self", "attention")
+            last = [] if parameter == "gain" else [parameter]
+            return "_".join([place, *inside, module, *last])
         case ["cross_attention", *_]:
             return f"cross_{name}"
         case _:
