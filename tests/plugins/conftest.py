@@ -33,22 +33,25 @@ def write(tmp_path: Path) -> Write:
 
 
 PARTS = '''
+import math
+
 import torch
 from lightning.pytorch import Callback
 from torch import nn
 
 from lightning_app.blocks.feed_forward import activation
+from lightning_app.blocks.learned import LearnedScalars
 from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.presets import preset
-from lightning_app.blocks.residual import ResidualSpec
+from lightning_app.blocks.residual import RESIDUAL_RULES, ResidualSpec
 from lightning_app.blocks.stack import around, same_block
 from lightning_app.data.config import CORPORA
 from lightning_app.data.generated_corpus import GeneratedCorpus
 from lightning_app.models.positions import POSITIONS, Positions
 from lightning_app.optim import OPTIMIZERS, schedule
 from lightning_app.plugins import CALLBACKS
-from lightning_app.task_facts import TaskFacts
+from lightning_app.task_facts import TASKS, Monitored, QualityMetric, TaskFacts
 from lightning_app.tasks.base import task
 from lightning_app.tasks.causal_lm import CausalLanguageModelling
 
@@ -64,10 +67,32 @@ class MaxNorm(nn.Module):
         return x / x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-6)
 
 
+@RESIDUAL_RULES.register("leaky")
+class Leaky(LearnedScalars):
+    """s + a b, a = 1/2 at the start"""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(()))
+
+    def reset(self):
+        self.a.fill_(0.5)
+
+    def forward(self, skip, branch):
+        return skip + self.a * branch
+
+
 @preset(equation="x' = M(x + f(x))", paper="a test", fixes="nothing")
 def max_post(stack):
     """Post-LN with another norm."""
     return same_block(stack, around(ResidualSpec(norm_sum="max_norm")), final_norm="none")
+
+
+@preset(equation="x' = x + a f(N(x))", paper="a test", fixes="nothing")
+def leaky_pre(stack):
+    """Pre-LN with another residual rule."""
+    each = ResidualSpec(norm_input="layer_norm", rule="leaky")
+    return same_block(stack, around(each), final_norm="layer_norm")
 
 
 @activation("squared_relu")
@@ -111,14 +136,20 @@ LINES = {"source": ["eins zwei", "drei", "vier"] * 40, "target": ["one two", "th
 @CORPORA.register("counting")
 class Counting(GeneratedCorpus):
     def generate(self, config):
-        return {split: LINES for split in ("train", "valid", "test")}
+        columns = LINES if TASKS[config.task].pairs else {"text": LINES["target"]}
+        return {split: columns for split in ("train", "valid", "test")}
 
     def protocol(self, source, lines, counts):
         return f"numbers: {counts['train']} pairs"
 
 
 FACTS = TaskFacts(
-    title="next words", architecture="decoder", running_text=True, label_smoothing=0.0
+    title="next words",
+    architecture="decoder",
+    running_text=True,
+    label_smoothing=0.0,
+    monitored=Monitored(metric="val/certainty", mode="max"),
+    scores=(QualityMetric("val/certainty", "Certainty", "mean probability of a word"),),
 )
 
 
@@ -128,7 +159,7 @@ class NextWord(CausalLanguageModelling):
 
     def scores(self, stage, datamodule, found):
         more = super().scores(stage, datamodule, found)
-        return {**more, f"{stage}/words_seen": float(found.tokens)}
+        return {**more, f"{stage}/certainty": math.exp(-found.nll / found.tokens)}
 
 
 @CALLBACKS.register("Loud")

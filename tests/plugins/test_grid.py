@@ -1,112 +1,264 @@
-"""A plug-in with its own norm, score rule and task, in a grid of ranks that is killed."""
+"""Parts of a plug-in in a grid of ranks that is killed: it goes on, and every command finds them.
 
+The norm, the rule of scores, the residual rule, the corpus and the task with its own score all come
+from one file, which the project's file names.
+"""
+
+import csv
 import hashlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from tests import warm
 from tests.plugins.conftest import PARTS, Write
 
-STEPS = 40
+STEPS = 60
 SECONDS = 1500.0  # a loaded machine may take long
+METRIC = "val/certainty"
 
 BASE: dict[str, Any] = {
     "trainer": {
-        **{"max_steps": STEPS, "val_check_interval": 10, "limit_val_batches": 1, "devices": 2},
-        **{"accelerator": "cpu", "strategy": "ddp"},
+        **{"max_steps": STEPS, "val_check_interval": 15, "log_every_n_steps": 1},
+        **{"devices": 2, "accelerator": "cpu", "strategy": "ddp"},
     },
     "model": {
+        "block": {"residual_rule": "leaky"},
         "architecture": {
             **{"kind": "decoder", "decoder_depth": 2, "model_dim": 16, "ff_dim": 16},
             **{"num_heads": 2, "dropout": 0.1, "positions": "falling"},
         },
         "objective": {"kind": "next_word", "evaluate_test": False},
+        "optimizer": {"lr": 1.0e-2},
         "schedule": {"warmup_steps": 4, "reference_steps": 4},
     },
     "data": {
-        **{"name": "synthetic", "tokenizer": "word", "vocab_size": None},
-        **{"tokens_per_batch": 512, "window": 32},
+        **{"name": "counting", "tokenizer": "word", "vocab_size": None},
+        **{"tokens_per_batch": 64, "window": 16},
     },
 }
-AXES = {"model.block.preset": ["pre_ln", "max_post"], "seed_everything": [1]}
+AXES = {"model.block.preset": ["pre_ln", "max_post"], "seed_everything": [1, 2]}
+CELLS = 4
+RUN = ["run", "grid.yaml", "--workers", "2", "--devices-per-cell", "2"]
+
+Snapshot = dict[str, tuple[int, str]]
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "lightning_app", *words]
+class Project:
+    """A folder with a plug-in, a grid, and the project's file that names the plug-in."""
+
+    def __init__(self, folder: Path, plugin: Path, cache: str) -> None:
+        self.folder, self.plugin = folder, plugin
+        self.digest = hashlib.sha256(plugin.read_bytes()).hexdigest()
+        self.base = {**BASE, "data": {**BASE["data"], "cache": cache}}
+        self.file = folder / "ablate.yaml"
+        self.file.write_text(f"plugins: [{plugin.name}]\n")
+
+    def write_grid(self, name: str, axes: dict[str, Any]) -> Path:
+        """Write a grid file, and return the folder of its runs."""
+        tree = {"name": name, "base_config": self.base, "axes": axes}
+        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+        return self.folder / "experiments" / name / "runs"
+
+    def start(self, *words: str) -> warm.Process:
+        return warm.start(["-m", "lightning_app", *words], folder=self.folder)
+
+    def ablate(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        words = ("-m", "lightning_app", *words)
+        return warm.run(words, folder=self.folder, timeout=SECONDS)
+
+    def succeeds(self, *words: str) -> str:
+        done = self.ablate(*words)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def refused(self, *words: str) -> str:
+        """Return the one line of a command that refuses."""
+        done = self.ablate(*words)
+        assert done.returncode == 2, f"{words}: {done.stdout}{done.stderr}"
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
 
 
-def ablate(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command(*words), cwd=folder, capture_output=True, text=True, timeout=SECONDS
-    )
+@pytest.fixture
+def project(tmp_path: Path, write: Write, cache: str) -> Project:
+    return Project(tmp_path, write(PARTS, "own"), cache)
 
 
-def under_way(runs: Path) -> bool:
-    """Whether a cell has a checkpoint, and no cell has ended."""
-    ended = any(runs.glob("*/result.json"))
-    return not ended and any(runs.glob("*/checkpoints/last.ckpt"))
+def wait_for(happened: Callable[[], bool], process: warm.Process) -> None:
+    until = time.monotonic() + SECONDS
+    while not happened():
+        assert process.poll() is None, process.printed(errors=True)
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def ended(runs: Path) -> list[Path]:
+    return [path.parent for path in sorted(runs.glob("*/result.json"))]
+
+
+def broken_off(runs: Path) -> list[Path]:
+    """Return the runs without a result that have a checkpoint."""
+    begun = [path.parents[1] for path in sorted(runs.glob("*/checkpoints/last.ckpt"))]
+    return [run for run in begun if not (run / "result.json").exists()]
+
+
+def contents(run: Path) -> Snapshot:
+    """Return the time and the digest of every file of a run.
+
+    Less the index of TensorBoard's columns, which belongs to the whole grid.
+    """
+    files = [path for path in run.rglob("*") if path.is_file() and path.suffix != ".index"]
+    return {
+        path.relative_to(run).as_posix(): (
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in files
+    }
+
+
+def steps_of(attempt: Path) -> list[int]:
+    """Return the steps whose loss an attempt has logged."""
+    path = attempt / "metrics.csv"
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return [int(row["step"]) for row in csv.DictReader(file) if row.get("train/loss")]
+
+
+def attempts(run: Path) -> list[list[int]]:
+    folders = sorted((run / "attempts").iterdir(), key=lambda path: int(path.name))
+    return [steps_of(folder) for folder in folders]
+
+
+def result(run: Path) -> dict[str, Any]:
+    return json.loads((run / "result.json").read_text())
+
+
+def kill_under_way(project: Project, runs: Path) -> tuple[dict[Path, Snapshot], list[Path]]:
+    """Kill the supervisor when a cell has ended and another has a checkpoint; return both."""
+    process = project.start(*RUN)
+    try:
+        wait_for(lambda: bool(ended(runs) and broken_off(runs)), process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    finished = {run: contents(run) for run in ended(runs)}
+    assert 0 < len(finished) < CELLS
+    return finished, broken_off(runs)
 
 
 @pytest.mark.slow
-def test_an_own_norm_score_rule_and_task_survive_a_kill(
-    tmp_path: Path, write: Write, cache: str
-) -> None:
-    path = write(PARTS, "own")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    BASE["data"]["cache"] = cache
-    tree = {"name": "own", "base_config": BASE, "axes": AXES}
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(tree))
-    folder, given = tmp_path / "experiments" / "own", ["--plugin", "own.py"]
-    words = [*given, "run", "grid.yaml", "--workers", "2", "--devices-per-cell", "2"]
-    first = subprocess.Popen(command(*words), cwd=tmp_path, start_new_session=True)
-    try:
-        deadline = time.monotonic() + SECONDS
-        while not under_way(folder / "runs"):
-            assert first.poll() is None, "the grid ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.kill(first.pid, signal.SIGKILL)
-    finally:
-        first.kill()
-        first.wait()
-    again = ablate(tmp_path, *words)
-    assert again.returncode == 0, again.stdout + again.stderr
+def test_parts_of_a_plugin_survive_a_kill(project: Project) -> None:
+    runs = project.write_grid("grid", AXES)
+    finished, broken = kill_under_way(project, runs)
+    assert broken, "the kill came after the end of all cells that had a checkpoint"
+    project.succeeds(*RUN)
 
-    results = [json.loads(each.read_text()) for each in folder.glob("runs/*/result.json")]
-    assert len(results) == 2
-    assert any(each["attempt"] > 1 for each in results)
-    for each in results:
-        assert each["devices"] == 2
-        assert each["steps"] == STEPS
-        assert each["metrics"]["val/words_seen"] > 0
-        assert each["provenance"]["plugins"] == {"own": digest}
-        run = folder / "runs" / each["name"]
-        identity = json.loads((run / "identity.json").read_text())
-        assert identity["config"]["plugins.own"] == digest
-        assert (run / "plugins" / "own.py").read_bytes() == path.read_bytes()
+    assert len(ended(runs)) == len(list(runs.iterdir())) == CELLS
+    for run, before in finished.items():
+        assert contents(run) == before
+    for run in ended(runs):
+        made = attempts(run)
+        assert sum(STEPS in steps for steps in made) == 1  # one attempt came to the end
+        assert len(made) == (1 if run in finished else result(run)["attempt"])
+        check_record(run, project)
+    for run in broken:
+        first, *_, last = attempts(run)
+        assert first[0] == 1
+        assert last[0] > 15  # it went on from a checkpoint
+        assert last[-1] == STEPS
+    check_same_as_whole(project, broken[0])
+    check_reading(project, runs)
+    check_without_plugin(project, ended(runs)[0])
 
-    run = folder / "runs" / results[0]["name"]
-    needs = f"needs the plug-in own.py (sha256 {digest}): pass --plugin FILE"
-    checkpoint = ["--ckpt_path", str(run / "checkpoints" / "best.ckpt")]
-    validate = ["validate", "--config", str(run / "config.yaml"), *checkpoint]
-    for refused in (["report", "grid.yaml"], ["doctor", "grid.yaml"], validate):
-        done = ablate(tmp_path, *refused)
-        assert done.returncode == 2, done.stdout
-        assert needs in done.stderr
-        assert done.stderr.count("\n") == 1
-    assert ablate(tmp_path, "run", "grid.yaml").returncode == 2
-    (tmp_path / "ablate.yaml").write_text("plugins: [own.py]\n")
-    for taken in (["report", "grid.yaml"], ["doctor", "grid.yaml"], validate):
-        done = ablate(tmp_path, *taken)
-        assert done.returncode == 0, done.stderr
-    nothing_left = ablate(tmp_path, "run", "grid.yaml")
-    assert nothing_left.returncode == 0, nothing_left.stderr
-    assert len(list(folder.glob("runs/*"))) == 2
+
+def check_record(run: Path, project: Project) -> None:
+    """A result says which plug-in made it, and its folder keeps a copy."""
+    found = result(run)
+    assert (found["devices"], found["steps"]) == (2, STEPS)
+    assert 0.0 < found["metrics"][METRIC] < 1.0
+    assert found["provenance"]["plugins_used"] == {"own": project.digest}
+    identity = json.loads((run / "identity.json").read_text())
+    assert identity["config"]["plugins.own"] == project.digest
+    assert (run / "plugins" / "own.py").read_bytes() == project.plugin.read_bytes()
+    block = json.loads((run / "block.json").read_text())["decoder"]["blocks"][0]
+    assert block["around_self"]["rule"] == "leaky"
+    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    learned = [value for name, value in state.items() if name.endswith("around_ff.rule.a")]
+    assert len(learned) == 2
+    assert all(float(value) != 0.5 for value in learned)
+
+
+def check_same_as_whole(project: Project, broken: Path) -> None:
+    """The cell that went on has the weights and scores of one without a pause, to the last bit."""
+    config = yaml.safe_load((broken / "config.yaml").read_text())
+    axes = {
+        "model.block.preset": [config["model"]["block"]["preset"]],
+        "seed_everything": [config["seed_everything"]],
+    }
+    runs = project.write_grid("whole", axes)
+    project.succeeds("run", "whole.yaml", "--devices-per-cell", "2")
+    (whole,) = ended(runs)
+    ours, theirs = result(whole), result(broken)
+    for each in (ours, theirs):
+        del each["metrics"]["train/tokens_per_second"]
+    for field in ("id", "status", "metrics", "tokens"):
+        assert ours[field] == theirs[field], field
+    states = [
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for run in (whole, broken)
+    ]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+def check_reading(project: Project, runs: Path) -> None:
+    """The report judges by the task's own score in its own direction; nothing is left to run."""
+    tree = json.loads(project.succeeds("report", "grid.yaml", "--json"))
+    (judged,) = tree["metrics"]
+    assert (judged["metric"], judged["mode"]) == (METRIC, "max")
+    means = [arm["mean"] for arm in judged["arms"]]
+    assert means == sorted(means, reverse=True)
+    assert [arm["runs"] for arm in judged["arms"]] == [2, 2]
+    values = {run.name: result(run)["metrics"][METRIC] for run in ended(runs)}
+    assert sum(means) / 2 == pytest.approx(sum(values.values()) / CELLS)
+    with (runs.parent / "results.csv").open() as file:
+        rows = {row["name"]: float(row[METRIC]) for row in csv.DictReader(file)}
+    assert rows == pytest.approx(values)
+    page = (runs.parent / "report.html").read_text()
+    assert "mean probability of a word" in page or METRIC in page
+    assert "sound" in project.succeeds("doctor", "grid.yaml")
+    before = {run: contents(run) for run in ended(runs)}
+    shown = project.succeeds("validate", "--run", str(ended(runs)[0]))
+    assert METRIC in shown
+    project.succeeds(*RUN)
+    assert {run: contents(run) for run in ended(runs)} == before
+
+
+def check_without_plugin(project: Project, run: Path) -> None:
+    """Without the plug-in one line says what is missing; its copy in the run's folder serves."""
+    commands = (["report", "grid.yaml"], ["doctor", "grid.yaml"], ["validate", "--run", str(run)])
+    project.plugin.unlink()
+    said = project.refused("report", "grid.yaml")
+    assert f"{project.plugin}: the plug-in cannot be read: No such file" in said
+    project.file.unlink()
+    for words in commands:
+        said = project.refused(*words)
+        assert f"needs the plug-in own.py (sha256 {project.digest}): pass --plugin FILE" in said
+        assert f"{Path('plugins', 'own.py')} if you trust it" in said
+    said = project.refused("run", "grid.yaml")
+    assert "needs the plug-in own.py" in said
+    for words in commands:
+        project.succeeds("--plugin", str(run / "plugins" / "own.py"), *words)

@@ -48,6 +48,7 @@ DECODER = {"model.architecture.kind": "decoder"}
 USES: dict[str, tuple[str, str, Mapping[str, Any] | None]] = {
     "preset": ("model.block.preset", "max_post", None),
     "norm": ("model.block.norm", "max_norm", None),
+    "residual rule": ("model.block.residual_rule", "leaky", None),
     "norm of heads": ("model.block.qk_norm", "max_norm", None),
     "activation": ("model.architecture.activation", "squared_relu", None),
     "positions": ("model.architecture.positions", "falling", None),
@@ -93,15 +94,16 @@ def test_a_plugin_that_is_loaded_first_owns_its_own_parts_alone(write: Write) ->
     assert found == "set() set() set() set() set() {'some_parts'}\n"
 
 
-def test_a_norm_that_only_a_preset_names_counts(write: Write) -> None:
-    """The preset is of one plug-in, its norm of another, which the config does not name."""
-    head, norm = PARTS.split("@preset(")[0], plugins.load
-    norm(str(write(head, "the_norm")))
+@pytest.mark.parametrize(("number", "name"), [(1, "max_post"), (2, "leaky_pre")])
+def test_a_part_that_only_a_preset_names_counts(write: Write, number: int, name: str) -> None:
+    """The preset is of one plug-in, its norm or rule of another, which the config does not name."""
+    head, *presets = PARTS.split("@preset(")
+    plugins.load(str(write(head, "the_part")))
     imports = "\n".join(line for line in head.splitlines() if "import" in line)
-    preset = PARTS.split("@preset(")[1].split("\n\n\n")[0]
-    norm(str(write(f"{imports}\n\n@preset({preset}\n", "the_preset")))
-    tree = config("model.block.preset", "max_post")
-    assert sorted(named_by_content(tree)["plugins"]) == ["the_norm", "the_preset"]
+    preset = presets[number - 1].split("\n\n\n")[0]
+    plugins.load(str(write(f"{imports}\n\n@preset({preset}\n", "the_preset")))
+    tree = config("model.block.preset", name)
+    assert sorted(named_by_content(tree)["plugins"]) == ["the_part", "the_preset"]
 
 
 def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
