@@ -87,6 +87,7 @@ PAIRS = at(
 )
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 PLUGINS = at("plugins/test_use.py", "plugins/test_loading.py")
+RULES = at("plugins/test_residual_rules.py")
 STATISTICS = at("analysis/test_statistics.py")
 SENSITIVITY = at("analysis/test_sensitivity.py")
 FINE_TUNING = at("analysis/test_fine_tuning.py")
@@ -643,6 +644,43 @@ MUTANTS = (
         PLUGINS,
         "for key, value in (*_leaves(config), *_leaves(stacks)):",
         "for key, value in _leaves(config):",
+    ),
+    mutant(
+        "a rule that only a preset names does not count",
+        PLUGINS,
+        'slots=("rule",)',
+        "slots=()",
+    ),
+    mutant(
+        "a residual rule is the sum",
+        RULES,
+        "self.rule(self.skip(stream.x), added)",
+        "self.skip(stream.x) + added",
+    ),
+    mutant(
+        "a residual rule loses the gain of the skip",
+        RULES,
+        "self.rule(self.skip(stream.x), added)",
+        "self.rule(stream.x, added)",
+    ),
+    mutant(
+        "a second stream goes on beside a residual rule",
+        RULES,
+        "if around.rule != SUM:",
+        "if around.rule != around.rule:",
+    ),
+    mutant(
+        "a residual rule is drawn as a plus",
+        RULES,
+        'sign = "+" if one.rule == SUM else one.rule',
+        'sign = "+"',
+    ),
+    mutant(
+        "scalars of a residual rule share a name",
+        RULES,
+        'last = [] if parameter == "gain" else [parameter]\n'
+        '            return "_".join([place, *inside, module, *last])',
+        'return f"{place}_{name}"',
     ),
     mutant(
         "a callback of a plug-in does not count",

@@ -68,7 +68,7 @@ class Sum:
 
     `skip` holds the gains on the skip; it is None without a skip. `bottom` adds the layer's
     input through the same gains. `shared` comes before the branches fork. `rule` joins the skip and
-    the branch: the sum, or a rule of a plug-in, whose name stands in place of the plus.
+    the branch: the sum, or a rule of a plug-in, whose name then replaces the plus.
     """
 
     branches: tuple[Branch, ...]

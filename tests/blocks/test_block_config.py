@@ -46,6 +46,7 @@ AXES: dict[str, dict[str, Any]] = {
     "norm_placement": {name: name for name in ("post", "pre", "peri", "none")},
     "norm": {name: name for name in ("layer_norm", "rms_norm")},
     "residual_attention": {name: name for name in ("none", "sum", "mean", "qk_sum")},
+    "residual_rule": {"sum": "sum"},
     "residual_temperature": {"2.5": 2.5},
     "query_key_noise": {"0.5": 0.5},
     "qk_norm": {name: name for name in ("none", "layer_norm", "rms_norm")},

@@ -241,6 +241,7 @@ class NewAttentionBlock(BlockSpec):
         ("self_attention", "qk_norm", "novel of q, k"),
         ("self_attention", "value", "V = novel"),
         ("around_ff", "norm_sum", "novel"),
+        ("around_ff", "rule", "novel"),
         ("", "ff_norm", "novel inside"),
         ("", "layout", "layout novel"),
     ],

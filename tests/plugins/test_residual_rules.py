@@ -152,11 +152,7 @@ def test_a_rule_takes_the_place_of_the_sum(rules: Path) -> None:
 
 def test_the_axis_sets_the_rule_of_every_sub_layer(rules: Path) -> None:
     decoder = Stack(depth=2, peer_depth=2, causal=True, cross=True)
-    for preset in ("pre_ln", "post_ln", "sas", "highway_post"):
-        if preset == "sas":  # without a skip around its attention
-            with pytest.raises(ValueError, match="residual_rule scaled without a skip"):
-                resolved(preset, decoder, residual_rule="scaled")
-            continue
+    for preset in ("pre_ln", "post_ln", "highway_post"):
         for block in resolved(preset, decoder, residual_rule="scaled").blocks:
             found = {block.around_self.rule, block.around_cross.rule, block.around_ff.rule}
             assert found == {"scaled"}
