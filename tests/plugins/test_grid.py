@@ -106,10 +106,10 @@ def ended(runs: Path) -> list[Path]:
     return [path.parent for path in sorted(runs.glob("*/result.json"))]
 
 
-def broken_off(runs: Path) -> list[Path]:
-    """Return the runs without a result that have a checkpoint."""
+def under_way(runs: Path, before: int) -> list[Path]:
+    """Return the runs that have a checkpoint, and have logged no step from `before` on."""
     begun = [path.parents[1] for path in sorted(runs.glob("*/checkpoints/last.ckpt"))]
-    return [run for run in begun if not (run / "result.json").exists()]
+    return [run for run in begun if all(step < before for step in sum(attempts(run), []))]
 
 
 def contents(run: Path) -> Snapshot:
@@ -149,13 +149,14 @@ def kill_under_way(project: Project, runs: Path) -> tuple[dict[Path, Snapshot], 
     """Kill the supervisor when a cell has ended and another has a checkpoint; return both."""
     process = project.start(*RUN)
     try:
-        wait_for(lambda: bool(ended(runs) and broken_off(runs)), process)
+        # Two cells run at a time, so that the second may be at its end when the first has ended.
+        wait_for(lambda: bool(ended(runs) and under_way(runs, STEPS // 2)), process)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     finished = {run: contents(run) for run in ended(runs)}
     assert 0 < len(finished) < CELLS
-    return finished, broken_off(runs)
+    return finished, under_way(runs, STEPS)
 
 
 @pytest.mark.slow
@@ -176,7 +177,6 @@ def test_parts_of_a_plugin_survive_a_kill(project: Project) -> None:
     for run in broken:
         first, *_, last = attempts(run)
         assert first[0] == 1
-        assert STEPS not in first, "the kill came too late"
         assert last[0] > BETWEEN  # it went on from a checkpoint
         assert last[-1] == STEPS
     check_same_as_whole(project, broken[0])

@@ -144,7 +144,8 @@ def test_a_rule_takes_the_place_of_the_sum(rules: Path) -> None:
     initialize(residual)
     x, f = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
     skip, branch = 0.5 * x, 2.0 * torch.nn.functional.layer_norm(f, (8,))
-    gate = torch.sigmoid(skip @ residual.rule.matrix.weight.T - 2.0)
+    matrix = residual.get_parameter("rule.matrix.weight")
+    gate = torch.sigmoid(skip @ matrix.T - 2.0)
     y = (1.0 - gate) * skip + gate * branch
     expected = y / (y.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(residual(Stream(x), f).x, expected)
