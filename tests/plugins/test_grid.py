@@ -109,7 +109,7 @@ def ended(runs: Path) -> list[Path]:
 def under_way(runs: Path, before: int) -> list[Path]:
     """Return the runs that have a checkpoint, and have logged no step from `before` on."""
     begun = [path.parents[1] for path in sorted(runs.glob("*/checkpoints/last.ckpt"))]
-    return [run for run in begun if all(step < before for step in sum(attempts(run), []))]
+    return [run for run in begun if all(n < before for steps in attempts(run) for n in steps)]
 
 
 def contents(run: Path) -> Snapshot:
