@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from tests import warm
-from tests.plugins.conftest import PARTS, Write
+from tests.plugins.conftest import PARTS
 
 STEPS, BETWEEN = 300, 20  # of a run, and between its checkpoints: a kill must find it under way
 SECONDS = 1500.0  # a loaded machine may take long
@@ -56,18 +56,20 @@ Snapshot = dict[str, tuple[int, str]]
 class Project:
     """A folder with a plug-in, a grid, and the project's file that names the plug-in."""
 
-    def __init__(self, folder: Path, plugin: Path, cache: str) -> None:
-        self.folder, self.plugin = folder, plugin
-        self.digest = hashlib.sha256(plugin.read_bytes()).hexdigest()
+    def __init__(self, folder: Path, cache: str) -> None:
+        folder.mkdir()
+        self.folder, self.cache, self.plugin = folder, cache, folder / "own.py"
+        self.plugin.write_text(PARTS, encoding="utf-8")
+        self.digest = hashlib.sha256(self.plugin.read_bytes()).hexdigest()
         self.base = {**BASE, "data": {**BASE["data"], "cache": cache}}
         self.file = folder / "ablate.yaml"
-        self.file.write_text(f"plugins: [{plugin.name}]\n")
+        self.file.write_text("plugins: [own.py]\n")
 
-    def write_grid(self, name: str, axes: dict[str, Any]) -> Path:
-        """Write a grid file, and return the folder of its runs."""
-        tree = {"name": name, "base_config": self.base, "axes": axes}
-        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-        return self.folder / "experiments" / name / "runs"
+    def write_grid(self, axes: dict[str, Any]) -> Path:
+        """Write the grid file, and return the folder of its runs."""
+        tree = {"name": "grid", "base_config": self.base, "axes": axes}
+        (self.folder / "grid.yaml").write_text(yaml.safe_dump(tree))
+        return self.folder / "experiments" / "grid" / "runs"
 
     def start(self, *words: str) -> warm.Process:
         return warm.start(["-m", "lightning_app", *words], folder=self.folder)
@@ -90,8 +92,8 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, write: Write, cache: str) -> Project:
-    return Project(tmp_path, write(PARTS, "own"), cache)
+def project(tmp_path: Path, cache: str) -> Project:
+    return Project(tmp_path / "project", cache)
 
 
 def wait_for(happened: Callable[[], bool], process: warm.Process) -> None:
@@ -161,7 +163,7 @@ def kill_under_way(project: Project, runs: Path) -> tuple[dict[Path, Snapshot], 
 
 @pytest.mark.slow
 def test_parts_of_a_plugin_survive_a_kill(project: Project) -> None:
-    runs = project.write_grid("grid", AXES)
+    runs = project.write_grid(AXES)
     finished, broken = kill_under_way(project, runs)
     assert broken, "the kill came too late"
     project.succeeds(*RUN)
@@ -202,15 +204,20 @@ def check_record(run: Path, project: Project) -> None:
 
 
 def check_same_as_whole(project: Project, broken: Path) -> None:
-    """The cell that went on has the weights and scores of one without a pause, to the last bit."""
+    """The cell that went on has the weights and scores of one without a pause, to the last bit.
+
+    That one runs in another project: a grid of this one would take over the finished cell.
+    """
+    other = Project(project.folder.with_name("other"), project.cache)
     config = yaml.safe_load((broken / "config.yaml").read_text())
     axes = {
         "model.block.preset": [config["model"]["block"]["preset"]],
         "seed_everything": [config["seed_everything"]],
     }
-    runs = project.write_grid("whole", axes)
-    project.succeeds("run", "whole.yaml", "--devices-per-cell", "2")
+    runs = other.write_grid(axes)
+    other.succeeds(*RUN)
     (whole,) = ended(runs)
+    assert [steps[0] for steps in attempts(whole)] == [1]
     ours, theirs = result(whole), result(broken)
     for each in (ours, theirs):
         del each["metrics"]["train/tokens_per_second"]
