@@ -60,7 +60,7 @@ class Openness(LearnedScalars):
 
 @RESIDUAL_RULES.register("highway")
 class Highway(nn.Module):
-    '''(1 - g) s + g b, g = sigmoid(W s + c)'''
+    '''s + g (b - s), g = sigmoid(W s + c)'''
 
     def __init__(self, dim):
         super().__init__()
@@ -68,7 +68,7 @@ class Highway(nn.Module):
         self.openness = Openness(dim)
 
     def forward(self, skip, branch):
-        return torch.lerp(skip, branch, self.openness(self.matrix(skip)))
+        return skip + self.openness(self.matrix(skip)) * (branch - skip)
 
 
 @RESIDUAL_RULES.register("scaled")
@@ -159,6 +159,17 @@ def test_the_axis_sets_the_rule_of_every_sub_layer(rules: Path) -> None:
             assert found == {"scaled"}
     (block, *_) = resolved("highway_post", residual_rule="sum").blocks
     assert block == resolved("post_ln").blocks[0]
+
+
+def test_a_rule_meets_two_types_in_mixed_precision(rules: Path) -> None:
+    """A float32 stream and a bfloat16 branch, as autocast gives them."""
+    residual = Residual(ResidualSpec(norm_sum="layer_norm", rule="highway"), 8, dropout=0.0)
+    initialize(residual)
+    x, f = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+    whole = residual(Stream(x), f).x
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = residual(Stream(x), f.bfloat16()).x
+    torch.testing.assert_close(mixed.float(), whole, rtol=0.0, atol=0.05)
 
 
 def test_without_the_axis_nothing_is_another_block() -> None:
