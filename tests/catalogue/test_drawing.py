@@ -16,7 +16,7 @@ from lightning_app.blocks.attention import AttentionSpec, ProjectionGains, Shapi
 from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS
-from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, PlainSum, ResidualSpec
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.blocks.window import LocalisedSpan
 from lightning_app.catalogue import draw_attention, draw_stack
@@ -29,6 +29,7 @@ from lightning_app.catalogue.specification import specification_lines
 from lightning_app.catalogue.stack_layout import lay_out
 from lightning_app.catalogue.svg import picture
 from lightning_app.catalogue.text import text_lines
+from lightning_app.registry import registering, remove_parts
 from tests.catalogue.variants import CASES, drawn, stacks, with_blocks
 
 WAYS = ("text", "picture", "sentences", "specification")
@@ -311,8 +312,9 @@ def alternatives(hint: Any, value: Any) -> list[Any]:
         return [None] if value is not None else [SPANS.get(kinds[0]) or kinds[0]()]
     if get_origin(hint) is Literal:
         return [choice for choice in get_args(hint) if choice != value]
-    if hint is str and value in NORM_KINDS:
-        return [name for name in NORM_KINDS if name != value]
+    for table in (NORM_KINDS, RESIDUAL_RULES):
+        if hint is str and value in table:
+            return [name for name in table if name != value]
     return [not value] if hint is bool else [value * 0.37 + 0.01] if hint is float else []
 
 
@@ -347,7 +349,16 @@ def shown(spec: StackSpec, side: Side) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, list[set[str]]]:
+def another_rule() -> Iterator[None]:
+    """The package has one residual rule; a plug-in may register others."""
+    with registering("a test"):
+        RESIDUAL_RULES.add("another", PlainSum)
+    yield
+    remove_parts("a test")
+
+
+@pytest.fixture(scope="module")
+def seen(another_rule: None) -> dict[str, list[set[str]]]:
     """For each field that can be changed in a decoder: the ways in which each change shows."""
     found: dict[str, list[set[str]]] = {}
     for specs in CASES.values():
