@@ -121,6 +121,7 @@ ALLOWED: dict[str, set[str]] = {
         "atomic_write",
         "importing",
         "out_of_memory",
+        "own_class",
         "names",
         "parent",
         "parent_weights",
@@ -146,7 +147,7 @@ ALLOWED: dict[str, set[str]] = {
         "ablation",
     },
     "trained": {"blocks", "models", "data", "tasks", "datamodule", "module", "records"}
-    | {"plugin_copies", "run_folder", "saved", "task_facts"},
+    | {"own_class", "plugin_copies", "run_folder", "saved", "task_facts"},
     "api": {
         *("blocks", "models", "sections"),
         *("ablation", "analysis", "grid_axes", "names", "precheck", "run_folder", "trained"),
