@@ -135,7 +135,7 @@ def test_the_objects_are_of_the_classes(tree: dict[str, Any]) -> None:
     complete = resolve(of(tree, MODEL, DATA), "a test")
     module, data = transformer_module(complete["model"]), data_module(complete["data"])
     assert (type(module).__name__, module.factor) == ("Scaled", 2.5)
-    assert (type(data).__name__, data.word) == ("Described", "described")
+    assert (type(data).__name__, vars(data)["word"]) == ("Described", "described")
     assert module.block.preset == complete["model"]["block"]["preset"]
     assert data.config.root == complete["data"]["root"]
 
