@@ -9,8 +9,9 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
 from lightning_app.names import check_names
+from lightning_app.own_class import CLASS_FIELDS
 from lightning_app.parent_weights import check_parent
-from lightning_app.sections import arguments, hints_of, model_config
+from lightning_app.sections import PARTS, DataSection, arguments, hints_of, model_config
 from lightning_app.task_facts import TASKS, fill_by_task
 
 
@@ -56,8 +57,9 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
 def check(tree: dict[str, Any]) -> None:
     """Refuse a complete config whose parts do not go together, before anything is loaded."""
     model = model_config(tree["model"])
-    data_arguments = arguments("data", hints_of(DataConfig), tree["data"])
+    data_arguments = arguments("data", hints_of(DataSection), tree["data"])
     check_bounds(tree)
+    _check_classes(tree)
     try:
         stacks = model.architecture.stacks(model.block)
         model.architecture.sizes()
@@ -93,7 +95,7 @@ def check(tree: dict[str, Any]) -> None:
             f"{architecture.positions} positions are too few for data.{task.length} {length}; "
             f"at least {needed}"
         )
-    corpus = DataConfig(**data_arguments)
+    corpus = DataConfig(**{k: v for k, v in data_arguments.items() if k not in CLASS_FIELDS})
     if corpus.intra_document_masking:
         _check_documents(stacks)
     if stacks[predicting].memory is not None and corpus.order != "streams":
@@ -104,6 +106,14 @@ def check(tree: dict[str, Any]) -> None:
     check_parent(tree)
     if tree["model"]["objective"]["evaluate_test"]:
         require_test(corpus)
+
+
+def _check_classes(tree: dict[str, Any]) -> None:
+    """Check the classes that a config names; Lightning is imported only if it names one."""
+    if any(tree[section][field] is not None for section in PARTS for field in CLASS_FIELDS):
+        from lightning_app.parser import check_classes
+
+        check_classes(tree)
 
 
 def _check_documents(stacks: Mapping[str, Any]) -> None:

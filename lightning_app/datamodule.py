@@ -31,10 +31,17 @@ class TextDataModule(pl.LightningDataModule):
     input, in nats per predicted validation token), and `description`, a part of every result.
 
     Args:
+        class_path: The subclass that the config names; null for this class.
+        init_args: The arguments of that subclass that are not listed here.
         fields: The fields of `DataConfig`.
     """
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(
+        self,
+        class_path: str | None = None,
+        init_args: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
         super().__init__()
         self.config = DataConfig(**fields)
         self.tokenizer: Tokenizer

@@ -98,6 +98,8 @@ class TransformerModule(pl.LightningModule):
         init_from: The run that a fine-tuned model starts from: the folder of a finished run, which
             means its `checkpoints/last.ckpt`, or a checkpoint file. Weights and tokenizer are the
             parent's, and block and sizes must be; heads start fresh. null: from initial values.
+        class_path: The subclass that the config names, for its checkpoints; null for this class.
+        init_args: The arguments of that subclass that are not listed here.
     """
 
     def __init__(
@@ -110,6 +112,8 @@ class TransformerModule(pl.LightningModule):
         compile: Literal["none", "blocks"] = "none",
         rounding: int = 0,
         init_from: str | None = None,
+        class_path: str | None = None,
+        init_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         parts = {
@@ -123,6 +127,9 @@ class TransformerModule(pl.LightningModule):
         # module from them through the named instantiator.
         hyperparameters: dict[str, Any] = {name: asdict(part) for name, part in parts.items()}
         hyperparameters["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
+        if class_path is not None:
+            named = {"class_path": class_path, "init_args": init_args}
+            hyperparameters |= {**named, **(init_args or {})}
         self.save_hyperparameters(hyperparameters, logger=False)
         self.block = block
         self.architecture = architecture

@@ -154,11 +154,11 @@ def _stored(parent: Parent) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
-    from lightning_app.saved import is_finite
+    from lightning_app.saved import data_state, is_finite
 
     checkpoint = _read(path)
     parameters = checkpoint["hyper_parameters"]
-    data = checkpoint.get("TextDataModule") or {}
+    data = data_state(checkpoint) or {}
     return {
         **{part: dict(_leaves(parameters[part])) for part in _FREE},
         "tokenizer_sha256": data.get("tokenizer_sha256"),

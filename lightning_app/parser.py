@@ -22,6 +22,7 @@ from lightning_app.errors import UserError, nearest
 from lightning_app.importing import no_foreign_imports
 from lightning_app.module import TransformerModule
 from lightning_app.names import SECTIONS
+from lightning_app.own_class import CLASS_FIELDS, named_class
 from lightning_app.sections import (
     arguments,
     as_written,
@@ -210,14 +211,49 @@ def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
             complete["trainer"][key] = value
 
 
+BASES = {"model": TransformerModule, "data": TextDataModule}
+"""The class of a section that names none."""
+
+
 def transformer_module(section: dict[str, Any]) -> TransformerModule:
     """Return the module of a complete `model` section, its model not yet built."""
-    return TransformerModule(**vars(model_config(section)))
+    kind, own = _class_with_arguments("model", section)
+    return kind(**vars(model_config(section)), **own)
 
 
 def data_module(section: dict[str, Any]) -> TextDataModule:
     """Return the data module of a complete `data` section."""
-    return TextDataModule(**vars(resolved_data(section)))
+    kind, own = _class_with_arguments("data", section)
+    named = {name: section.get(name) for name in CLASS_FIELDS}
+    return kind(**vars(resolved_data(section)), **named, **own)
+
+
+def check_classes(tree: dict[str, Any]) -> None:
+    """Refuse a complete config that names a class, or arguments of one, that cannot be used.
+
+    Raises:
+        UserError: naming the field, and what would be right.
+    """
+    for section in BASES:
+        _class_with_arguments(section, tree[section])
+
+
+def _class_with_arguments(section: str, fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the class of a section, and the checked arguments of its own."""
+    base, key, given = BASES[section], f"{section}.init_args", fields.get("init_args")
+    kind = named_class(section, fields, base)
+    if kind is base:
+        if given is not None:
+            raise UserError(f"{key}: needs {section}.class_path, which is null")
+        return base, {}
+    given = given or {}
+    for name in given:
+        if name in fields:
+            raise UserError(f"{key}.{name}: belongs to {section}.{name}")
+    parser = ConfigParser(exit_on_error=False)
+    parser.add_class_arguments(kind, key, skip=set(fields), instantiate=False)
+    parsed = parser.parse_object({section: {"init_args": given}})
+    return kind, vars(parser.instantiate_classes(parsed)[section]["init_args"])
 
 
 def explain(message: str, parser: LightningArgumentParser) -> str:
@@ -231,6 +267,8 @@ def explain(message: str, parser: LightningArgumentParser) -> str:
         return _unknown(match[1], parser)
     if match := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
         return _unknown(match[1], parser)
+    if match := re.search(r"arguments are required: ([\w., ]+)", message):
+        return f"{match[1]}: no value is given, and there is no default"
     if match := re.search(r'Key "([\w.]+)" not found in namespace', message):
         *above, _ = match[1].split(".")
         names = " and ".join(f"'{'.'.join(above[: i + 1])}'" for i in range(len(above)))

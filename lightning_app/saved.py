@@ -40,6 +40,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
+def data_state(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what `TextDataModule.state_dict` gave; None in old checkpoints, which have no record.
+
+    Lightning keeps it under the name of the class, which may be a user's.
+    """
+    known = {"digest", "tokenizer_sha256"}
+    found = (
+        each for each in checkpoint.values() if isinstance(each, Mapping) and known <= set(each)
+    )
+    return next(found, None)
+
+
 def _was_finite(checkpoint: Mapping[str, Any]) -> bool:
     """Whether the weights were finite when saved; for an older checkpoint, whether the loss was."""
     monitor = checkpoint.get("callbacks", {}).get("DivergenceMonitor", {})

@@ -13,10 +13,11 @@ from lightning_app.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.objectives.base import ObjectiveConfig
 from lightning_app.optim import OptimizerConfig, ScheduleConfig
+from lightning_app.own_class import OwnClass
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(OwnClass):
     """The `model` section of a run: the arguments of `TransformerModule`, documented there."""
 
     block: BlockConfig = BlockConfig()
@@ -29,7 +30,12 @@ class ModelConfig:
     init_from: str | None = None
 
 
-PARTS: Mapping[str, type] = {"model": ModelConfig, "data": DataConfig}
+@dataclass(frozen=True, kw_only=True)
+class DataSection(DataConfig, OwnClass):
+    """The `data` section of a run: the arguments of `TextDataModule`. Never made, read as types."""
+
+
+PARTS: Mapping[str, type] = {"model": ModelConfig, "data": DataSection}
 
 
 def model_config(section: Mapping[str, Any]) -> ModelConfig:

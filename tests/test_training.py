@@ -59,7 +59,8 @@ def run_program(
     return ranks
 
 
-@pytest.mark.parametrize("task", ["translation", pytest.param("masked_lm", marks=pytest.mark.slow)])
+@pytest.mark.slow  # `test_compiled.py` compiles some presets in each run of the tests
+@every_task
 def test_one_graph_without_breaks(tmp_path: Path, cache: str, task: str) -> None:
     (found,) = run_program("graph", tmp_path, cache, task)
     assert [preset for preset, result in found.items() if not result["equal"]] == []

@@ -19,8 +19,10 @@ from lightning_app.atomic_write import move
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.identity.relevant import leaves
+from lightning_app.own_class import CLASS_FIELDS
 from lightning_app.run_folder import NAMED, RunFolder
-from lightning_app.saved import read_checkpoint
+from lightning_app.saved import data_state, read_checkpoint
+from lightning_app.sections import as_written
 
 OF_EVALUATION: Mapping[str, frozenset[str]] = {
     "block": frozenset({"memory.evaluation_length"}),
@@ -150,6 +152,12 @@ def check_checkpoint(
     except UserError as error:
         raise UserError(f"--ckpt_path {error}") from error
     stored = checkpoint["hyper_parameters"]
+    for field in CLASS_FIELDS:
+        if stored.get(field) != model.get(field):
+            raise UserError(
+                f"--ckpt_path {path}: model.{field} is {as_written(str(stored.get(field)))} there "
+                f"and {as_written(str(model.get(field)))} in the config"
+            )
     for part in parts:
         # Of a tuple the config has a list.
         known = json.loads(json.dumps(stored[part]))
@@ -165,7 +173,7 @@ def check_checkpoint(
         path,
         checkpoint["global_step"],
         checkpoint["vocab_size"],
-        checkpoint.get(TextDataModule.__qualname__),
+        data_state(checkpoint),
         "averaging_state" in checkpoint,
     )
 

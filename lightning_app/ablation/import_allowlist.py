@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning_app.errors import UserError, nearest
 from lightning_app.names import SECTIONS
+from lightning_app.own_class import CLASS_FIELDS, require_plugin
 from lightning_app.plugins import CALLBACKS
 
 CLASSES = (
@@ -97,9 +98,12 @@ def check_config(config: Mapping[str, Any]) -> None:
             raise UserError(f"{key}: expected a mapping, found {value!r}")
         for name, part in value.items():
             field = f"{key}.{name}"
-            _check_key(key, name)
+            if name not in CLASS_FIELDS or key == "trainer":
+                _check_key(key, name)
             if key == "trainer" and name in _WORDS:
                 _check_classes(field, part, _WORDS[name])
+            elif key != "trainer" and name in CLASS_FIELDS:
+                _check_own_class(key, name, part)
             elif name in _PARTS and not isinstance(part, Mapping):
                 raise UserError(f"{field}: expected a mapping, found {part!r}")
             else:
@@ -145,6 +149,18 @@ def _check_class(field: str, name: Any) -> None:
         f"{field}: a grid file may only import listed classes of lightning.pytorch, SignalProbe "
         f"and the callbacks that a plug-in registers (--plugin FILE), found {name!r}{hint}"
     )
+
+
+def _check_own_class(section: str, name: str, value: Any) -> None:
+    """Check the class of a section: one of a loaded plug-in, and arguments that are data."""
+    if value is None:
+        return
+    if name == "init_args":
+        _check_arguments(f"{section}.init_args", value)
+    elif not isinstance(value, str):
+        raise UserError(f"{section}.class_path: expected a text or null, found {value!r}")
+    else:
+        require_plugin(section, value)
 
 
 def _check_arguments(field: str, arguments: Any) -> None:

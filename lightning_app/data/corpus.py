@@ -8,6 +8,7 @@ from typing import Any
 from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import corpus_digest, corpus_stamp
 from lightning_app.data.splits import Splits
+from lightning_app.own_class import CLASS_FIELDS
 
 
 def corpus_of(section: Mapping[str, Any], fetch: bool = True) -> str | None:
@@ -31,7 +32,8 @@ def known_digest(config: DataConfig, fetch: bool = True) -> str | None:
 
 def resolved_data(section: Mapping[str, Any]) -> DataConfig:
     """Return the `data` section of a resolved and checked config as an object."""
-    return DataConfig(**{**section, "splits": Splits(**section["splits"])})
+    known = {name: value for name, value in section.items() if name not in CLASS_FIELDS}
+    return DataConfig(**{**known, "splits": Splits(**known["splits"])})
 
 
 @lru_cache(maxsize=256)

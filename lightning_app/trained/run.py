@@ -11,10 +11,11 @@ from lightning_app.data.config import DataConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
+from lightning_app.own_class import named_class
 from lightning_app.plugin_copies import require
 from lightning_app.records import Newer, Unsound, check_result, read_json, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
-from lightning_app.saved import read_checkpoint
+from lightning_app.saved import data_state, read_checkpoint
 from lightning_app.task_facts import task_facts
 from lightning_app.tasks.base import Task
 from lightning_app.trained.generating import continue_text, sampling
@@ -227,14 +228,15 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
             )
     require(folder.path)
     # Lightning is imported here, so that the checks above are fast.
-    from lightning_app.datamodule import TextDataModule
     from lightning_app.module import TransformerModule
 
-    data = read_checkpoint(file).get(TextDataModule.__qualname__)
+    stored = read_checkpoint(file)
+    data = data_state(stored)
     if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
         raise UserError(f"{folder.tokenizer}: damaged, or not the tokenizer of {file.name}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module = TransformerModule.load_from_checkpoint(file, map_location=device, weights_only=True)
+    kind = named_class("model", stored["hyper_parameters"], TransformerModule)
+    module = kind.load_from_checkpoint(file, map_location=device, weights_only=True)
     assert module.model is not None
     module.model.eval()
     tokenizer = load_tokenizer(folder.tokenizer)

@@ -58,6 +58,7 @@ def run(words: list[str], path: Path) -> tuple[subprocess.CompletedProcess[str],
     return done, json.loads(path.read_text()) if path.exists() else None
 
 
+@pytest.mark.slow  # one run of a program that is meant for a GPU
 def test_a_dry_run_measures_every_section(tmp_path: Path) -> None:
     done, found = run([str(PROGRAM), "--dry-run"], tmp_path / "gpu.json")
     sections = found["sections"]

@@ -1,0 +1,240 @@
+"""A LightningModule and a LightningDataModule of a plug-in, named by ``class_path``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_app import UserError, fit, load_run, run_grid
+from lightning_app.ablation.import_allowlist import check_config
+from lightning_app.config import parse, resolve
+from lightning_app.experiment import cell_id, named_by_content
+from lightning_app.parser import data_module, transformer_module
+from lightning_app.plugins import load, unload
+from tests.plugins.conftest import Write
+from tests.small import write_config, write_corpus
+
+CLASSES = '''
+import torch
+
+from lightning_app.datamodule import TextDataModule
+from lightning_app.module import TransformerModule
+
+
+class Scaled(TransformerModule):
+    """Train on the loss times a factor, and report the factor at each validation."""
+
+    def __init__(self, factor: float = 1.0, **others):
+        super().__init__(**others)
+        self.factor = factor
+
+    def training_step(self, batch, batch_idx):
+        step = super().training_step(batch, batch_idx)
+        return {**step, "loss": self.factor * step["loss"]}
+
+    def on_validation_epoch_end(self):
+        super().on_validation_epoch_end()
+        self.log("val/factor", self.factor)
+
+
+class Described(TextDataModule):
+    """Add a word to the description of the data."""
+
+    def __init__(self, word: str, **others):
+        super().__init__(**others)
+        self.word = word
+
+    def setup(self, stage=None):
+        super().setup(stage)
+        self.description["protocol"] += f"; {self.word}"
+
+
+class Apart(torch.nn.Module):
+    pass
+'''
+MODEL = {"class_path": "mine.Scaled", "init_args": {"factor": 2.5}}
+DATA = {"class_path": "mine.Described", "init_args": {"word": "described"}}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, write: Write) -> dict[str, Any]:
+    """The config of a run of four steps, with the plug-in loaded."""
+    write_corpus(tmp_path)
+    write_config(tmp_path)
+    (tmp_path / "run" / "config.yaml").unlink()
+    load(str(write(CLASSES, "mine")))
+    return yaml.safe_load((tmp_path / "config.yaml").read_text())
+
+
+def of(tree: dict[str, Any], model: Any = None, data: Any = None) -> dict[str, Any]:
+    return {
+        **tree,
+        "model": {**tree["model"], **(model or {})},
+        "data": {**tree["data"], **(data or {})},
+    }
+
+
+def test_a_run_uses_them_and_is_opened_with_them(tree: dict[str, Any], tmp_path: Path) -> None:
+    result = fit(of(tree, MODEL, DATA))
+    assert result.metrics["val/factor"] == 2.5
+    assert result.record["data"]["protocol"].endswith("; described")
+    assert result.record["provenance"]["plugins_used"].keys() == {"mine"}
+    (folder,) = tmp_path.glob("run")
+    run = load_run(folder, "last")
+    assert run.metrics["val/factor"] == 2.5
+    assert isinstance(run.translate(["der hund sieht die katze ."])[0], str)
+    again = fit(of(tree, MODEL, DATA), {"trainer.max_steps": 6}, ckpt_path="last")
+    assert (again.record["steps"], again.metrics["val/factor"]) == (6, 2.5)
+    with pytest.raises(UserError, match=r"model\.init_args is .*2\.5.* there and .*3\.0.* in the"):
+        fit(
+            of(tree, {**MODEL, "init_args": {"factor": 3.0}}, DATA),
+            {"trainer.default_root_dir": str(tmp_path / "other")},
+            ckpt_path=folder / "checkpoints" / "last.ckpt",
+        )
+    unload("mine")
+    with pytest.raises(UserError, match="mine"):
+        load_run(folder, "last")
+
+
+def test_a_factor_of_one_changes_no_number(tree: dict[str, Any], tmp_path: Path) -> None:
+    plain = fit(tree)
+    own = {"trainer.default_root_dir": str(tmp_path / "own")}
+    same = fit(of(tree, {"class_path": "mine.Scaled"}), own)
+    none = fit(of(tree, {**MODEL, "init_args": {"factor": 0.0}}), {**own, **_folder(tmp_path)})
+    assert same.metrics["val/nll"] == plain.metrics["val/nll"] != none.metrics["val/nll"]
+    assert len({plain.id, same.id, none.id}) == 3
+
+
+def _folder(root: Path) -> dict[str, str]:
+    return {"trainer.default_root_dir": str(root / "none")}
+
+
+def test_class_arguments_and_file_are_part_of_the_id(tree: dict[str, Any], write: Write) -> None:
+    plain = resolve(tree, "a test")
+    assert plain["model"]["class_path"] is None
+    assert "plugins" not in named_by_content(plain)
+    cells = [
+        of(tree),
+        of(tree, {"class_path": "mine.Scaled"}),
+        of(tree, MODEL),
+        of(tree, None, DATA),
+    ]
+    found = {cell_id(resolve(each, "a test")) for each in cells}
+    assert len(found) == 4
+    assert resolve(cells[2], "a test") == parse(cells[2], "a test")
+    before = cell_id(resolve(cells[2], "a test"))
+    unload("mine")
+    load(str(write(CLASSES + "# another version\n", "mine")))
+    assert cell_id(resolve(cells[2], "a test")) != before
+    assert cell_id(resolve(cells[0], "a test")) in found
+
+
+def test_the_objects_are_of_the_classes(tree: dict[str, Any]) -> None:
+    complete = resolve(of(tree, MODEL, DATA), "a test")
+    module, data = transformer_module(complete["model"]), data_module(complete["data"])
+    assert (type(module).__name__, module.factor) == ("Scaled", 2.5)
+    assert (type(data).__name__, vars(data)["word"]) == ("Described", "described")
+    assert module.block.preset == complete["model"]["block"]["preset"]
+    assert data.config.root == complete["data"]["root"]
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "said"),
+    [
+        (
+            "model",
+            {"class_path": "yours.Scaled"},
+            "model.class_path: 'yours.Scaled' is in no plug-in that is loaded; name its file with "
+            "--plugin FILE, or in ablate.yaml",
+        ),
+        (
+            "model",
+            {"class_path": "mine.Scale"},
+            "model.class_path: 'mine.Scale' is not in the plug-in 'mine'; did you mean 'Scaled'?",
+        ),
+        (
+            "model",
+            {"class_path": "mine.Apart"},
+            "model.class_path: 'mine.Apart' does not extend lightning_app.module.TransformerModule,"
+            " from which loss, metrics and checkpoints come",
+        ),
+        (
+            "data",
+            {"class_path": "mine.Scaled"},
+            "data.class_path: 'mine.Scaled' does not extend lightning_app.datamodule."
+            "TextDataModule, from which loss, metrics and checkpoints come",
+        ),
+        (
+            "data",
+            {"class_path": "mine.Described"},
+            "data.init_args.word: no value is given, and there is no default",
+        ),
+        (
+            "model",
+            {"class_path": "mine.Scaled", "init_args": {"facto": 1.0}},
+            "unknown key 'model.init_args.facto'; did you mean 'factor'?",
+        ),
+        (
+            "model",
+            {"class_path": "mine.Scaled", "init_args": {"factor": "large"}},
+            "model.init_args.factor: expected a number, found 'large'",
+        ),
+        (
+            "model",
+            {"class_path": "mine.Scaled", "init_args": {"block": {}}},
+            "model.init_args.block: belongs to model.block",
+        ),
+        (
+            "model",
+            {"init_args": {"factor": 1.0}},
+            "model.init_args: needs model.class_path, which is null",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tree: dict[str, Any], section: str, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError) as found:
+        resolve(of(tree, **{section: fields}), "a test")
+    assert str(found.value) == f"a test: {said}"
+
+
+def test_a_grid_file_may_name_the_classes_of_plugins_alone(tree: dict[str, Any]) -> None:
+    check_config(of({"model": {}, "data": {}}, MODEL, DATA))
+    for wrong, said in (
+        ({"class_path": "os.system"}, "model.class_path: 'os.system' is in no plug-in"),
+        ({"class_path": ["mine.Scaled"]}, "model.class_path: expected a text or null"),
+        (
+            {**MODEL, "init_args": {"factor": "../secret"}},
+            "model.init_args.factor: a grid file may",
+        ),
+        (
+            {**MODEL, "init_args": {"class_path": "os.system"}},
+            "init_args.class_path: a grid file may",
+        ),
+        ({"block": {"class_path": "mine.Scaled"}}, "may not have the key 'class_path'"),
+    ):
+        with pytest.raises(UserError, match=said.replace(".", r"\.")):
+            check_config({"model": wrong})
+
+
+def test_a_grid_with_the_class_as_its_axis(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ablate.yaml").write_text("plugins: [mine.py]\n")
+    del tree["trainer"]["default_root_dir"]
+    grid = {"name": "classes", "base_config": tree}
+    grid["axes"] = {"model.class_path": [None, "mine.Scaled"]}
+    Path("classes.yaml").write_text(yaml.safe_dump(grid))
+    assert len(run_grid("classes.yaml", workers=1)) == 2
+    by_class = {}
+    for path in Path("experiments/classes/runs").glob("*/result.json"):
+        config = yaml.safe_load((path.parent / "config.yaml").read_text())
+        by_class[config["model"]["class_path"]] = json.loads(path.read_text())["metrics"]
+    assert by_class.keys() == {None, "mine.Scaled"}
+    assert by_class["mine.Scaled"]["val/factor"] == 1.0
+    assert "val/factor" not in by_class[None]
+    assert by_class["mine.Scaled"]["val/nll"] == by_class[None]["val/nll"]
