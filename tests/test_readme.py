@@ -19,7 +19,8 @@ from lightning_app.commands.arguments import parse_arguments, plugins_of
 from lightning_app.commands.read_config import read_config
 from lightning_app.config import resolve
 from lightning_app.parser import config_parser
-from lightning_app.plugins import KEY, PROJECT
+from lightning_app.plugins import KEY
+from lightning_app.project import PROJECT
 from tests.pages import PAGES, README, ROOT, Fenced, fenced, inline, typed
 from tests.warm import run
 
