@@ -132,7 +132,9 @@ def test_a_run_of_the_same_experiments_is_named_by_its_grid(made: Grid, tmp_path
     found, refused = find_finished(grid, [tmp_path / "experiments", tmp_path / "experiments"])
     assert len(found) == 2
     assert refused == []
-    take_over(grid, found)
+    take_over(grid, found[:1])
+    (tmp_path / "experiments" / "source" / "runs" / grid.cells[1].name / "block.json").unlink()
+    assert len(find_finished(grid, [tmp_path / "experiments"]).refused) == 1
     record = json.loads(grid.run(grid.cells[0]).result.read_text())
     assert record["taken_from"] == f"source/{grid.cells[0].name}"
 
@@ -390,7 +392,7 @@ def test_a_run_that_changes_while_it_is_copied_is_left(
 
     def restarting(source: Any, target: Any) -> None:
         copy(source, target)
-        first.result.unlink(missing_ok=True)  # as the start of a new attempt does
+        first.environment.write_text("{}")  # sound, but of another attempt than the rest
 
     monkeypatch.setattr(shutil, "copyfileobj", restarting)
     lines = take_over(grid, found)
@@ -434,9 +436,10 @@ def test_a_copy_that_is_cut_short_is_no_finished_cell(
     assert states(grid) == ["missing", "missing"]
     assert grid.folder.all_runs() == []
     assert grid.folder.strays([]) == []
+    (grid.folder.runs / ".of another cell.part").mkdir()
     take_over(grid, find_finished(grid, [results]).found)
     assert states(grid) == ["done", "done"]
-    assert not left.exists()
+    assert {path.name for path in grid.folder.runs.iterdir()} == {c.name for c in grid.cells}
 
 
 def test_a_full_disk_stops_and_leaves_no_part(
