@@ -141,6 +141,8 @@ def test_2_a_block_in_plain_torch() -> None:
     x = torch.randn(2, 6, 512)
     with pytest.warns(UserWarning, match="give depth and layer"):  # its gains depend on the place
         block = Block("sas", dim=512, heads=8)
+    for parameter in block.parameters():  # at the start its attention is the identity
+        torch.nn.init.normal_(parameter, std=0.05)
     y = block(x, causal=True)
     assert y.shape == x.shape
     changed = torch.cat([x[:, :4], torch.randn(2, 2, 512)], dim=1)
@@ -224,7 +226,9 @@ def test_10_a_finished_cell_under_another_grids_name(
     monkeypatch.chdir(second)
     write_grid(Path("other.yaml"), config(project), [1])  # without W&B, which is part of no id
     shutil.copy(project / "my_blocks.py", second)
-    Path("ablate.yaml").write_text("plugins: [my_blocks.py]\nresults: [../first/experiments]\n")
+    Path("ablate.yaml").write_text(
+        "plugins: [my_blocks.py]\nresults: [../first/experiments/mine]\n"
+    )
     theirs = frame[frame["seed"] == 1].set_index("name")
 
     def planned() -> dict[str, Any]:

@@ -4,15 +4,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lightning_app.ablation.config_tree import replaced
 from lightning_app.ablation.finished_checks import check_finished
 from lightning_app.ablation.finished_elsewhere import FinishedElsewhere, origins
 from lightning_app.ablation.grid import Grid
 from lightning_app.atomic_write import disk_full, is_disk_full, write_whole, writing_in
+from lightning_app.grid_axes import lookup
+from lightning_app.parent import FIELD
 from lightning_app.records import Unsound, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 
@@ -51,7 +55,7 @@ def _take(grid: Grid, each: FinishedElsewhere) -> None:
         _copy(each.folder, copy, grid.spec.checkpoints)
         # The run may have changed since it was found.
         result = check_finished(copy, each.cell, grid, is_copied=True)
-        _set_parent(copy, each, grid)
+        _set_places(copy, each, grid)
         _rename(copy, target, each, result)
     except OSError as error:
         if is_disk_full(error):
@@ -110,10 +114,15 @@ def _files(folder: Path) -> dict[Path, tuple[int, int]]:
     return found
 
 
-def _set_parent(copy: RunFolder, each: FinishedElsewhere, grid: Grid) -> None:
-    """Name the parent in a copy's config by its place here; an id covers what the parent holds."""
-    if each.cell.parent:
-        config = read_yaml(copy.config)
-        here = str(grid.folder.path.parent / each.cell.parent)
-        config["model"]["init_from"] = config["data"]["init_from"] = here
-        write_whole(copy.config, yaml.safe_dump(config, sort_keys=False))
+def _set_places(copy: RunFolder, each: FinishedElsewhere, grid: Grid) -> None:
+    """Name corpus and parent in a copy's config by their places here.
+
+    An id covers what they hold, and not where they are, which may be on another machine.
+    """
+    tree = grid.tree(each.cell)
+    here = {key: lookup(tree, key) for key in ("data.root", "data.cache", FIELD)}
+    here["data.init_from"] = here[FIELD]
+    config = read_yaml(copy.config)
+    placed = reduce(lambda found, key: replaced(found, key, here[key]), here, config)
+    if placed != config:
+        write_whole(copy.config, yaml.safe_dump(placed, sort_keys=False))

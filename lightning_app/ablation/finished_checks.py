@@ -100,8 +100,6 @@ def _check_record(
         raise Unsound(f"{name}: damaged") from error
     if record is None or record.id != cell.id:
         raise Unsound(f"{name} is of another experiment than {RESULT}")
-    if not folder.tokenizer.is_file():
-        raise Unsound(f"has no {folder.tokenizer.name}")
     made = relevant(config)
     if (FIELD in made) != (FIELD in record.config):
         raise Unsound(f"{folder.config.name} and {name} differ in {FIELD}")
@@ -201,10 +199,10 @@ def _check_kept(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: 
         return  # such a run may have left no checkpoint
     tree, keep = grid.tree(cell), grid.spec.checkpoints
     saves = lookup(tree, "trainer.enable_checkpointing") is not False
-    for name in NAMED if saves else ():
-        path = folder.checkpoint(name)
-        if keep in ("all", name) and not path.is_file():
-            raise Unsound(f"keeps no {path.name}, which this grid keeps (checkpoints: {keep})")
+    kept = [folder.checkpoint(name) for name in NAMED if saves and keep in ("all", name)]
+    for path in (*kept, folder.tokenizer) if kept else ():
+        if not path.is_file():
+            raise Unsound(f"has no {path.name}, which this grid keeps (checkpoints: {keep})")
     probes = f'.{_PROBE}"' in _json(lookup(tree, "trainer.callbacks"))
     if probes and not folder.probes.is_file():
         raise Unsound(f"has no {folder.probes.name}, which {_PROBE} in this grid writes")

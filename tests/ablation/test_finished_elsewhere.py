@@ -227,10 +227,10 @@ REFUSED = {
         edited("result.json", lambda t: t["metrics"].update({"val/nll": 3.0})),
         "metrics.csv has another val/nll at the last step of result.json",
     ),
-    "no tokenizer": (without("tokenizer.model"), "has no tokenizer.model"),
+    "no tokenizer": (without("tokenizer.model"), "has no tokenizer.model, which this grid keeps"),
     "no last": (
         without("checkpoints/last.ckpt"),
-        "keeps no last.ckpt, which this grid keeps (checkpoints: all)",
+        "has no last.ckpt, which this grid keeps (checkpoints: all)",
     ),
 }
 
@@ -412,7 +412,7 @@ def test_a_run_that_changed_since_the_search_is_checked_again(
     second.block.unlink()
     said = dict(line.split(": not copied: ") for line in take_over(grid, found))
     assert said[str(second)] == f"has no block.json; the cell {second.name} runs"
-    assert said[str(first)].startswith("keeps no last.ckpt, which this grid keeps")
+    assert said[str(first)].startswith("has no last.ckpt, which this grid keeps")
     assert states(grid) == ["missing", "missing"]
     assert list(grid.folder.runs.glob("*")) == []
 
@@ -496,20 +496,22 @@ def test_two_supervisors_copy_a_cell_once(
     assert len(copied) == 2
 
 
-def test_a_copy_names_its_parent_where_it_is_here(
+def test_a_copy_names_corpus_and_parent_where_they_are_here(
     made: Grid, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The id of a child says what its parent holds, and its config where that was."""
+    """The id of a run says what these hold, and its config where they were."""
     grid = mine(made, tmp_path)
     found, _ = find_finished(grid, [results])
     each = found[0]
     edit(each.folder.config, lambda t: t["model"].update(init_from="elsewhere/runs/x"))
+    edit(each.folder.config, lambda t: t["data"].update(root="/of/another/machine"))
     child = replace(each, cell=replace(each.cell, parent="parents/runs/x"))
     monkeypatch.setattr(adoption, "check_finished", lambda *_, **__: each.result)
     take_over(grid, [child])
     config = yaml.safe_load(grid.run(child.cell).config.read_text())
     here = str(grid.folder.path.parent / "parents/runs/x")
     assert (config["model"]["init_from"], config["data"]["init_from"]) == (here, here)
+    assert config["data"]["root"] is None
 
 
 def test_a_plan_says_what_is_finished_elsewhere(
