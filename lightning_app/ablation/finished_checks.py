@@ -37,14 +37,16 @@ _DAMAGED = (LookupError, TypeError, AttributeError, ValueError)  # of a tree of 
 def check_finished(folder: RunFolder, cell: Cell, grid: Grid, *, is_copied: bool) -> dict[str, Any]:
     """Return the result of a run in another folder that can take the place of a cell's run.
 
-    It has ended with a result, not by a pruner; its recorded config, blocks and corpus are those of
-    the cell; and its files agree with each other. One that `is_copied`, since it is no run of this
-    grid, also has what this grid keeps of a finished cell.
+    It has ended with a result, not by a pruner, whose id is the cell's. One that `is_copied`, since
+    it is no run of this grid, also has recorded the config, blocks and corpus of the cell, its
+    files agree with each other, and it has what this grid keeps of a finished cell.
 
     Raises:
         Unsound: with the reason for which it cannot take that place.
     """
     result = _result(folder, cell, grid)
+    if not is_copied and result["id"] == cell.id:
+        return result  # under its planned name, too, this grid would count it by its result alone
     for name, check in CHECKS.items():
         path = folder.path / name
         if name in (METRICS, BLOCK, ENVIRONMENT) and not path.is_file():
