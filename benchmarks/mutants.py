@@ -88,6 +88,7 @@ PAIRS = at(
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 PLUGINS = at("plugins/test_use.py", "plugins/test_loading.py")
 RULES = at("plugins/test_residual_rules.py")
+FINISHED = at("ablation/test_finished_elsewhere.py")
 STATISTICS = at("analysis/test_statistics.py")
 SENSITIVITY = at("analysis/test_sensitivity.py")
 FINE_TUNING = at("analysis/test_fine_tuning.py")
@@ -711,6 +712,37 @@ MUTANTS = (
         PLUGINS,
         "        remove_parts(plugin)\n        raise",
         "        raise",
+    ),
+    # Finished cells of other folders.
+    mutant(
+        "the id of another folder's run is not made again",
+        FINISHED,
+        "if record is None or record.id != cell.id:",
+        "if record is None:",
+    ),
+    mutant(
+        "a config beside another identity is taken",
+        FINISHED,
+        "if differ := sorted(_differing(_plain(made), _plain(record.config))):",
+        "if differ := ():",
+    ),
+    mutant(
+        "a copy lacks a checkpoint that the grid keeps",
+        FINISHED,
+        "for path in (*kept, folder.tokenizer) if kept else ():",
+        "for path in ():",
+    ),
+    mutant(
+        "a run that changes is copied",
+        FINISHED,
+        "    if _files(source.path) != before:\n",
+        "    if not before:\n",
+    ),
+    mutant(
+        "a superseded run comes back",
+        FINISHED,
+        "    if _is_superseded(result, cell, grid):\n",
+        "    if not result:\n",
     ),
     mutant(
         "inverse square root without the root",

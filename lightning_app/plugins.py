@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError, nearest
+from lightning_app.project import read_project
 from lightning_app.registry import Registry, owners, registering, remove_parts
-
-PROJECT = "ablate.yaml"
-"""The file of a project, in the working folder; its key ``plugins`` lists files and modules."""
 
 ENTRY_POINTS = "lightning_app.plugins"
 """The group of the entry points of installed packages; each names a module."""
@@ -123,7 +121,7 @@ def load_all(named: Sequence[str], folder: Path | None = None) -> None:
     for each in named:
         load(each)
     asked = {_name(each) for each in named}
-    for each in _of_project(folder or Path.cwd()):
+    for each in _of_project(folder):
         if _name(each) not in asked:
             load(each)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
@@ -300,30 +298,11 @@ def _digest(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _of_project(folder: Path) -> list[str]:
+def _of_project(folder: Path | None) -> list[str]:
     """Return the plug-ins that the project's file lists: paths are relative to its folder."""
-    path = folder / PROJECT
-    if not path.is_file():
-        return []
-    owner = path.stat().st_uid
-    if hasattr(os, "getuid") and owner not in (os.getuid(), 0):
-        raise UserError(
-            f"{path}: belongs to another user (uid {owner}), whose code `ablate` does not run; "
-            "make the file yours, or work in another folder"
-        )
-    import yaml
-
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(tree, dict) or set(tree) - {KEY}:
-        unknown = next(iter(set(tree) - {KEY}), None) if isinstance(tree, dict) else tree
-        raise UserError(f"{path}: expected the one key '{KEY}', a list, found {unknown!r}")
-    listed = tree.get(KEY) or []
-    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        raise UserError(f"{path}: {KEY}: expected a list of files and modules, found {listed!r}")
-    return [str(folder / each) if _is_file(each) else each for each in listed]
+    project = read_project(folder)
+    paths = project.path.parent
+    return [str(paths / each) if _is_file(each) else each for each in project.plugins]
 
 
 # What uses a plug-in

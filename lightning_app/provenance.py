@@ -41,6 +41,7 @@ APART = (
         "out_of_memory.py",
         "plugin_copies.py",
         "precheck.py",
+        "project.py",
     ),
     *("provenance.py", "records.py", "run_folder.py", "run_state.py", "saved.py"),
     *("shipped.py", "tables.py", "version.py"),

@@ -1,157 +1,128 @@
-"""Find finished runs of planned cells under other names: equal ids mean equal experiments.
-
-Such a run is in the folder of its grid, from the time before a value or an axis was added or
-removed, or in the folder of another grid or of `ablate fit`. Its id may be one of schema 1.
-"""
+"""Give finished runs from other folders the place of planned cells: renamed, or copied whole."""
 
 import json
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
-from lightning_app.ablation.cells import Cell
+import yaml
+
+from lightning_app.ablation.config_tree import replaced
+from lightning_app.ablation.finished_checks import check_finished
+from lightning_app.ablation.finished_elsewhere import FinishedElsewhere, origins
 from lightning_app.ablation.grid import Grid
-from lightning_app.atomic_write import write_whole
-from lightning_app.data.config import DataConfig
-from lightning_app.data.corpus import resolved_data
-from lightning_app.errors import UserError
-from lightning_app.grid_folder import GridFolder
-from lightning_app.identity.ids import identify
-from lightning_app.identity.relevant import completed, relevant_blocks
-from lightning_app.records import Unsound, read_json, read_result, read_yaml
-from lightning_app.run_folder import RunFolder
-
-_SUFFIX = 8  # the name of a run's folder ends with this many digits of its id
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedElsewhere:
-    """A finished run of a planned cell, in a folder that is not the one planned for it."""
-
-    cell: Cell
-    folder: RunFolder
-    result: Mapping[str, Any]
-
-
-def find_finished(grid: Grid) -> list[FinishedElsewhere]:
-    """Find the cells of a grid that are finished elsewhere in the folder of experiments."""
-    folders: dict[str, list[RunFolder]] = {}
-    found = []
-    for cell in grid.cells:
-        if os.path.lexists(grid.run(cell).path):
-            continue
-        # Usually nothing is missing, and then no folder is listed.
-        folders = folders or _folders_by_suffix(grid.folder)
-        for folder in _candidates(cell, folders):
-            result = _result_of(folder, cell, grid)
-            if result is not None:
-                found.append(FinishedElsewhere(cell=cell, folder=folder, result=result))
-                break
-    return found
+from lightning_app.atomic_write import disk_full, is_disk_full, write_whole, writing_in
+from lightning_app.grid_axes import lookup
+from lightning_app.parent import FIELD
+from lightning_app.records import Unsound, read_yaml
+from lightning_app.run_folder import NAMED, RunFolder
 
 
 def take_over(grid: Grid, found: Iterable[FinishedElsewhere]) -> list[str]:
     """Give the runs that were found their planned names; return a line for each grid they were in.
 
-    Runs of this grid are renamed, those of other grids are copied. The caller holds the
-    supervisor's lock.
+    Runs of this grid are renamed, those of other grids are copied and stay as they are. A run that
+    cannot be copied has a line with the reason, and its cell stays missing. The caller holds the
+    supervisor's lock, so that no other process takes over the same cells.
+
+    Raises:
+        OSError: ENOSPC, if the disk is full. No part of a run remains.
+        UserError: if the grid's folder cannot be written.
     """
-    origins: Counter[str] = Counter()
+    for left in grid.folder.runs.glob(".*.part"):  # by a process that was killed
+        shutil.rmtree(left)
+    taken, lines = [], []
     for each in found:
-        target = grid.run(each.cell)
-        source = each.folder
-        if source.path.parent != target.path.parent:
-            source = _copy(source, target, grid.spec.checkpoints)
-        former = {"former_id": each.result["id"]} if each.result["id"] != each.cell.id else {}
-        origin = each.folder.path.parent.parent
-        came = {"taken_from": f"{origin.name}/{each.folder.name}"}
-        result = {**each.result, "id": each.cell.id, "name": target.name, **former, **came}
-        write_whole(source.result, json.dumps(result, indent=1))
-        os.rename(source.path, target.path)
-        origins[str(origin)] += 1
-    return [f"{count} cells are finished in {name}: taken over" for name, count in origins.items()]
+        try:
+            _take(grid, each)
+            taken.append(each)
+        except Unsound as why:
+            lines.append(f"{each.folder}: not copied: {why}; the cell {each.cell.name} runs")
+    counts = origins(taken)
+    return [f"{counts[name]} cells are finished in {name}: taken over" for name in counts] + lines
 
 
-def _copy(source: RunFolder, target: RunFolder, keep: str) -> RunFolder:
-    """Copy a run of another grid beside its planned place, with the checkpoints to `keep`."""
+def _take(grid: Grid, each: FinishedElsewhere) -> None:
+    target = grid.run(each.cell)
+    if not each.is_copied:
+        _rename(each.folder, target, each, each.result)
+        return
     copy = RunFolder(target.path.with_name(f".{target.name}.part"))
-    shutil.rmtree(copy.path, ignore_errors=True)
-    shutil.copytree(source.path, copy.path, ignore=shutil.ignore_patterns(source.lock.name))
-    copy.trim_checkpoints(keep)
-    return copy
+    try:
+        _copy(each.folder, copy, grid.spec.checkpoints)
+        # The run may have changed since it was found.
+        result = check_finished(copy, each.cell, grid, is_copied=True)
+        _set_places(copy, each, grid)
+        _rename(copy, target, each, result)
+    except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(grid.folder.path) from error
+        raise Unsound(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(copy.path, ignore_errors=True)
 
 
-def _folders_by_suffix(grid: GridFolder) -> dict[str, list[RunFolder]]:
-    """The run folders of all grids by the end of their names; those of `grid` come first."""
-    experiments = grid.path.parent
-    paths = sorted(experiments.iterdir()) if experiments.is_dir() else []
-    found: dict[str, list[RunFolder]] = {}
-    for path in sorted(paths, key=lambda path: path != grid.path):
-        for run in GridFolder(path).all_runs():
-            found.setdefault(run.name[-_SUFFIX:], []).append(run)
+def _rename(
+    folder: RunFolder, target: RunFolder, each: FinishedElsewhere, result: Mapping[str, Any]
+) -> None:
+    """Write the cell's name and id into a result, and then give its folder the cell's name."""
+    former = {"former_id": result["id"]} if result["id"] != each.cell.id else {}
+    came = {"taken_from": each.origin}
+    named = {**result, "id": each.cell.id, "name": target.name, **former, **came}
+    write_whole(folder.result, json.dumps(named, indent=1))
+    os.rename(folder.path, target.path)
+
+
+def _copy(source: RunFolder, copy: RunFolder, keep: str) -> None:
+    """Copy the files of a run, all written to the disk, without those that a cell does not keep.
+
+    Neither modes nor owners are copied: the folder of another user may be read-only.
+
+    Raises:
+        Unsound: if the run has changed meanwhile.
+    """
+    without = {source.lock, source.pruned}  # a result counts, and `pruned.json` beside it does not
+    without |= {source.checkpoint(name) for name in NAMED if keep not in ("all", name)}
+    before = _files(source.path)
+    for path in before:
+        if path not in without:
+            target = copy.path / path.relative_to(source.path)
+            with writing_in(copy.path):
+                target.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as original, target.open("wb") as file:
+                shutil.copyfileobj(original, file)
+                file.flush()
+                os.fsync(file.fileno())
+    if _files(source.path) != before:
+        raise Unsound("a process has changed it meanwhile")
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """All files in a folder, also behind links, with the size and the time of each."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = {}
+    for inside, _, names in os.walk(folder, onerror=refuse, followlinks=True):
+        for path in (Path(inside, name) for name in names):
+            stat = path.stat()
+            found[path] = (stat.st_size, stat.st_mtime_ns)
     return found
 
 
-def _candidates(cell: Cell, folders: Mapping[str, list[RunFolder]]) -> Iterator[RunFolder]:
-    for identity in filter(None, (cell.id, cell.former)):
-        yield from folders.get(identity[:_SUFFIX], ())
+def _set_places(copy: RunFolder, each: FinishedElsewhere, grid: Grid) -> None:
+    """Name corpus and parent in a copy's config by their places here.
 
-
-def _result_of(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any] | None:
-    """The result in a folder if it is the cell's, under its present id or that of schema 1."""
-    with suppress(Unsound):  # damaged, or of a newer version: commands on its own grid report it
-        return read_result(folder.result, cell.id, grid.plan.metric)
-    with suppress(Unsound):
-        result = read_result(folder.result, cell.former, grid.plan.metric)
-        if result is not None and _is_the_same(folder, result, cell, grid):
-            return result
-    return None
-
-
-def _is_the_same(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: Grid) -> bool:
-    """Whether a run with an id of schema 1 is the experiment of `cell`.
-
-    That id left out the callbacks, plugins and strategy, the definition of the blocks and the
-    corpus. All of these are compared: by the run's config, by its `block.json`, and by the checksum
-    of its tokens.
+    An id covers what they hold, and not where they are, which may be on another machine.
     """
-    try:
-        config = read_yaml(folder.config)
-        blocks = relevant_blocks(read_json(folder.block))
-        checksum = result["data"]["checksum"]
-        corpora = dict(zip(grid.plan.corpora, grid.plan.data, strict=True))
-        alike = (
-            corpus
-            for corpus in corpora
-            if identify(config, blocks=blocks, corpus=corpus).id == cell.id
-        )
-        corpus = next(alike, None)
-        if corpus is None:
-            return False
-        # With the data settings of the run: an axis may give each cell another vocabulary.
-        places = {key: corpora[corpus][key] for key in ("root", "cache")}
-        data = resolved_data({**completed(config)["data"], **places})
-    except (
-        FileNotFoundError,
-        Unsound,
-        UserError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ):
-        return False  # damaged: the cell runs again
-    return checksum == _checksum(data, corpus)
-
-
-@lru_cache(maxsize=256)
-def _checksum(config: DataConfig, corpus: str) -> str:
-    """Prepare a corpus and return the checksum of its tokens; `corpus` is its digest."""
-    from lightning_app.data.prepare import prepare
-
-    return prepare(config).meta["checksum"]
+    tree = grid.tree(each.cell)
+    here = {key: lookup(tree, key) for key in ("data.root", "data.cache", FIELD)}
+    here["data.init_from"] = here[FIELD]
+    config = read_yaml(copy.config)
+    placed = reduce(lambda found, key: replaced(found, key, here[key]), here, config)
+    if placed != config:
+        write_whole(copy.config, yaml.safe_dump(placed, sort_keys=False))

@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from lightning_app.ablation.adoption import FinishedElsewhere, find_finished, take_over
+from lightning_app.ablation.adoption import take_over
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.config_tree import keys_of
+from lightning_app.ablation.finished_elsewhere import FinishedElsewhere, find_finished
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import expand, runs_with_plugins
@@ -151,7 +152,7 @@ class _Doctor:
     def _names(self) -> Iterator[Finding]:
         """Folders of planned runs that do not have the planned name."""
         grid, taken = self._grid, set()
-        elsewhere = find_finished(grid)
+        elsewhere = find_finished(grid).found
         for each in elsewhere:
             taken.add(each.cell.name)
             yield self._finished(each)

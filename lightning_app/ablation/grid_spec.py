@@ -28,7 +28,8 @@ from lightning_app.ablation.import_allowlist import check_imports
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import lookup
 from lightning_app.parent import FIELD
-from lightning_app.plugins import KEY, PROJECT
+from lightning_app.plugins import KEY
+from lightning_app.project import PROJECT
 from lightning_app.shipped import shipped_folder
 
 _KEYS = ("name", "question", "base", "base_config", "axes", "exclude", "metric", "sensitivity")

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,10 +10,16 @@ from typing import Any
 
 from rich.table import Table
 
-from lightning_app.ablation.adoption import FinishedElsewhere, find_finished
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.display import clock, plain_console
 from lightning_app.ablation.documents import document
+from lightning_app.ablation.finished_elsewhere import (
+    FinishedElsewhere,
+    Search,
+    find_finished,
+    origins,
+    refusals,
+)
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
@@ -85,12 +91,14 @@ def plan_command(
     experiments: Path = Path("experiments"),
     probe: bool = False,
     *,
+    results: Iterable[Path] = (),
     as_json: bool = False,
 ) -> int:
     """Print the size of a grid and the number of finished cells. Trains nothing.
 
     The plan is written if it does not exist yet; only `ablate run` changes it later. With
-    `probe`, 20 steps of each distinct shape are measured. Raises `UserError`.
+    `probe`, 20 steps of each distinct shape are measured. `results` are further folders in which
+    cells may be finished. Raises `UserError`.
     """
     spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.ablation.resolving import resolve_cell
@@ -107,7 +115,8 @@ def plan_command(
                 planned.save()
         from lightning_app.ablation.size import parameters
 
-        found = {each.cell.id: each for each in find_finished(planned)}
+        search = find_finished(planned, results)
+        found = {each.cell.id: each for each in search.found}
         shapes = _shapes(planned, configs, found)
         for shape in shapes:
             shape.parameters = parameters(shape.config)
@@ -117,11 +126,32 @@ def plan_command(
         strays = folder.strays({cell.name for cell in plan.cells})
         others = {run.name for run in strays} - {each.folder.name for each in found.values()}
         tree["waiting"] = waiting_document(plan.waiting, experiments)
-        tree |= {"elsewhere": len(found), "others": len(others)}
+        tree |= {"elsewhere": len(found), **_found_in(search), "others": len(others)}
         tree["fetched"] = None not in plan.corpora
         tree["stale"] = _stale(planned, shapes)
-        _print(tree, _KEPT[spec.checkpoints][1])
+        _print(tree, _KEPT[spec.checkpoints][1], _elsewhere(search))
     return 0
+
+
+def _found_in(search: Search) -> dict[str, Any]:
+    """For `--json`: the folder of each run that can be taken over, and the runs that cannot."""
+    return {
+        "found_in": {each.cell.name: each.folder.path for each in search.found},
+        "refused": [
+            {"cell": cell.name, "folder": folder.path, "reason": reason}
+            for cell, folder, reason in search.refused
+        ],
+    }
+
+
+def _elsewhere(search: Search) -> list[str]:
+    lines = []
+    if search.found:
+        under = "finished under another name: `ablate run` takes them over"
+        lines.append(f"{len(search.found)} of them {under}")
+    outside = origins(each for each in search.found if each.is_outside)
+    lines += [f"{count} of these in {grid}: copied from there" for grid, count in outside.items()]
+    return lines + refusals(search.refused)
 
 
 def _measured(config: dict[str, Any]) -> float:
@@ -208,7 +238,7 @@ def _look(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
     }
 
 
-def _print(tree: dict[str, Any], kept: str) -> None:
+def _print(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> None:
     console = plain_console()
     states = tree["states"]
     ended = f"{states['done']} done"
@@ -222,9 +252,8 @@ def _print(tree: dict[str, Any], kept: str) -> None:
     )
     for line in waiting_lines(tree["waiting"]):
         console.print(f"  {line}", markup=False)
-    if tree["elsewhere"]:
-        under = "finished under another name"
-        console.print(f"  {tree['elsewhere']} of them {under}: `ablate run` takes them over")
+    for line in elsewhere:
+        console.print(f"  {line}", markup=False)
     if tree["others"]:
         console.print(f"  {tree['others']} finished runs in the folder are not cells of this grid")
     if not tree["fetched"]:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from lightning_app.errors import UserError
+from lightning_app.project import read_project
 
 PORT = 6006  # of `ablate report --serve`, as TensorBoard has it
 
@@ -90,14 +91,17 @@ def prepare(args: argparse.Namespace) -> int:
 def plan(args: argparse.Namespace) -> int:
     from lightning_app.ablation.plan_command import plan_command
 
-    return plan_command(args.grid, args.experiments, probe=args.probe, as_json=args.json)
+    results = read_project().folders_of_results()
+    return plan_command(
+        args.grid, args.experiments, probe=args.probe, results=results, as_json=args.json
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from lightning_app.ablation.run_command import run_command
     from lightning_app.ablation.supervision.options import Options
 
-    options = Options.of(vars(args))
+    options = Options.of(vars(args), read_project().folders_of_results())
     return run_command(args.grid, args.experiments, options, as_json=args.json)
 
 

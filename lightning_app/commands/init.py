@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import IO
 
 from lightning_app.errors import UserError
-from lightning_app.plugins import PROJECT
+from lightning_app.project import PROJECT
 
 LEAST = 200
 """Pairs from which a validation and a test split can be taken."""

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.ablation.adoption import find_finished, take_over
+from lightning_app.ablation.adoption import take_over
 from lightning_app.ablation.doctor import doctor_command
+from lightning_app.ablation.finished_elsewhere import Search, find_finished
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import Plan, expand, load_plan
@@ -41,7 +42,7 @@ def planned(root: Path, name: str = "former", **changes: Any) -> Grid:
     """The grid with changes to its file, and with a new plan."""
     tree = yaml.safe_load((FORMER / "former.yaml").read_text()) | {"name": name}
     for key, value in changes.items():
-        tree[key] = tree[key] | value
+        tree[key] = tree[key] | value if isinstance(value, dict) else value
     grid = root / f"{name}.yaml"
     grid.write_text(yaml.safe_dump(tree))
     return grid_of(grid)
@@ -94,7 +95,7 @@ def test_a_folder_of_b91519c_is_finished_for_every_command(
     )
     assert len(read_folder(folder).finished) == 4
     assert status_command(grid, experiments) == 0
-    assert find_finished(made) == []
+    assert find_finished(made) == Search([], [])
     record = json.loads((folder / "runs" / plan.cells[0].name / "result.json").read_text())
     assert (record["former_id"], record["id"]) == (plan.cells[0].former, plan.cells[0].id)
 
@@ -127,8 +128,9 @@ def test_what_ids_of_schema_1_left_out_is_compared(former: Path, name: str, chan
     grid = planned(former)
     runs = sorted(grid.folder.runs.iterdir())
     edit(runs[0] / name, change)
-    found = find_finished(grid)
+    found, refused = find_finished(grid)
     assert sorted(each.folder.path for each in found) == runs[1:]
+    assert [each.folder.path for each in refused] == runs[:1]
     assert strays(grid) == [run.name for run in runs]
 
 
@@ -138,13 +140,19 @@ def test_a_damaged_run_of_schema_1_runs_again(former: Path) -> None:
     (runs[0] / "block.json").unlink()
     (runs[1] / "config.yaml").write_text("[torn")
     (runs[2] / "result.json").write_text("{")
-    assert [each.folder.path for each in find_finished(grid)] == runs[3:]
+    found, refused = find_finished(grid)
+    assert [each.folder.path for each in found] == runs[3:]
+    assert {each.folder.name: each.reason.partition(":")[0] for each in refused} == {
+        runs[0].name: "has no block.json",
+        runs[1].name: "config.yaml",
+        runs[2].name: "result.json",
+    }
 
 
 def test_cells_are_found_under_another_grids_name(former: Path) -> None:
     take_over_all(former)
-    other = planned(former, name="other")
-    found = find_finished(other)
+    other = planned(former, name="other", checkpoints="none")
+    found = find_finished(other).found
     assert len(found) == 4
     assert take_over(other, found) == [
         f"4 cells are finished in {former / 'experiments' / 'former'}: taken over"
@@ -165,7 +173,7 @@ def test_cells_are_found_after_a_value_or_an_axis_is_removed(former: Path) -> No
     (former / "former.yaml").write_text(yaml.safe_dump(tree))
     grid = grid_of(former / "former.yaml")
     assert states(grid) == ["missing"]  # the name of its folder is another
-    take_over(grid, find_finished(grid))
+    take_over(grid, find_finished(grid).found)
     assert states(grid) == ["done"]
 
 
@@ -224,7 +232,7 @@ def test_a_plan_holds_no_longer_once_its_corpus_is_edited(tmp_path: Path) -> Non
 
 def take_over_all(root: Path) -> None:
     grid = planned(root)
-    assert len(take_over(grid, find_finished(grid))) == 1
+    assert len(take_over(grid, find_finished(grid).found)) == 1
     grid.folder.plan.unlink()
     assert plan_command(root / "former.yaml", root / "experiments") == 0
 
@@ -246,7 +254,7 @@ def test_runs_of_schema_1_are_found_where_an_axis_varies_the_data(former: Path) 
         result["data"]["checksum"] = prepare(resolved_data(config["data"])).meta["checksum"]
         (copy / "result.json").write_text(json.dumps(result))
         copy.rename(run.path.with_name(f"{run.name[:-9]}-{result['id'][:8]}"))
-    found = find_finished(grid)
+    found = find_finished(grid).found
     assert len(found) == len(grid.cells) == 8
     assert take_over(grid, found) == [f"8 cells are finished in {grid.folder}: taken over"]
     for cell in grid.cells:

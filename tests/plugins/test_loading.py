@@ -154,9 +154,14 @@ def test_an_option_takes_the_place_of_the_project(tmp_path: Path, write: Write) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("plugin: [a.py]\n", "expected the one key 'plugins', a list, found 'plugin'"),
+        (
+            "plugin: [a.py]\n",
+            "expected the keys 'plugins' and 'results', each a list, found 'plugin'",
+        ),
         ("plugins: a.py\n", "plugins: expected a list of files and modules, found 'a.py'"),
-        ("- a.py\n", "expected the one key 'plugins'"),
+        ("- a.py\n", "expected the keys 'plugins' and 'results'"),
+        ("results: ../other\n", "results: expected a list of folders, found '../other'"),
+        ("results: [1]\n", "results: expected a list of folders, found [1]"),
         ("plugins: [a.py\n", "not valid YAML"),
     ],
 )

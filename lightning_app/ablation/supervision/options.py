@@ -1,9 +1,10 @@
 """The options of a supervisor, which `ablate run` sets."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from lightning_app.errors import UserError
@@ -17,7 +18,8 @@ class Options:
     a device. After `seconds` the running cells are stopped and queued again. `lost_after`: seconds
     without a heartbeat after which a supervisor counts as lost; `hang_limit`: seconds without
     progress after which a cell is killed. `rerun_stale`: whether cells of another code, data or
-    libraries run again. `wait`: whether to wait while other supervisors run cells.
+    libraries run again. `wait`: whether to wait while other supervisors run cells. `results`:
+    folders in which cells may be finished already.
     """
 
     workers: int | None = None
@@ -30,9 +32,10 @@ class Options:
     retry_failed: bool = False
     rerun_stale: bool = False
     wait: bool = True
+    results: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, words: Mapping[str, Any]) -> "Options":
+    def of(cls, words: Mapping[str, Any], results: Iterable[Path] = ()) -> "Options":
         """Read the options of a command line, by their names there.
 
         Raises:
@@ -53,6 +56,7 @@ class Options:
             retry_failed=words["retry_failed"],
             rerun_stale=words.get("rerun_stale", False),
             wait=words["wait"],
+            results=tuple(results),
         )
 
 

@@ -2,14 +2,15 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lightning_app.ablation.adoption import find_finished, take_over
+from lightning_app.ablation.adoption import take_over
 from lightning_app.ablation.cells import combinations
+from lightning_app.ablation.finished_elsewhere import find_finished, refusals
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import (
@@ -119,7 +120,9 @@ def run_grid(
                 alone = held.enter_context(lock)
                 make = partial(ask, stop, make_plan, program, spec, folder.path.parent)
                 with hinting(runs_with_plugins(folder)):
-                    grid = current_grid(spec, folder, lambda: fresh or make(), alone, corpus)
+                    grid = current_grid(
+                        spec, folder, lambda: fresh or make(), alone, corpus, options.results
+                    )
                 if options.rerun_stale:
                     _rerun_stale(grid, program, stop, alone)
                 queue = Queue(
@@ -152,11 +155,12 @@ def current_grid(
     make: Callable[[], Plan],
     alone: bool,
     corpus: Corpus = corpus_of,
+    results: Iterable[Path] = (),
 ) -> Grid:
     """The grid with its saved plan if that is valid, else with a new one, which is saved.
 
     The caller holds the start lock. A supervisor that is `alone` also takes over what is finished
-    under other names.
+    under other names, in the folders of `results` too.
     """
     try:
         plan = load_plan(folder.plan)
@@ -176,7 +180,8 @@ def current_grid(
     if plan is not None and not valid:
         _refuse_lost_parents(grid, plan)
     if alone:
-        for line in take_over(grid, find_finished(grid)):
+        found, refused = find_finished(grid, results)
+        for line in (*refusals(refused), *take_over(grid, found)):
             print(line, flush=True)
     if not valid or (alone and not grid.is_saved()):
         grid.save()

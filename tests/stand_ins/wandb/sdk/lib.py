@@ -1,0 +1,2 @@
+class RunDisabled:
+    """Its name is imported; there is no such run."""
