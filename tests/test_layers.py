@@ -155,7 +155,7 @@ ALLOWED: dict[str, set[str]] = {
         *FOLDERS,
         *("ablation", "analysis", "atomic_write", "bench", "catalogue", "config", "parser"),
         *("names", "plugin_copies", "plugins", "saved", "sections", "shipped", "task_facts"),
-        *("theory", "version"),
+        *("theory", "trainer_arguments", "version"),
     },
     "cli": {"commands", "plugins"},
     "testing": {"blocks", "models", "plugins"},
