@@ -41,15 +41,15 @@ def preset_names() -> list[str]:
     names = []
     for file in files("lightning_app").joinpath("blocks", "presets").iterdir():
         if file.name.endswith(".py"):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            names += [part.name for part in tree.body if _is_preset(part)]
+            parts = ast.parse(file.read_text(encoding="utf-8")).body
+            functions = [part for part in parts if isinstance(part, ast.FunctionDef)]
+            names += [each.name for each in functions if any(map(_registers, each.decorator_list))]
     return sorted(names)
 
 
-def _is_preset(part: ast.stmt) -> bool:
-    decorators = part.decorator_list if isinstance(part, ast.FunctionDef) else []
-    calls = [each.func for each in decorators if isinstance(each, ast.Call)]
-    return any(isinstance(call, ast.Name) and call.id == "preset" for call in calls)
+def _registers(decorator: ast.expr) -> bool:
+    made_by = decorator.func if isinstance(decorator, ast.Call) else None
+    return isinstance(made_by, ast.Name) and made_by.id == "preset"
 
 
 def _add_options_of_lightning(command: argparse.ArgumentParser) -> None:
