@@ -138,7 +138,7 @@ AT_ONCE = [
     # plug-ins and the file of a project
     Case("--plugin nowhere.py blocks", "nowhere.py: the plug-in cannot be read: No such file"),
     Case("--plugin a.py blocks", "a.py, line 1: syntax error", {"a.py": "def f(:\n"}),
-    Case("blocks --plugin a.py", "stands before the command", {"a.py": ""}),
+    Case("blocks --plugin a.py", "belongs before the command", {"a.py": ""}),
     Case("--plugin", "expected a file NAME.py or a module, found nothing"),
     Case("status demo", "did you mean 'plugins'?", {"ablate.yaml": "plugin: [a.py]\n"}),
     Case("status demo", "expected a list of files", {"ablate.yaml": "plugins: a.py\n"}),

@@ -244,7 +244,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         overrides, unread = unread, []
     args.rest, args.plugin = overrides, named
     if unread and unread[0].partition("=")[0] == "--plugin":
-        raise UserError(f"--plugin: stands before the command: ablate --plugin FILE {first} ...")
+        raise UserError(f"--plugin: belongs before the command: ablate --plugin FILE {first} ...")
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
         raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")

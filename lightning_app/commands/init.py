@@ -96,9 +96,8 @@ def init_command(folder: Path, data: Sequence[Path] | None) -> int:
         texts[target] = Template(text).substitute(values)
     _write(folder, texts)
     print(f"{folder}: {', '.join(sorted(texts))}")
-    print(
-        f"next: cd {folder}; pip install pytest; pytest; ablate blocks my_block; ablate plan grid.yaml --probe"
-    )
+    look = "ablate blocks my_block; ablate plan grid.yaml --probe"
+    print(f"next: cd {folder}; pip install pytest; pytest; {look}")
     return 0
 
 
