@@ -1,26 +1,34 @@
-"""Make the picture of a report in the documentation.
+"""Make the pictures of a report and of TensorBoard in the documentation.
 
-`python docs/screenshots.py` writes the report of the published study `joint`, opens it in a
-Chromium on the PATH, and saves `docs/screenshots/report.png`. `--report FILE` opens a page that is
-there already. A picture has at most 150 kB.
+`python docs/screenshots.py` opens in a Chromium on the PATH the report of the published study
+`joint` and, as `ablate report --serve` shows it, the TensorBoard of `iwslt14_bleu`. It saves
+`report.png` and `tensorboard.png` in `docs/screenshots`; `--only NAME` makes one of them, and
+`--report FILE` opens a page that is there already. A picture has at most 150 kB.
 """
 
 import argparse
 import io
 import shutil
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from lightning_app.cli import main as ablate
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "screenshots"
+STUDIES = ROOT / "ablations" / "results"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 LARGEST = 150_000  # bytes
-PATIENCE = 120_000  # milliseconds
+WIDTH = 1200
+PATIENCE = 240_000  # milliseconds
+SETTLED = 10_000  # milliseconds in which charts are drawn
 
 
 def save(png: bytes, name: str) -> None:
@@ -38,31 +46,73 @@ def save(png: bytes, name: str) -> None:
     print(f"{PICTURES / name}: {file.tell():,} bytes, {colours} colours")
 
 
-def shoot(browser: Browser, page: Path, name: str) -> None:
-    """Save the first screen of a page."""
-    shown = browser.new_page(viewport={"width": 1200, "height": 1100}, color_scheme="light")
-    shown.set_default_timeout(PATIENCE)
-    shown.goto(page.resolve().as_uri())
-    save(shown.screenshot(), name)
+def open_page(browser: Browser, address: str) -> Page:
+    page = browser.new_page(viewport={"width": WIDTH, "height": 1100}, color_scheme="light")
+    page.set_default_timeout(PATIENCE)
+    page.goto(address)
+    return page
+
+
+def shoot_report(browser: Browser, page: Path | None, folder: Path) -> None:
+    """Save the first screen of a report; without a page, of that of the study `joint`."""
+    if page is None:
+        study = STUDIES / "joint"
+        if ablate(["report", str(study), "--experiments", str(folder)]) != 0:
+            raise SystemExit(f"{study}: no report")
+        page = folder / "joint" / "report.html"
+    save(open_page(browser, page.resolve().as_uri()).screenshot(), "report.png")
+
+
+@contextmanager
+def served(study: Path, folder: Path) -> Iterator[str]:
+    """Serve the report and the TensorBoard of a study to this machine; yield TensorBoard's address.
+
+    The server is ended with the context.
+    """
+    words = ["report", str(study), "--experiments", str(folder), "--serve", "--port", "0"]
+    command = [sys.executable, "-m", "lightning_app", *words]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        for line in server.stdout:
+            if line.startswith("curves: "):
+                yield line.split()[1]
+                return
+        raise SystemExit(f"{study}: no server")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def shoot_tensorboard(browser: Browser, folder: Path) -> None:
+    """Save the first custom scalars: the loss of each variant, a curve for each warm-up.
+
+    The charts below them stay empty: a published study has no losses of training.
+    """
+    with served(STUDIES / "iwslt14_bleu", folder) as address:
+        page = open_page(browser, f"{address}#custom_scalars&_smoothingWeight=0")
+        for chart in range(2):
+            page.locator(".toggle-matches-button").nth(chart).click()  # opens the legend
+        page.wait_for_timeout(SETTLED)
+        filled = {"x": 0, "y": 0, "width": WIDTH, "height": 562}
+        save(page.screenshot(clip=filled), "tensorboard.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, help="a report.html that is there already")
+    parser.add_argument("--only", choices=["report", "tensorboard"], help="make this picture")
     args = parser.parse_args()
     found = next((path for path in map(shutil.which, CHROMIUM) if path), None)
     if found is None:
         raise SystemExit(f"none of {', '.join(CHROMIUM)} is on the PATH")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
-        page = args.report
-        if page is None:
-            study = ROOT / "ablations" / "results" / "joint"
-            if ablate(["report", str(study), "--experiments", folder]) != 0:
-                raise SystemExit(f"{study}: no report")
-            page = Path(folder) / "joint" / "report.html"
         # In a container there is no user namespace to shut the browser in.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        shoot(browser, page, "report.png")
+        if args.only != "tensorboard":
+            shoot_report(browser, args.report, Path(folder))
+        if args.only != "report":
+            shoot_tensorboard(browser, Path(folder))
         browser.close()
 
 

@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
     try:
         args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-        load_all(args.plugin)
+        if args.plugin or args.uses_parts:
+            load_all(args.plugin)
         if getattr(args, "threads", None) is not None and args.command != "bench":
             from lightning_app.commands.threads import use_threads
 

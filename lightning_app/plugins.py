@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
-from lightning_app.errors import UserError, nearest
-from lightning_app.project import read_project
+from lightning_app.errors import UserError, named, nearest
+from lightning_app.project import PROJECT, read_project
 from lightning_app.registry import Registry, owners, registering, remove_parts
 
 ENTRY_POINTS = "lightning_app.plugins"
@@ -110,7 +111,7 @@ def load_given(plugins: Iterable[Given]) -> None:
             )
 
 
-def load_all(named: Sequence[str], folder: Path | None = None) -> None:
+def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
     """Load the plug-ins of a command: of ``--plugin``, of the project, of installed packages.
 
     A plug-in of ``--plugin`` takes the place of one with the same name in the project's file.
@@ -118,12 +119,13 @@ def load_all(named: Sequence[str], folder: Path | None = None) -> None:
     Raises:
         UserError: for one that cannot be loaded, naming file and line.
     """
-    for each in named:
+    for each in asked:
         load(each)
-    asked = {_name(each) for each in named}
+    names = {_name(each) for each in asked}
     for each in _of_project(folder):
-        if _name(each) not in asked:
-            load(each)
+        if _name(each) not in names:
+            with named(PROJECT):
+                load(each)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         load(point.module)
 
@@ -173,12 +175,23 @@ def _load_file(path: Path) -> Plugin:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    code = _compiled(content, path)
     sys.modules[name] = module
     with _loading(plugin, path):
         # What is executed is what was read, also if the file changes now.
-        exec(compile(content, str(path), "exec"), vars(module))
+        exec(code, vars(module))
         _check_neighbours(path, vars(module))
     return plugin
+
+
+def _compiled(content: bytes, path: Path) -> CodeType:
+    """Compile a plug-in, before the slow imports of the tables."""
+    try:
+        return compile(content, str(path), "exec")
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno}: syntax error: {error.msg}") from error
+    except ValueError as error:  # a null byte, in some versions of Python
+        raise UserError(f"{path}: no source code: {error}") from error
 
 
 def _load_module(name: str) -> Plugin:

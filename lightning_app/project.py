@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, nearest
 
 PROJECT = "ablate.yaml"
 """The file of a project, in the working folder."""
@@ -76,6 +76,7 @@ def read_project(folder: Path | None = None) -> Project:
         unknown = next(iter(set(tree) - known), None) if isinstance(tree, dict) else tree
         raise UserError(
             f"{path}: expected the keys '{PLUGINS}' and '{RESULTS}', each a list, found {unknown!r}"
+            f"{nearest(str(unknown), known)}"
         )
     return Project(
         path,

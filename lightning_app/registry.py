@@ -48,7 +48,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
             ValueError: if another part has this name.
         """
         if name in self._parts:
-            raise ValueError(f"{self.field}: '{name}' is already registered")
+            raise ValueError(
+                f"{self.field}: '{name}' is already registered; give the new part another name"
+            )
         self._parts[name] = part
         owner = _REGISTERING.get()
         if owner is not None:

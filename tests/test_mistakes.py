@@ -1,5 +1,6 @@
-"""Sixty mistakes of a user and twenty attacks: one line each, and nothing is written."""
+"""A hundred mistakes of a user and twenty attacks: one line each, and nothing is written."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,13 @@ import pytest
 import yaml
 
 from lightning_app.cli import main
+from tests.attempt import measured
 
 BASE = yaml.safe_load(
     (Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml").read_text()
 )
 MARK = Path("sprung")
+AT_MOST = 1.5  # seconds of processor time
 TRAP = "import pathlib\npathlib.Path('sprung').touch()\nclass Trap: pass\n"
 EVIL = {"class_path": "trap.Trap"}
 
@@ -58,8 +61,22 @@ def of_fit(said: str, **fields: Any) -> Case:
     return Case("fit --config run.yaml", said, {"run.yaml": config(**fields)})
 
 
-MISTAKES = [
-    # commands and options
+RUN: dict[str, str | bytes] = {
+    "experiments/mine/runs/one/config.yaml": config(),
+    "experiments/mine/runs/one/checkpoints/best.ckpt": "",
+}
+STUDY = Path(__file__).parents[1] / "ablations" / "results" / "iwslt14_bleu"
+LINES = "a line\n" * 300
+TAKEN = """
+from lightning_app.blocks.presets import preset
+
+@preset(equation="x' = x", paper="none", fixes="nothing")
+def pre_ln(stack):
+    return stack
+"""
+
+AT_ONCE = [
+    # commands
     Case("pln demo", "did you mean 'plan'?"),
     Case("run demo --worker 2", "did you mean '--workers'?"),
     Case("run demo --workers 0", "--workers"),
@@ -70,15 +87,10 @@ MISTAKES = [
     Case("report demo", "demo"),
     Case("report demo --port 80", "--port: needs --serve"),
     Case("doctor demo --fx", "did you mean '--fix'?"),
-    Case("blocks pre_lm", "did you mean 'pre_ln'?"),
-    Case("blocks sas --encoder-depth -1", "depth"),
     Case("prepare --data iwslt", "did you mean 'iwslt14'?"),
     Case("prepare --data text --root nowhere", "nowhere"),
     Case("prepare --config run.yaml", "cannot be read as YAML", {"run.yaml": "a: ["}),
     Case("translate --run nowhere", "nowhere"),
-    Case("validate --config run.yaml", "--ckpt_path is needed", {"run.yaml": config()}),
-    Case("test --config run.yaml --ckpt_path best", "best.ckpt", {"run.yaml": config()}),
-    Case("predict --config run.yaml --ckpt_path x.ckpt", "x.ckpt", {"run.yaml": config()}),
     Case("probe", "--config FILE is needed, or --run RUN, or --theory"),
     Case("trian --config run.yaml", "did you mean 'fit'?"),
     Case("compare a b", "did you mean 'diff'?"),
@@ -99,14 +111,67 @@ MISTAKES = [
     Case("generate --prompt x", "--run"),
     Case("translate --run . --beam 2", "has neither config.yaml nor checkpoints"),
     Case("probe --run nowhere", "--run nowhere"),
+    Case("submit demo --array 0", "--array"),
+    Case("storage serve --dir q --port 99999", "--port: expected 0 to 65535"),
+    Case("", "the following arguments are required: COMMAND"),
+    Case("tarin", "did you mean 'fit'?"),
+    Case("storage serv", "storage: argument ACTION: invalid choice: 'serv'"),
+    Case("init", "init: the following arguments are required: DIR"),
+    Case("plan demo --worker 2", "plan: unknown argument '--worker'"),
+    # runs
+    Case("show mine/on", "did you mean 'one'?", RUN),
+    Case("show mne/one", "did you mean 'mine'?", RUN),
+    Case("show experiments/mine/runs/on", "did you mean 'one'?", RUN),
+    Case("show mine", "is a grid; expected one of its runs", RUN),
+    Case("translate --run experiments/mine --beam 2", "is a grid; expected one of its", RUN),
+    Case("test --run mine/one --checkpoint worst", "last, best or the file", RUN),
+    Case("test --run mine/one --trainer.max_steps 3", "only flags of evaluation", RUN),
+    Case("predict --run mine/one --config a.yaml", "--run names the config already", RUN),
+    # results of a published study
+    Case(f"results {STUDY} --query varaint=='sas'", "no column 'varaint'; did you mean 'variant'?"),
+    Case(f"results {STUDY} --query variant='sas'", "expected a condition, such as variant =="),
+    Case(f"results {STUDY} --compare warmup", "expected AXIS=BASELINE"),
+    Case(f"results {STUDY} --compare warmupp=0", "no axis 'warmupp'; the axes are model.block."),
+    Case(f"results {STUDY} --compare model.block.preset=pre_lm", "one of its values (post_ln, "),
+    Case(f"results {STUDY} --metric val/nll", "--metric and --mode: need --compare"),
+    Case("results demo", "`ablate run demo` makes one"),
+    # plug-ins and the file of a project
+    Case("--plugin nowhere.py blocks", "nowhere.py: the plug-in cannot be read: No such file"),
+    Case("--plugin a.py blocks", "a.py, line 1: syntax error", {"a.py": "def f(:\n"}),
+    Case("blocks --plugin a.py", "belongs before the command", {"a.py": ""}),
+    Case("--plugin", "expected a file NAME.py or a module, found nothing"),
+    Case("status demo", "did you mean 'plugins'?", {"ablate.yaml": "plugin: [a.py]\n"}),
+    Case("status demo", "expected a list of files", {"ablate.yaml": "plugins: a.py\n"}),
+    Case("status demo", "ablate.yaml: ", {"ablate.yaml": "plugins: [a.py]\n"}),
+    Case("status demo", "not valid YAML", {"ablate.yaml": "plugins: [\n"}),
+    # a new project
+    Case("init .", "config.yaml exists already; nothing was written", {"config.yaml": ""}),
+    Case("init p", "p is a file; expected a folder", {"p": ""}),
+    Case("init p --data a.de", "init: argument --data: expected 2 arguments", {"a.de": LINES}),
+    Case("init p --data a.de a.en", "300 lines and a.en 1;", {"a.de": LINES, "a.en": "a\n"}),
+    Case("init p --data a.de a.en", "a.en have 0 pairs", {"a.de": "", "a.en": ""}),
+    Case("init p --data a.txt b.txt", "end in one language", {"a.txt": LINES, "b.txt": LINES}),
+    Case("init p --data a.de b.en", "b.en: cannot be read: No such file", {"a.de": LINES}),
+    Case("init p --data a.de a.en", "UTF-8 at byte 0", {"a.de": b"\xff\xfe", "a.en": LINES}),
+    Case("init p --data a b", "a name that ends in its language", {"a": LINES, "b": LINES}),
+]
+"""Mistakes that need no model, as a user of each command makes them."""
+
+MISTAKES = [
+    *AT_ONCE,
+    # parts of a model
+    Case("validate --config run.yaml", "--ckpt_path is needed", {"run.yaml": config()}),
+    Case("test --config run.yaml --ckpt_path best", "best.ckpt", {"run.yaml": config()}),
+    Case("predict --config run.yaml --ckpt_path x.ckpt", "x.ckpt", {"run.yaml": config()}),
+    Case("blocks pre_lm", "did you mean 'pre_ln'?"),
+    Case("blocks sas --encoder-depth -1", "depth"),
     Case(
         "fit --config run.yaml --model.block.nrom x",
         "command line: unknown key",
         {"run.yaml": config()},
     ),
     Case("bench --presets pre_lm", "pre_ln"),
-    Case("submit demo --array 0", "--array"),
-    Case("storage serve --dir q --port 99999", "--port: expected 0 to 65535"),
+    Case("--plugin a.py blocks", "give the new part another name", {"a.py": TAKEN}),
     # one run
     of_fit("did you mean 'max_steps'?", trainer__max_stepz=3),
     of_fit("trainer.max_steps: 0 trains nothing", trainer__max_steps=0),
@@ -206,24 +271,53 @@ def files(folder: Path) -> set[str]:
 
 
 def test_there_are_as_many_as_promised() -> None:
-    assert (len(MISTAKES), len(ATTACKS)) == (60, 20)
-    assert len({(case.words, case.said) for case in [*MISTAKES, *ATTACKS]}) == 80
+    assert (len(AT_ONCE), len(MISTAKES), len(ATTACKS)) == (73, 98, 20)
+    given = [(case.words, case.said) for case in [*MISTAKES, *ATTACKS]]
+    assert len(set(given)) == len(given)
 
 
-NAMES = [f"{case.words[:40]}, {case.said[:30]}" for case in [*MISTAKES, *ATTACKS]]
+def check(case: Case, code: int, out: str, err: str) -> None:
+    assert code == 2, (case.words, err)
+    assert out == "", case.words
+    [line] = err.splitlines()
+    assert line.startswith("ablate: "), line
+    assert line.isprintable(), line
+    assert case.said in line, line
+    assert "secret" not in line, line
 
 
-@pytest.mark.parametrize("case", [*MISTAKES, *ATTACKS], ids=NAMES)
-def test_it_is_one_line(capsys, folder: Path, case: Case) -> None:
+def write(case: Case, folder: Path) -> None:
     for name, content in case.files.items():
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def test_a_mistake_that_needs_no_model_is_answered_at_once(folder: Path) -> None:
+    """Each in a process that has imported nothing, so that what it imports is measured."""
+    folders = [folder / str(number) for number in range(len(AT_ONCE))]
+    for case, place in zip(AT_ONCE, folders, strict=True):
+        place.mkdir()
+        write(case, place)
     before = files(folder)
-    assert main(case.words.split()) == 2
+    calls = [(case.words.split(), place) for case, place in zip(AT_ONCE, folders, strict=True)]
+    answers = measured(calls, os.environ)
+    for case, answer in zip(AT_ONCE, answers, strict=True):
+        check(case, answer.code, answer.out, answer.err)
+        assert not answer.imported, (case.words, answer.imported)
+        assert answer.seconds < AT_MOST, (case.words, answer.seconds)
+    assert files(folder) == before
+
+
+OTHERS = [*MISTAKES[len(AT_ONCE) :], *ATTACKS]
+NAMES = [f"{case.words[:40]}, {case.said[:30]}" for case in OTHERS]
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=NAMES)
+def test_it_is_one_line(capsys, folder: Path, case: Case) -> None:
+    write(case, folder)
+    before = files(folder)
+    code = main(case.words.split())
     said = capsys.readouterr()
-    assert said.out == ""
-    [line] = said.err.splitlines()
-    assert line.startswith("ablate: ")
-    assert line.isprintable()
-    assert case.said in line
-    assert "secret" not in line
+    check(case, code, said.out, said.err)
     assert files(folder) == before

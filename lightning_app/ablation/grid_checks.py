@@ -265,7 +265,8 @@ def check_compare(compare: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]
     found = {} if compare is None else mapping(compare, "compare")
     for axis, baseline in found.items():
         if axis not in axes:
-            raise UserError(f"compare: no axis {axis!r}{nearest(axis, axes)}")
+            hint = nearest(axis, axes) or f"; the axes are {', '.join(axes)}"
+            raise UserError(f"compare: no axis {axis!r}{hint}")
         if axis == SEED:
             raise UserError(f"compare: {axis}: seeds are what differences are averaged over")
         if not any(same(baseline, value) for value in axes[axis]):

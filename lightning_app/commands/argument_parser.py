@@ -16,7 +16,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(message)
+        command = self.prog.partition(" ")[2]
+        raise UserError(f"{command}: {message}" if command else message)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
         action = super().add_argument(*args, **kwargs)

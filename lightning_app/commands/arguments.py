@@ -47,11 +47,15 @@ OTHER_NAMES = {
 }
 """Words that other programs have for a command, for the hint after an unknown one."""
 
+WITHOUT_PARTS = ("init", "completion")
+"""Commands that load no plug-in but those of `--plugin`: a shell starts with a completion, in any
+folder, and a project may be begun in one whose plug-in is broken."""
+
 
 def completion(args: argparse.Namespace) -> int:
     from lightning_app.commands.completion import completion_script
 
-    print(completion_script(build_parser(), args.shell))
+    print(completion_script(build_parser(), args.shell, LIGHTNING))
     return 0
 
 
@@ -76,7 +80,7 @@ def build_parser() -> Parser:
         name: str, call: Callable[[argparse.Namespace], int], text: str
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.set_defaults(call=call, parser=command)
+        command.set_defaults(call=call, parser=command, uses_parts=name not in WITHOUT_PARTS)
         return command
 
     command = add(
@@ -105,7 +109,7 @@ def build_parser() -> Parser:
         command = commands.add_parser(
             name, help=text, description=text, add_help=False, allow_abbrev=False
         )
-        command.set_defaults(call=calls.lightning, parser=command)
+        command.set_defaults(call=calls.lightning, parser=command, uses_parts=True)
         if name != "fit":
             add_evaluated(command)
         add_threads(command)
@@ -128,7 +132,8 @@ def build_parser() -> Parser:
     command.add_argument("run", metavar="RUN", help=RUN)
     add_json(command)
     command = add("diff", calls.diff, "how two runs differ: config, what made them, metrics")
-    command.add_argument("runs", metavar="RUN", nargs=2, help=RUN)
+    command.add_argument("run", metavar="RUN", help=RUN)
+    command.add_argument("other", metavar="RUN", help="the run to compare it with")
     add_json(command)
 
     command = add("prepare", calls.prepare, "fetch or read, check, tokenise and cache a corpus")
@@ -238,6 +243,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if first in LIGHTNING:
         overrides, unread = unread, []
     args.rest, args.plugin = overrides, named
+    if unread and unread[0].partition("=")[0] == "--plugin":
+        raise UserError(f"--plugin: belongs before the command: ablate --plugin FILE {first} ...")
     if unread:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
         raise UserError(f"{first}: unknown argument '{unread[0]}'{nearest(unread[0], options)}")

@@ -79,7 +79,7 @@ def show(args: argparse.Namespace) -> int:
 def diff(args: argparse.Namespace) -> int:
     from lightning_app.commands.diff import diff_command
 
-    return diff_command(args.runs, as_json=args.json)
+    return diff_command((args.run, args.other), as_json=args.json)
 
 
 def prepare(args: argparse.Namespace) -> int:

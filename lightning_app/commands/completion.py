@@ -1,43 +1,125 @@
 """`ablate completion SHELL`: a script that completes commands, options, grids, presets and runs."""
 
 import argparse
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from importlib.resources import files
+from typing import Any
 
 import shtab
 
 from lightning_app.commands.argument_parser import Parser
 from lightning_app.shipped import shipped_folder
+from lightning_app.trainer_arguments import trainer_arguments
 
-_GRIDS = ("grid", "grids")
-_FILES = ("input", "config", "svg", "checkpoint")
-_FOLDERS = ("root", "experiments", "svg_dir", "publish", "out", "dir")
-_RUNS = ("run", "runs")
-_RUN_FOLDERS = "ls -d experiments/*/runs/* 2>/dev/null"
+_Words = dict[str, Any]  # what shtab calls a CompleteType
+_RUN_FOLDERS = "find experiments -mindepth 3 -maxdepth 3 -path '*/runs/*' -type d 2>/dev/null"
+"""No pattern of a shell: one that matches nothing is an error in zsh and in fish."""
 
 
-def completion_script(parser: Parser, shell: str) -> str:
-    """Return the script for `shell`, made from the parser; it runs no Python when it completes."""
+def completion_script(parser: Parser, shell: str, lightning: Iterable[str]) -> str:
+    """Return the script for `shell`, made from the parser; it runs no Python when it completes.
+
+    Args:
+        parser: The parser of `ablate`, which gets the options of LightningCLI.
+        shell: ``bash``, ``zsh`` or ``fish``.
+        lightning: The commands whose options LightningCLI reads.
+    """
+    for command in lightning:
+        _add_options_of_lightning(parser.commands[command])
     for _, action in parser.all_arguments():
         complete = _complete(action)
         if complete is not None:
             action.complete = complete  # pyright: ignore[reportAttributeAccessIssue]
-    return shtab.complete(parser, shell=shell)
+    script = shtab.complete(parser, shell=shell)
+    # shtab 1.13 has zsh complete only the first of several grids: "(*):" is one argument there.
+    return script.replace('"(*):', '"*:') if shell == "zsh" else script
 
 
-def _complete(action: argparse.Action) -> shtab.CompleteType | None:
+def preset_names() -> list[str]:
+    """Return the names of the presets, read from their source, since its import takes seconds."""
+    names = []
+    for file in files("lightning_app").joinpath("blocks", "presets").iterdir():
+        if file.name.endswith(".py"):
+            parts = ast.parse(file.read_text(encoding="utf-8")).body
+            functions = [part for part in parts if isinstance(part, ast.FunctionDef)]
+            names += [each.name for each in functions if any(map(_registers, each.decorator_list))]
+    return sorted(names)
+
+
+def _registers(decorator: ast.expr) -> bool:
+    made_by = decorator.func if isinstance(decorator, ast.Call) else None
+    return isinstance(made_by, ast.Name) and made_by.id == "preset"
+
+
+def _add_options_of_lightning(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--config", action="append", metavar="FILE", help="a config; later ones change it")
+    add("--print_config", action="store_true", help="print the whole config and end")
+    add("--ckpt_path", metavar="best|last|FILE", help="a checkpoint")
+    add("--seed_everything", metavar="N", help="the seed")
+    for name in trainer_arguments() or ():
+        add(f"--trainer.{name}", metavar="VALUE", help=f"{name} of Lightning's Trainer")
+
+
+def _complete(action: argparse.Action) -> _Words | None:
     """Return how shtab completes the values of an argument, None for any text."""
-    if action.dest in _GRIDS:
-        names = sorted(path.stem for path in shipped_folder().glob("*.yaml"))
-        return shtab.cmd(f"printf '%s\\n' {' '.join(names)}; ls -d *.yaml 2>/dev/null")
-    if action.dest in _RUNS:
-        return shtab.cmd(_RUN_FOLDERS)
-    if action.dest == "name":
-        return shtab.cmd(f"printf '%s\\n' {' '.join(_presets())}")
-    if action.dest in _FOLDERS:
-        return shtab.DIRECTORY
-    return shtab.FILE if action.dest in _FILES else None
+    make = _BY_NAME.get(action.dest)
+    if make is None or action.metavar != "NAME":
+        make = _BY_METAVAR.get(str(action.metavar))
+    return make() if make is not None else None
 
 
-def _presets() -> list[str]:
-    from lightning_app.blocks.presets import PRESETS
+def _listed(name: str, command: str, also: _Words | None = None) -> _Words:
+    """Return the words that a command of the shell prints, and files or folders beside them.
 
-    return list(PRESETS)
+    `shtab.cmd` does not do: in zsh it keeps the words of the first time, and it has no files.
+    """
+    bash = f'compgen -W "$({command})" -- "$1"'
+    zsh = f'compadd "$@" -- ${{(f)"$({command})"}}'
+    fish = f"({command})"
+    if also is not None:
+        bash, zsh = f'{bash}; {also["bash"]} "$1"', f'{zsh}; {also["zsh"]} "$@"'
+        fish = f"{fish} {also['fish']}"
+    # shtab's script has bash treat the words of a function with `_file` in its name as files.
+    function = f"_ablate_{name}" + ("" if also is None else "_or_files")
+    return {
+        "bash": function,
+        "zsh": function,
+        "fish": fish,
+        "preamble": {
+            "bash": f"{function}() {{ {bash}; }}",
+            "zsh": f"{function}() {{ {zsh}; }}",
+        },
+    }
+
+
+def _printed(words: Iterable[str]) -> str:
+    return f"printf '%s\\n' {' '.join(words)}"
+
+
+def _grids() -> _Words:
+    names = sorted(path.stem for path in shipped_folder().glob("*.yaml"))
+    return _listed("grids", _printed(names), shtab.FILE)
+
+
+def _corpora() -> _Words:
+    from lightning_app.data.config import CORPORA
+
+    return _listed("corpora", _printed(sorted(CORPORA)))
+
+
+_BY_NAME: Mapping[str, Callable[[], _Words]] = {
+    "name": lambda: _listed("presets", _printed(preset_names())),
+    "presets": lambda: _listed("presets", _printed(preset_names())),
+    "data": _corpora,
+}
+"""Arguments with the metavar NAME; of others, such as a partition, no list is known."""
+
+_BY_METAVAR: Mapping[str, Callable[[], _Words]] = {
+    "FILE": lambda: shtab.FILE,
+    "DIR": lambda: shtab.DIRECTORY,
+    "GRID": _grids,
+    "RUN": lambda: _listed("runs", _RUN_FOLDERS, shtab.DIRECTORY),
+    "best|last|FILE": lambda: _listed("checkpoints", _printed(("best", "last")), shtab.FILE),
+}

@@ -96,12 +96,15 @@ def init_command(folder: Path, data: Sequence[Path] | None) -> int:
         texts[target] = Template(text).substitute(values)
     _write(folder, texts)
     print(f"{folder}: {', '.join(sorted(texts))}")
-    print(f"next: cd {folder}; pytest; ablate blocks my_block; ablate plan grid.yaml --probe")
+    look = "ablate blocks my_block; ablate plan grid.yaml --probe"
+    print(f"next: cd {folder}; pip install pytest; pytest; {look}")
     return 0
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Write files that do not exist yet, all or none."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"init: {folder} is a file; expected a folder, new or yours")
     for name in texts:
         if (folder / name).exists():
             raise UserError(f"init: {folder / name} exists already; nothing was written")
@@ -127,7 +130,8 @@ def _lines(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise UserError(f"init: --data {path}: invalid UTF-8 at byte {error.start}") from error
     except (OSError, EOFError, lzma.LZMAError) as error:
-        raise UserError(f"init: --data {path}: cannot be read: {error}") from error
+        said = getattr(error, "strerror", None) or error
+        raise UserError(f"init: --data {path}: cannot be read: {said}") from error
 
 
 def split_of_line(source: str, share: float) -> str:
@@ -155,7 +159,10 @@ def _split(source: Path, target: Path) -> tuple[PairedText, dict[str, str]]:
         )
     pairs = [pair for pair in zip(*sides, strict=True) if all(pair)]
     if len(pairs) < LEAST:
-        raise UserError(f"init: --data: {len(pairs)} pairs of lines; at least {LEAST} are needed")
+        raise UserError(
+            f"init: --data: {source} and {target} have {len(pairs)} pairs of lines; at least "
+            f"{LEAST} are needed"
+        )
     share = min(MOST, len(pairs) // SHARE) / len(pairs)
     splits: dict[str, list[tuple[str, ...]]] = {"train": [], "valid": [], "test": []}
     for pair in pairs:

@@ -46,16 +46,28 @@ def find_run(given: str | Path, option: str = "--run") -> RunFolder:
     for folder in (path, short):
         if folder is not None and _holds_run(folder):
             return RunFolder(folder)
+    for folder in (path, EXPERIMENTS / path):
+        if runs := _names(folder / "runs"):
+            raise UserError(
+                f"{option} {given}: is a grid; expected one of its runs, such as "
+                f"{folder / 'runs' / runs[0]}"
+            )
     if path.is_dir():
         raise UserError(f"{option} {given}: has neither config.yaml nor checkpoints, so is no run")
     if path.exists():
         raise UserError(f"{option} {given}: is a file; expected the folder of a run")
     if short is None:
-        raise UserError(f"{option} {given}: there is no such folder; a run's folder, or GRID/NAME")
-    there = short.parent
-    names = sorted(each.name for each in there.iterdir()) if there.is_dir() else []
-    hint = nearest(short.name, names)
+        hint = nearest(path.name, _names(path.parent))
+        raise UserError(
+            f"{option} {given}: there is no such folder; a run's folder, or GRID/NAME{hint}"
+        )
+    grids = nearest(grid, _names(EXPERIMENTS)) if not short.parent.is_dir() else ""
+    hint = nearest(short.name, _names(short.parent)) or grids
     raise UserError(f"{option} {given}: there is no folder {path} and no folder {short}{hint}")
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
 
 
 def _holds_run(folder: Path) -> bool:

@@ -219,7 +219,7 @@ def add_storage_commands(command: argparse.ArgumentParser) -> None:
     parts = command.add_subparsers(dest="action", metavar="ACTION", required=True)
     text = "start a PostgreSQL server for the queue; Ctrl-C ends it and keeps its data"
     serve = parts.add_parser("serve", help=text, description=text, allow_abbrev=False)
-    serve.add_argument("--dir", type=Path, required=True, metavar="D", help="its folder")
+    serve.add_argument("--dir", type=Path, required=True, metavar="DIR", help="its folder")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
     serve.add_argument(
         "--port", type=int, default=5433, help="port (default: 5433; 0: any free one)"

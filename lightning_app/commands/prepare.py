@@ -51,10 +51,10 @@ def shipped_data(name: str) -> DataConfig:
 
 def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
-    from lightning_app.config import resolve
-
     try:
         tree = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{config}: cannot be read as YAML: {error}") from error
+    from lightning_app.config import resolve
+
     return resolved_data(resolve(tree, str(config))["data"])

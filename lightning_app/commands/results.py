@@ -11,7 +11,7 @@ from lightning_app.ablation.find_results import found_results
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.api.grids import frame_of
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import BLOCK, RATE, SEED, WARMUP
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ def results_command(
         raise UserError("--metric and --mode: need --compare AXIS=BASELINE")
     if compare is not None and query is not None:
         raise UserError("--query: selects runs of the table, not of --compare; give one of the two")
+    pair = _pair(compare) if compare is not None else None
     with found_results(grid, experiments) as found:
         damaged = damaged_files(found.grid)
-        if compare is None:
+        if pair is None:
             frame = frame_of(found)
             shown = frame if query is None else select(frame, query)
             short = _short(found.grid, shown)
         else:
-            axis, value = _pair(compare)
-            shown = compare_axis(found.grid, axis, value, metric=metric, mode=mode)
+            shown = compare_axis(found.grid, *pair, metric=metric, mode=mode)
             short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign"])
     if csv:
         print(shown.to_csv(index=False), end="")
@@ -71,6 +71,11 @@ def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
 
     try:
         holds = frame.eval(query, local_dict={}, global_dict={})
+    except pd.errors.UndefinedVariableError as error:
+        name = str(error).split("'")[1]
+        raise UserError(
+            f"--query {query!r}: no column {name!r}{nearest(name, frame.columns)}"
+        ) from error
     except Exception as error:  # pandas raises errors of many kinds for a wrong query
         raise UserError(f"--query {query!r}: {error}") from error
     if not isinstance(holds, pd.Series) or not pd.api.types.is_bool_dtype(holds):

@@ -222,7 +222,7 @@ def test_a_query_selects_runs(grid: FakeGrid, capsys, query: str, count: int) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--query", "variannt == 'sas'"), "'variannt' is not defined"),
+        (("--query", "variannt == 'sas'"), "no column 'variannt'; did you mean 'variant'?"),
         (("--query", "variant =="), '--query "variant ==": '),
         (("--query", "seed"), "expected a condition"),  # pandas would take rows by number
         (("--query", "seed = 3"), "expected a condition"),

@@ -36,9 +36,12 @@ def splits(folder: Path, language: str) -> dict[str, list[str]]:
     return {n: (folder / f"data/{n}.{language}").read_text().splitlines() for n in names}
 
 
-def test_a_project_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_of_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     blank = [("nur deutsch", ""), ("", "english alone")]
     assert init_command(tmp_path / "project", write_pairs(tmp_path, [*PAIRS, *blank])) == 0
+    assert "pip install pytest; pytest;" in capsys.readouterr().out  # the package needs no pytest
     monkeypatch.chdir(tmp_path / "project")
     sources, targets = splits(Path(), "de"), splits(Path(), "en")
     for name in sources:
