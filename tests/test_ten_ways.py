@@ -33,6 +33,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_app import Block, compare, fit, load_run, results, run_grid
 from lightning_app.cli import main
+from lightning_app.plugins import loaded, unload
 from tests.small import ENGLISH, GERMAN, write_corpus
 from tests.warm import run
 
@@ -102,6 +103,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patched.syspath_prepend(packages)
         patched.setenv("OMP_NUM_THREADS", "1")
         yield folder
+    for name in list(loaded()):  # commands in this process have loaded the block
+        unload(name)
 
 
 @pytest.fixture(scope="module")
