@@ -24,7 +24,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -36,9 +36,6 @@ from lightning_app.cli import main
 from lightning_app.plugins import loaded, unload
 from tests.small import ENGLISH, GERMAN, write_corpus
 from tests.warm import run
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 pytestmark = pytest.mark.xdist_group("ten_ways")
 
@@ -108,7 +105,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def frame(project: Path) -> "pd.DataFrame":
+def frame(project: Path) -> Any:
     """The table of the finished grid."""
     return run_grid("mine.yaml", workers=1)
 
@@ -123,7 +120,7 @@ def record(folder: str | Path) -> dict[str, Any]:
     return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
 
 
-def test_1_a_block_of_ones_own_beside_pre_ln(frame: "pd.DataFrame") -> None:
+def test_1_a_block_of_ones_own_beside_pre_ln(frame: Any) -> None:
     assert sorted(frame["variant"]) == ["damped", "damped", "pre_ln", "pre_ln"]
     assert set(frame["outcome"]) <= {"trained", "not_yet_learned", "stalled"}
     gains = {}
@@ -153,7 +150,7 @@ def test_2_a_block_in_plain_torch() -> None:
     assert not torch.allclose(block(changed)[:, :4], block(x)[:, :4])
 
 
-def test_3_runs_and_grids_from_python(frame: "pd.DataFrame", trained: Path) -> None:
+def test_3_runs_and_grids_from_python(frame: Any, trained: Path) -> None:
     (cell,) = frame[(frame["variant"] == "pre_ln") & (frame["seed"] == 1)].to_dict("records")
     result = record(trained)
     assert result["id"] == cell["id"]
@@ -168,7 +165,7 @@ def test_3_runs_and_grids_from_python(frame: "pd.DataFrame", trained: Path) -> N
     assert any(translated)
 
 
-def test_4_wandb_beside_tensorboard(frame: "pd.DataFrame", project: Path) -> None:
+def test_4_wandb_beside_tensorboard(frame: Any, project: Path) -> None:
     lines = (project / "wandb" / "recorded.jsonl").read_text(encoding="utf-8").splitlines()
     recorded: dict[str, dict[str, list[Any]]] = {}
     for line in map(json.loads, lines):
@@ -202,9 +199,7 @@ def test_5_a_run_is_tested_by_its_name(trained: Path, capsys: pytest.CaptureFixt
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_6_a_variant_against_a_baseline(
-    frame: "pd.DataFrame", capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_6_a_variant_against_a_baseline(frame: Any, capsys: pytest.CaptureFixture[str]) -> None:
     import pandas as pd
 
     found = compare("mine.yaml", axis=PRESET, baseline="pre_ln", metric="val/accuracy", mode="max")
@@ -222,7 +217,7 @@ def test_6_a_variant_against_a_baseline(
 
 
 def test_10_a_finished_cell_under_another_grids_name(
-    frame: "pd.DataFrame", project: Path, monkeypatch: pytest.MonkeyPatch
+    frame: Any, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = project.parent / "second"
     second.mkdir()
@@ -247,7 +242,7 @@ def test_10_a_finished_cell_under_another_grids_name(
     done = run(["-m", "lightning_app", "run", "other.yaml", "--workers", "1"], folder=second)
     assert done.returncode == 0, done.stderr
     assert "2 cells are finished in" in done.stdout
-    found = results("other.yaml").set_index("name")
+    found: Any = results("other.yaml").set_index("name")
     assert found["val/nll"].to_dict() == theirs["val/nll"].to_dict()
     assert set(found.index) == set(theirs.index)
     for name, folder in found["folder"].items():

@@ -137,9 +137,9 @@ class PreparedRun(RunCLI):
         """Take the classes that the config names; LightningCLI has made those of the package."""
         super().after_instantiate_classes()
         if self.tree["model"]["class_path"] is not None:
-            self.model = transformer_module(self.tree["model"])
+            self.model: Any = transformer_module(self.tree["model"])
         if self.tree["data"]["class_path"] is not None:
-            self.datamodule = data_module(self.tree["data"])
+            self.datamodule: Any = data_module(self.tree["data"])
 
     def _labels(self) -> Labels:
         model = self.tree["model"]

@@ -61,7 +61,7 @@ def find_run(given: str | Path, option: str = "--run") -> RunFolder:
         raise UserError(
             f"{option} {given}: there is no such folder; a run's folder, or GRID/NAME{hint}"
         )
-    grids = nearest(grid, _names(EXPERIMENTS)) if not short.parent.is_dir() else ""
+    grids = nearest(path.parts[0], _names(EXPERIMENTS)) if not short.parent.is_dir() else ""
     hint = nearest(short.name, _names(short.parent)) or grids
     raise UserError(f"{option} {given}: there is no folder {path} and no folder {short}{hint}")
 
