@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache
+from itertools import product
 from pydoc import locate
 from typing import Any, NoReturn, get_type_hints
 
@@ -119,8 +120,19 @@ class RunCLI(LightningCLI):
         parser.link_arguments("model.init_from", "data.init_from")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
+    def before_instantiate_classes(self) -> None:
+        self.tree = self.dump()
+        # LightningCLI takes a section with these fields for a class and nothing else.
+        for section, field in product(BASES, CLASS_FIELDS):
+            del self._get(self.config, section)[field]
+
     def after_instantiate_classes(self) -> None:
+        """Take the classes that the config names; LightningCLI has made those of the package."""
         self._set_chatter(logging.INFO)
+        if self.tree["model"]["class_path"] is not None:
+            self.model: Any = transformer_module(self.tree["model"])
+        if self.tree["data"]["class_path"] is not None:
+            self.datamodule: Any = data_module(self.tree["data"])
 
     def _set_chatter(self, level: int) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):

@@ -1,7 +1,6 @@
 """A run before its training: config, folder, checkpoint and data, found and checked."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,17 @@ from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.identity.record import Record
 from lightning_app.identity.relevant import without_evaluation_limits
-from lightning_app.own_class import CLASS_FIELDS
 from lightning_app.parser import (
     RunCLI,
     config_parser,
     data_module,
     keep_numbers,
-    transformer_module,
 )
 from lightning_app.plugin_copies import require_of
 from lightning_app.plugins import used_by
 from lightning_app.precheck import trainer_section
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder
-from lightning_app.sections import PARTS
 from lightning_app.task_facts import TASKS
 
 
@@ -103,7 +99,7 @@ class PreparedRun(RunCLI):
 
     def before_instantiate_classes(self) -> None:
         """Find all mistakes that can be found before a folder is created."""
-        self.tree = self.dump()
+        super().before_instantiate_classes()
         keep_numbers(self._written, self.tree)
         check(self.tree)
         self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
@@ -129,17 +125,6 @@ class PreparedRun(RunCLI):
                 self.id = self.record.id
         if self._trains:
             label_loggers(self._get(self.config, "trainer.logger"), self._labels())
-        # LightningCLI takes a section with these fields for a class and nothing else.
-        for section, field in product(PARTS, CLASS_FIELDS):
-            del self._get(self.config, section)[field]
-
-    def after_instantiate_classes(self) -> None:
-        """Take the classes that the config names; LightningCLI has made those of the package."""
-        super().after_instantiate_classes()
-        if self.tree["model"]["class_path"] is not None:
-            self.model: Any = transformer_module(self.tree["model"])
-        if self.tree["data"]["class_path"] is not None:
-            self.datamodule: Any = data_module(self.tree["data"])
 
     def _labels(self) -> Labels:
         model = self.tree["model"]
