@@ -26,7 +26,8 @@ def fit(tree: dict[str, Any], folder: Path, *more: str, **fields: Any) -> dict[s
     path = folder / "run.yaml"
     whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
     path.write_text(yaml.safe_dump(whole))
-    done = warm.run(["-m", "lightning_app", "fit", "--config", str(path), *more])
+    command = ["-m", "lightning_app", "fit", "--config", str(path), *more]
+    done = warm.run_ranks(command, whole["trainer"].get("devices", 1))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "it" / "result.json").read_text())
 

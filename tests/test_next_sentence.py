@@ -36,10 +36,10 @@ def tree(tmp_path: Path) -> dict[str, Any]:
 
 def fit(tree: dict[str, Any], folder: Path, **fields: Any) -> tuple[list[dict[str, str]], Any]:
     folder.mkdir()
-    (folder / "run.yaml").write_text(
-        yaml.safe_dump(changed(tree, trainer__default_root_dir=str(folder / "it"), **fields))
-    )
-    done = warm.run(["-m", "lightning_app", "fit", "--config", str(folder / "run.yaml")])
+    whole = changed(tree, trainer__default_root_dir=str(folder / "it"), **fields)
+    (folder / "run.yaml").write_text(yaml.safe_dump(whole))
+    command = ["-m", "lightning_app", "fit", "--config", str(folder / "run.yaml")]
+    done = warm.run_ranks(command, whole["trainer"].get("devices", 1))
     assert done.returncode == 0, done.stderr[-3000:]
     with (folder / "it" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -145,6 +145,33 @@ def run(
     return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
+def run_ranks(arguments: Sequence[str], ranks: int) -> subprocess.CompletedProcess[str]:
+    """Run the ranks of a command as `torchrun` does; return what the first one did.
+
+    Lightning would start all others cold, which takes seconds for each.
+    """
+    if ranks == 1:
+        return run(arguments)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
+    shared |= {"GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    processes = []
+    for rank in range(ranks):
+        variables = {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()
+        environment = {**os.environ, **{key: str(value) for key, value in variables}}
+        processes.append(start(arguments, environment=environment))
+    try:
+        out, err = processes[0].communicate(300.0)
+        for other in processes[1:]:
+            assert other.wait(300.0) == processes[0].returncode, other.printed(errors=True)
+    finally:
+        for process in processes:
+            process.kill()
+    return subprocess.CompletedProcess(processes[0].args, processes[0].wait(), out, err)
+
+
 @cache
 def _server(modules: tuple[str, ...]) -> socket.socket:
     """Start the process to fork, once for each test process; it ends together with this one."""
