@@ -99,7 +99,7 @@ def test_the_first_cell_of_a_grid_trains(
     schedule = {**tree["model"]["schedule"], "reference_steps": 1}
     tree["model"]["schedule"] = schedule | {"warmup_steps": min(1, schedule["warmup_steps"])}
     tree["model"]["objective"] = {**tree["model"]["objective"], "evaluate_test": False}
-    if tree["model"]["architecture"]["model_dim"] > 512:
+    if tree["model"]["architecture"]["model_dim"] > 128:
         tree["model"]["architecture"] |= {"model_dim": 96, "ff_dim": 96}
     tree["data"] = small_data(tree, tmp_path_factory.getbasetemp())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(resolve(tree, str(path))))

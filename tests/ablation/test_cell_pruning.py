@@ -42,7 +42,11 @@ def ablate(*words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "devices", [pytest.param(1, id="one_process"), pytest.param(2, id="two_ranks")]
+    "devices",
+    [
+        pytest.param(1, id="one_process"),
+        pytest.param(2, id="two_ranks", marks=pytest.mark.slow),
+    ],
 )
 def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, cache: str, devices: int) -> None:
     path, experiments = grid(tmp_path, cache, checkpoints="best"), tmp_path / "experiments"

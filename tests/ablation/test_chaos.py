@@ -32,6 +32,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 def test_two_hosts_and_a_database_that_fails(folder: Path) -> None:
     assert chaos(folder, "postgresql", 4, 4) == {
         "worker killed": 1,

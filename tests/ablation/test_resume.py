@@ -119,7 +119,7 @@ def assert_same(whole: Path, broken: Path) -> None:
     assert curves[0] == curves[1]
 
 
-@pytest.mark.parametrize("memory", [0, 24])
+@pytest.mark.parametrize("memory", [0, pytest.param(24, marks=pytest.mark.slow)])
 def test_a_killed_cell_goes_on_from_its_last_checkpoint(
     tmp_path: Path, cache: str, memory: int
 ) -> None:
@@ -137,7 +137,8 @@ def test_a_killed_cell_goes_on_from_its_last_checkpoint(
     assert_same(whole, broken)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_streams_go_on_in_another_number_of_processes(
     tmp_path: Path, cache: str, devices: int
 ) -> None:

@@ -399,6 +399,7 @@ def test_a_signal_before_the_supervisor_listens(slurm: Path, grid: Path, start) 
     assert requeued(slurm) == [["requeue", "Incomplete", "4242_0"]]
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_is_over_comes_back_and_goes_on(
     slurm: Path, tmp_path: Path, start
 ) -> None:

@@ -247,13 +247,16 @@ def test_promised_statements_hold(draws: Draws, part: str) -> None:
     assert [one for one in found if one.promised and not one.holds] == []
 
 
-@pytest.mark.parametrize("part", ["lemma_1", "theorem_1_by_width"])
+@pytest.mark.parametrize(
+    "part", [pytest.param("lemma_1", marks=pytest.mark.slow), "theorem_1_by_width"]
+)
 def test_promised_statements_of_the_setting_hold(draws: Draws, part: str) -> None:
     found = list(getattr(lemmas, part)(draws.setting))
     assert found
     assert all(one.promised and one.holds for one in found)
 
 
+@pytest.mark.slow
 def test_lemma_1_is_tried_on_two_draws(draws: Draws) -> None:
     """ReLU is homogeneous: of one draw, the second scale could not fail alone."""
     small, large = lemmas.lemma_1(draws.setting)
