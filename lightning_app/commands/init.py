@@ -20,7 +20,7 @@ LEAST = 200
 SHARE = 20
 """One pair in this many is for validation, and as many for the test."""
 MOST = 2000
-"""Pairs of such a split at most: enough for a loss with a small error."""
+"""Pairs of such a split, about, where one in `SHARE` are more: enough for a small error."""
 
 _OPEN: Mapping[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}  # pyright: ignore[reportAssignmentType]
 _PIECES = 1.4  # pieces in a word, with punctuation and the mark at the end
@@ -219,7 +219,8 @@ def _of_corpus(corpus: PairedText, paths: Sequence[str]) -> tuple[ProjectSizes, 
         f"{sum(lines.values()):,} pairs: {lines['train']:,} to train, {lines['valid']:,} to "
         f"validate, {lines['test']:,} to test; {corpus.dropped:,} with an empty line are left out.",
         "The split of a pair depends on the SHA-256 of its source line alone: equal sources are "
-        f"in one split. One in {SHARE} is taken for each of the two, at most {MOST:,}.",
+        f"in one split. Each of the two gets about one pair in {SHARE}, or about {MOST:,} where "
+        "those are fewer.",
         f"Training has {corpus.words:,} words, {corpus.distinct:,} different ones.",
         f"Vocabulary {vocabulary:,}: a quarter of the different words, between 500 and 10,000.",
         f"Width {width}, {depth}+{depth} layers: 128 and 2+2 below 300,000 words, 256 and 3+3 "
