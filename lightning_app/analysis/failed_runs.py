@@ -32,6 +32,9 @@ CONSTANT: Mapping[str, str | float] = {"val/matthews": 0.0, ACCURACY: MAJORITY, 
 """The score of a constant answer, or the metric that holds it; the first score that a task has
 decides whether a run failed."""
 
+NEAR = 1e-6
+"""How far numbers may be apart that are equal: results have scores in single precision."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FailedRuns:
@@ -144,13 +147,13 @@ def one_class(cell: CellResult) -> bool:
     if accuracy is None or majority is None:
         return False
     shares = (majority, 1.0 - majority) if task.classes == 2 else (majority,)
-    if not any(math.isclose(accuracy, share, rel_tol=1e-9) for share in shares):
+    if not any(math.isclose(accuracy, share, abs_tol=NEAR) for share in shares):
         return False
     if values["matthews"] is not None and values["matthews"] != 0.0:
         return False
     always = 2 * accuracy / (1 + accuracy)  # F1 if every answer is 1, which accuracy says how often
     f1 = values["f1"]
-    return f1 is None or f1 == 0.0 or math.isclose(f1, always, rel_tol=1e-9)
+    return f1 is None or f1 == 0.0 or math.isclose(f1, always, abs_tol=NEAR)
 
 
 def constant_score(cell: CellResult, measure: QualityMetric) -> float:

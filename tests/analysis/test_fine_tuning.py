@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -167,6 +168,30 @@ def test_what_failed_means(
     folder = glue_grid(tmp_path / "demo", lambda _: {**constant(corpus), **changes}, axes)
     (arm,) = failed_runs(read_results(folder))
     assert (arm.failed, arm.one_class, arm.loss_at_floor) == (failed, one_class, 1)
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+@pytest.mark.parametrize(
+    ("corpus", "ones", "rows"),
+    [("rte", 131, 277), ("mrpc", 279, 408), ("cola", 721, 1043), ("sst2", 444, 872)],
+)
+def test_one_answer_is_seen_in_the_numbers_of_a_run(
+    tmp_path: Path, corpus: str, ones: int, rows: int, answer: int
+) -> None:
+    """A run reports its scores in single precision; with one row more they are of two answers."""
+    right = ones if answer else rows - ones
+    found: dict[str, float] = {"val/nll": FLOOR, "val/majority_accuracy": max(ones, rows - ones)}
+    found["val/majority_accuracy"] /= rows
+    other = {"cola": {"val/matthews": 0.0}, "mrpc": {"val/f1": 2 * ones / (ones + rows) * answer}}
+    axes = {SEED: [1, 2], CORPUS: [corpus], PRESET: ["post_ln"], WARMUP: [60]}
+
+    def scores(of: Mapping[str, Any]) -> Scores:
+        accuracy = (right - (of[SEED] == 2)) / rows
+        whole = found | {"val/accuracy": accuracy} | other.get(corpus, {})
+        return {name: float(np.float32(value)) for name, value in whole.items()}
+
+    (arm,) = failed_runs(read_results(glue_grid(tmp_path / "demo", scores, axes)))
+    assert (arm.failed, arm.one_class) == (2, 1)
 
 
 def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: Path) -> None:
