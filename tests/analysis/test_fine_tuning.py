@@ -1,6 +1,7 @@
 """Fine-tuning grids in the report: each task's own score, failed runs, tables of tasks."""
 
 import io
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,7 @@ from tests.analysis.glue_grid import (
     CORPUS,
     CORRECTED,
     FLOOR,
+    GLUE_BASE,
     MAJORITY,
     PRESET,
     SEED,
@@ -363,6 +365,45 @@ def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
     assert tables["task_scores"].header == (
         *("variant", "CoLA Matthews correlation", "QNLI accuracy", "RTE accuracy", "average"),
     )
+
+
+PARTS = [
+    ("squad1", {"train_from_dev": 0.9}, "SQuAD 1.1: NOT the published splits: of dev-v1.1", True),
+    ("squad1", {}, "SQuAD 1.1: 87,599 / 10,570 questions, the published counts", False),
+    ("rte", {}, "GLUE RTE: the published counts; 40 of 277 rows of valid are evaluated", True),
+    ("rte", {}, "GLUE RTE: the published counts; 277 of 277 rows of valid are evaluated", False),
+]
+
+
+@pytest.mark.parametrize(("corpus", "section", "protocol", "is_other"), PARTS)
+def test_scores_of_other_rows_are_not_put_beside_published_ones(
+    tmp_path: Path, corpus: str, section: dict[str, Any], protocol: str, is_other: bool
+) -> None:
+    """A part of SQuAD's dev set is no published set, nor are some batches of one."""
+    kind = "squad" if corpus == "squad1" else "glue"
+    metric = {"squad": "val/f1", "glue": "val/accuracy"}[kind]
+    base = yaml.safe_load(yaml.safe_dump(GLUE_BASE))
+    base["model"]["objective"]["kind"] = kind
+    base["data"] |= {"name": corpus, **section}
+    figure = FIGURE | {"data": corpus, "metric": metric, "value": 91.9}
+    folder = glue_grid(
+        tmp_path / "demo",
+        lambda axes: {"val/nll": 0.5, metric: 0.6 + axes[SEED] / 100},
+        {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
+        base_config=base,
+        published=[figure],
+    )
+    for path in folder.glob("runs/*/result.json"):
+        record = json.loads(path.read_text())
+        record["data"] |= {"name": corpus, "protocol": protocol}
+        path.write_text(json.dumps(record))
+    grid = read_results(folder)
+    said = [item for item in limits(grid) if item.startswith("Not the published rows: ")]
+    assert len(said) == is_other
+    (row,) = comparison(grid).to_dict("records")
+    refused = "Not compared: data.train_from_dev is 0.9 in ours, and null is needed."
+    assert (refused in row["differences"]) == bool(section)
+    assert (row["ours"] == "–") == bool(section)
 
 
 def test_the_shipped_figures_are_those_of_the_papers() -> None:
