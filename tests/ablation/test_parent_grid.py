@@ -192,6 +192,29 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
     assert load_plan(folder.plan) == replace_plan
 
 
+def test_a_cell_waits_again_for_a_parent_that_is_trained_again(tmp_path: Path) -> None:
+    """A parent that has lost its result is missing, running or crashed, as before it had one."""
+    spec = read_spec(write(tmp_path))
+    folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
+    folder.runs.mkdir(parents=True)
+
+    def grid() -> Grid:
+        return current_grid(
+            spec, folder, lambda: plan_of(spec, tmp_path), True, lambda data: stand_in.CORPUS
+        )
+
+    for run, identity in parents.values():
+        finish(run, identity)
+    before = grid().plan
+    again, identity = parents["pre_ln 1"]
+    again.result.unlink()
+    plan = grid().plan
+    assert {cell.parent for cell in plan.waiting} == {f"parent/runs/{again.name}"}
+    assert (len(plan.cells), len(plan.waiting)) == (6, 2)
+    finish(again, identity)
+    assert grid().plan == before
+
+
 def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
     """The steps are in the config and among the axes of each cell, and so in the report."""
     axes = {
