@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.stall_test import StallTable, stratified_p
 from lightning_app.analysis.statistics import holm_values, mean, seeds_interval, wilson_interval
-from lightning_app.grid_axes import BLOCK, SEED, WARMUP, key_of, value_name
+from lightning_app.grid_axes import BLOCK, WARMUP, key_of, value_name
 from lightning_app.scores.glue import GLUE_TASKS
 from lightning_app.task_facts import QualityMetric, glue_task_of
 
@@ -234,7 +234,7 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
 def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
     runs: dict[tuple[Any, ...], dict[Any, list[CellResult]]] = {}
     for cell in grid.scored:
-        others = ((k, key_of(v)) for k, v in cell.axes.items() if k not in (axis, SEED))
+        others = ((k, key_of(v)) for k, v in grid.apart_from(axis, cell.axes).items())
         at = runs.setdefault((cell.variant, *others), {})
         at.setdefault(key_of(cell.axes[axis]), []).append(cell)
     variants = dict.fromkeys(cell.variant for cell in grid.scored)
