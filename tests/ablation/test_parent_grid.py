@@ -326,14 +326,18 @@ def test_a_mistake_is_refused_in_one_line(
 
 @pytest.mark.slow
 def test_both_grids_may_be_killed_at_any_time(world: World) -> None:
-    """Each cell has one result, and each child started from its own parent."""
-    child = write(world.root)
+    """Each cell has one result, and each child started from its own parent.
+
+    One cell at a time, of enough that some are left after each kill.
+    """
+    seeds = {SEED: [1, 2, 3]}
+    child = write(world.root, {"axes": CHILD["axes"] | seeds}, axes=PARENT["axes"] | seeds)
     parent, folder = world.root / "sub" / "parent.yaml", world.root / "experiments"
-    for grid, cells in ((parent, 4), (child, 8)):
+    for grid, cells in ((parent, 6), (child, 12)):
         world.grid, world.folder = grid, folder / grid.stem
         seen = 0
         while seen < 2:
-            supervisor = world.start()
+            supervisor = world.start(workers=1)
             before = len(world.lines("end"))
             world.wait_for(lambda before=before: len(world.lines("end")) > before)
             supervisor.kill()
@@ -348,7 +352,7 @@ def test_both_grids_may_be_killed_at_any_time(world: World) -> None:
         runs = world.runs()
         assert (len(runs), {run.state for run in runs.values()}) == (cells, {"done"})
     ends = [line[1] for line in world.lines("end")]
-    assert len(ends) == len(set(ends)) == 12
+    assert len(ends) == len(set(ends)) == 18
     for cell in world.plan().cells:
         config = yaml.safe_load((world.folder / "runs" / cell.name / "config.yaml").read_text())
         there = yaml.safe_load((folder / cell.parent / "config.yaml").read_text())
