@@ -163,7 +163,8 @@ class GridResults:
     `other_data`, by their digest. `reruns` has the cells under perturbed rounding; `cells` has not.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
     they start from are not finished. `linked` has the axes whose values follow from another axis,
-    with that one.
+    with that one. `asked` says that the metric was asked for, so that no score of a task takes its
+    place.
     """
 
     folder: Path
@@ -187,6 +188,7 @@ class GridResults:
     labels: Labels = field(default_factory=dict)
     without_parent: tuple[str, ...] = ()
     linked: Mapping[str, str] = field(default_factory=dict)
+    asked: bool = False
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -223,7 +225,7 @@ class GridResults:
         The first published score of its task and corpus, unless the grid file names a metric other
         than the loss; without such a score the metric of the grid file.
         """
-        if cell.scores and self.metric == cell.monitored.metric:
+        if cell.scores and self.metric == cell.monitored.metric and not self.asked:
             return cell.scores[0]
         return QualityMetric(self.metric, self.metric, "", self.mode)
 

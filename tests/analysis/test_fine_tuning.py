@@ -13,6 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.analysis.comparison import BETTER, WORSE, comparisons
 from lightning_app.analysis.exports.bibliography import bibliography
@@ -258,6 +259,29 @@ def test_the_difference_by_warm_up_is_paired_and_knows_the_direction(tmp_path: P
     assert cola.estimate == pytest.approx(0.053)
     assert (cola.low, cola.high) == pytest.approx((0.053 - half, 0.053 + half), abs=1e-8)
     assert rte.estimate == pytest.approx(-0.047)
+
+
+def test_what_is_asked_for_is_compared_and_nothing_else(tmp_path: Path) -> None:
+    """The loss if it is named, where the score of the task goes the other way; one axis alone."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        worse, shift = axes[PRESET] == "pre_ln", axes[SEED] / 1000
+        return learned("rte", 0.7 - 0.1 * worse + shift, 0.5 - 0.1 * worse + shift * worse)
+
+    axes = {**AXES, CORPUS: ["rte"], PRESET: ["post_ln", "pre_ln"]}
+    grid = read_results(glue_grid(tmp_path / "demo", scores, axes, compare={PRESET: "pre_ln"}))
+    for metric, mode, shown, estimate in (
+        ("val/nll", None, "min", -0.097),
+        ("val/accuracy", None, "max", -0.1),
+        (None, None, "max", -0.1),
+        (None, "max", "max", -0.097),
+    ):
+        found = compare_axis(grid, PRESET, "post_ln", metric=metric, mode=mode)
+        assert found["axis"].unique().tolist() == [PRESET]
+        assert found["estimate"].tolist() == pytest.approx([estimate] * 2)
+        assert found["mode"].unique().tolist() == [shown]
+        by_loss = metric == "val/nll" or mode is not None
+        assert found["metric"].unique().tolist() == ["val/nll" if by_loss else "val/accuracy"]
 
 
 def test_no_interval_where_only_some_runs_failed_by_their_score(grid: GridResults) -> None:
