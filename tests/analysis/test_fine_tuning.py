@@ -369,6 +369,25 @@ def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path: Path) -> None:
     assert no_averages(grid) == ""
 
 
+def test_an_average_says_how_many_runs_it_lacks(tmp_path: Path) -> None:
+    """One run of CoLA diverged: the mean of the others is too good, and so is the average."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        names = GLUE_TASKS[GLUE_CORPORA[axes[CORPUS]]].metrics
+        if (axes[CORPUS], axes[SEED], axes[WARMUP]) == ("stsb", 2, 60):
+            return {"val/nll": None, **{f"val/{name}": None for name in names}}
+        found = {"val/nll": 0.4, "val/majority_accuracy": 0.4, "test/accuracy": 0.9}
+        return found | {f"val/{name}": 0.5 for name in names}
+
+    axes = {SEED: [1, 2], CORPUS: [*GLUE_CORPORA], PRESET: ["post_ln"], WARMUP: [0, 60]}
+    grid = read_results(glue_grid(tmp_path / "demo", scores, axes))
+    rows = [row for row in task_scores(grid) if row.kind == "mean" and row.average]
+    assert [(row.runs, row.lacking) for row in rows] == [(1, 1)] * 3
+    table = {table.name: table for table in task_tables(grid)}["task_scores"]
+    (row,) = next(iter(table.bodies.values()))
+    assert row[-1].splitlines()[0] == f"{100 * rows[0].value:.2f} (glue, 1 without)"
+
+
 FIGURE = {"paper": "he2021realformer", "setting": "BERT-Large", "variant": "post_ln"}
 
 
