@@ -160,6 +160,59 @@ def test_a_plan_holds_while_its_parents_are_the_same(tmp_path: Path) -> None:
     assert len(plan_of(spec, tmp_path / "moved").waiting) == 2
 
 
+def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
+    """On an edited corpus the parent grid has other runs, of which the old ones say nothing."""
+    child = {"base_config": {"data": {"name": "rte"}}}
+    spec = read_spec(write(tmp_path, child, base_config={"data": {"name": "books"}}))
+    for run, identity in parents_of(spec, tmp_path).values():
+        finish(run, identity, text=run.name)
+    folder = GridFolder(tmp_path / "experiments" / "child")
+    folder.path.mkdir()
+    Grid(spec, folder, plan_of(spec, tmp_path)).save()
+    plan = load_plan(folder.plan)
+    assert plan == plan_of(spec, tmp_path)
+    assert plan is not None
+    digests = {"books": stand_in.CORPUS, "rte": stand_in.CORPUS}
+
+    def corpus(data: Any) -> str | None:
+        if (found := digests[data["name"]]) == "gone":
+            raise UserError("data.root: not a folder")
+        return found
+
+    def holds() -> bool:
+        return is_valid(plan, spec, corpus, tmp_path / "experiments")
+
+    assert holds()
+    digests["books"] = "1" * 64
+    assert not holds()
+    digests["books"] = "gone"
+    assert holds()
+
+
+def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
+    """A run that was trained again has other children, and so has each of these."""
+    spec = read_spec(write(tmp_path))
+    path = tmp_path / "last.yaml"
+    tree = {**CHILD, "name": "last", "init_from": {"grid": "child.yaml", "match": [*MATCH, WARMUP]}}
+    path.write_text(yaml.safe_dump(tree))
+    last, parents = read_spec(path), parents_of(spec, tmp_path)
+    for run, identity in parents.values():
+        finish(run, identity, text=run.name)
+    for cell in plan_of(spec, tmp_path).cells:
+        finish(RunFolder(tmp_path / "experiments/child/runs" / cell.name), cell.id, text=cell.name)
+    plan = plan_of(last, tmp_path)
+    assert len(plan.cells) == 8
+
+    def holds() -> bool:
+        return is_valid(plan, last, lambda data: stand_in.CORPUS, tmp_path / "experiments")
+
+    assert holds()
+    again, identity = parents["post_ln 2"]
+    finish(again, identity, text="trained again")
+    assert not holds()
+    assert len(plan_of(last, tmp_path).waiting) == 2
+
+
 def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) -> None:
     """Beside others the set of cells stays as it is, so that they share one queue."""
     spec = read_spec(write(tmp_path))
