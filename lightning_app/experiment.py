@@ -7,10 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from lightning_app.data.corpus import corpus_of
+from lightning_app.errors import UserError
 from lightning_app.identity.ids import Identity, identify
+from lightning_app.identity.record import read_record
 from lightning_app.identity.relevant import completed, relevant_blocks
-from lightning_app.parent import with_parent
-from lightning_app.plugins import digests, with_plugins
+from lightning_app.parent import FIELD, find_parent, with_parent
+from lightning_app.plugins import KEY, digests, used_by, with_plugins
 from lightning_app.sections import ModelConfig, arguments, hints_of
 
 Tree = Mapping[str, Any]
@@ -37,8 +39,30 @@ def named_by_content(config: Tree) -> dict[str, Any]:
     """Return a config in which its parent and its plug-ins are named by what they are.
 
     So a changed checkpoint or plug-in makes another experiment, and a moved one does not.
+
+    Raises:
+        UserError: there is no such parent, or a plug-in of both has changed since.
     """
-    return with_plugins(with_parent(config), stacks_of(config))
+    stacks = stacks_of(config)
+    _check_parts_of_parent(config, stacks)
+    return with_plugins(with_parent(config), stacks)
+
+
+def _check_parts_of_parent(config: Tree, stacks: Tree) -> None:
+    """Refuse a parent with another version of a plug-in: its block may be another one."""
+    given = config["model"].get("init_from")
+    if given is None:
+        return
+    folder = find_parent(given).config.parent
+    record = read_record(folder)
+    known = {} if record is None else record.config
+    for name, digest in used_by(config, stacks).items():
+        there = known.get(f"{KEY}.{name}", digest)
+        if there != digest:
+            raise UserError(
+                f"{FIELD}: {folder}: its plug-in {name} has the sha256 {there[:16]} there and "
+                f"{digest[:16]} here; the version of the parent is needed"
+            )
 
 
 def cell_id(config: Tree) -> str:

@@ -138,6 +138,7 @@ class TransformerModule(pl.LightningModule):
         self.compilation = compile
         self.rounding = rounding
         self.init_from = init_from
+        self.parent_name: str | None = None  # what the id of the run says of its parent
         self.objective = build_task(objective)
         self.model: torch.nn.Module | None = None
         self.vocab_size = 0
@@ -169,7 +170,7 @@ class TransformerModule(pl.LightningModule):
         self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
         add_heads(self.model, self.objective.config.auxiliary())
         if self.init_from is not None:
-            load_parent(self.model, self.init_from)
+            load_parent(self.model, self.init_from, self.parent_name)
             self.profiled = True  # its skips were, at the start of the parent
         if self.rounding:
             perturb_rounding(self.model, self.rounding)

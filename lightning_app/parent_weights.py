@@ -79,16 +79,23 @@ def check_parent(tree: Mapping[str, Any]) -> None:
         )
 
 
-def load_parent(model: Any, given: str) -> None:
+def load_parent(model: Any, given: str, known: str | None = None) -> None:
     """Replace the initial values of `model` by the parent's weights.
+
+    Args:
+        model: The model of the child.
+        given: `model.init_from`.
+        known: What the id of the child says of the parent (`Parent.name`); None for a model that is
+            part of no run.
 
     Raises:
         NothingToFineTune: if the parent ended non-finite.
-        UserError: a weight of the encoder is missing, left over or of another shape.
+        UserError: a weight of the encoder is missing, left over or of another shape, or the parent
+            is not `known` any more.
     """
     import torch
 
-    parent = find_parent(given)
+    parent = _unchanged(given, known)
     if parent.non_finite:
         raise NothingToFineTune(
             f"nothing to fine-tune: the parent {parent.config.parent} ended non-finite"
@@ -127,6 +134,18 @@ def load_parent(model: Any, given: str) -> None:
             own[name].copy_(weights[name])
         if any(name.startswith("embedding.segments.") for name in fresh):
             model.embedding.segments.weight.zero_()
+    _unchanged(given, known)  # the file may have been replaced while it was read
+
+
+def _unchanged(given: str, known: str | None) -> Parent:
+    """Return the parent; refuse one that was trained again since the child has its id."""
+    parent = find_parent(given)
+    if known is not None and parent.name != known:
+        raise UserError(
+            f"{FIELD}: {parent.checkpoint}: has changed since this run began: its id says {known}, "
+            f"but this is {parent.name}; start the run again"
+        )
+    return parent
 
 
 def _data_of(config: Path) -> Mapping[str, Any]:

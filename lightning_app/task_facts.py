@@ -227,9 +227,12 @@ TASKS.add(
     ),
 )
 
-_OF_SQUAD = (
-    QualityMetric("val/f1", "F1 of answers", "F1, percent"),
-    QualityMetric("val/exact_match", "Exact match of answers", "exact match, percent"),
+_OF_SQUAD = tuple(
+    QualityMetric(name, title, unit, published_with=(("data.train_from_dev", None),))
+    for name, title, unit in (
+        ("val/f1", "F1 of answers", "F1, percent"),
+        ("val/exact_match", "Exact match of answers", "exact match, percent"),
+    )
 )
 
 TASKS.add(

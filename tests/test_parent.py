@@ -15,6 +15,7 @@ from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import expand
 from lightning_app.cli import main
 from lightning_app.config import parse, resolve
+from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, identity_of
 from lightning_app.parent import find_parent
@@ -191,6 +192,35 @@ def test_a_changed_parent_is_another_child(
     shutil.copyfile(parents["windows"] / "tokenizer.model", moved / "tokenizer.model")
     ids["changed"] = cell_id(resolve(changed(tree, model__init_from=str(moved)), "a"))
     assert len(set(ids.values())) == 4
+
+
+def test_a_parent_that_changes_while_its_child_begins_is_refused(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    parents: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The id of the child has the digest of the weights: others would be a silent other parent."""
+    copy = tmp_path / "copy"
+    shutil.copytree(parents["pairs"], copy)
+    file, setup = RunFolder(copy).checkpoint("last"), TextDataModule.setup
+
+    def retrained(data: TextDataModule, stage: str | None = None) -> None:
+        setup(data, stage)
+        checkpoint = read_checkpoint(file)
+        state = {key: value.clone() for key, value in checkpoint["state_dict"].items()}
+        state["model.embedding.tokens.weight"] += 1.0
+        WholeCheckpoints().save_checkpoint({**checkpoint, "state_dict": state}, file)
+
+    monkeypatch.setattr(TextDataModule, "setup", retrained)
+    path, run = tmp_path / "run.yaml", tmp_path / "run"
+    child = changed(tree, model__init_from=str(copy), trainer__default_root_dir=str(run))
+    path.write_text(yaml.safe_dump(child))
+    assert main(["fit", "--config", str(path)]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert "last.ckpt: has changed since this run began" in said
+    assert not (run / "result.json").exists()
 
 
 def test_a_child_may_be_a_parent(tmp_path: Path, tree: dict[str, Any]) -> None:

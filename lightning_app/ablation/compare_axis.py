@@ -27,8 +27,10 @@ def compare_axis(
         grid: The results of a grid.
         axis: The dotted key of one of its axes.
         baseline: The value of the axis that the others are compared with.
-        metric: A metric of the runs; None for that of the grid.
-        mode: Whether `min` or `max` is best; None for that of the metric.
+        metric: A metric of the runs; None for what the report judges them by: the own score of a
+            task that has published ones, else the metric of the grid.
+        mode: Whether `min` or `max` is best, of the metric of the grid if none is given; None for
+            that of the metric.
 
     Raises:
         UserError: for an unknown axis, value or metric, and for a grid with a pruner.
@@ -48,8 +50,8 @@ def compare_axis(
         asked["mode"] = grid.mode
     name, best = check_metric(asked, grid.config, grid.axes)
     _check_reported(grid, name)
-    rows = comparisons(replace(grid, compare=compare, metric=name, mode=best))
-    return _with_seeds(rows)
+    asks = metric is not None or mode is not None
+    return _with_seeds(comparisons(replace(grid, metric=name, mode=best, asked=asks), compare))
 
 
 def _check_reported(grid: GridResults, metric: str) -> None:

@@ -89,9 +89,17 @@ def placed(data: Mapping[str, Any], experiments: Path) -> dict[str, Any]:
 
 
 def parent_name(experiments: Path, parent: str) -> str | None:
-    """What the id of a child says of its parent, None if the parent's folder is gone."""
+    """What the id of a child says of its parent, None if the parent's folder is gone.
+
+    Empty if the parent cannot be continued now, such as one that is trained again.
+    """
     folder = experiments / parent
-    return find_parent(str(folder)).name if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    try:
+        return find_parent(str(folder)).name
+    except UserError:
+        return ""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
 Identify = Callable[[dict[str, Any]], Identity]
 Corpus = Callable[[Tree], str | None]
 
+_OF_PARENTS = ("parent_data", "parent_corpora")
+
 
 class DamagedPlan(UserError):
     """`plan.json` cannot be used; `ablate run` makes it again."""
@@ -65,7 +67,10 @@ class Plan:
         cells: The cells that can run, in the order in which they run.
         corpora: The digest of each corpus of `data`, None if it is not on this machine.
         waiting: The cells whose parents, runs of another grid, are not finished.
-        parents: For each `Cell.parent`, what the id of its children says of it (`Parent.name`).
+        parents: For each `Cell.parent`, and for the parents of these runs, what the id of its
+            children says of it (`Parent.name`).
+        parent_data: As `data`, of the parent grid and the grids that it continues.
+        parent_corpora: The digest of each corpus of `parent_data`.
     """
 
     name: str
@@ -80,6 +85,8 @@ class Plan:
     corpora: tuple[str | None, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     parents: Mapping[str, str] = field(default_factory=dict)
+    parent_data: tuple[Mapping[str, Any], ...] = ()
+    parent_corpora: tuple[str | None, ...] = ()
 
     @property
     def study(self) -> str:
@@ -113,8 +120,9 @@ def _expand(
     waiting: list[Waiting] = []
     without_parent: list[dict[str, Any]] = []
     folders = [""] * len(chosen)
+    above: Plan | None = None
     if spec.init_from is not None:
-        known = _parent_cells(spec, resolve, identify, experiments)
+        above, known = _parent_cells(spec, resolve, identify, experiments)
         alone = _resolved(spec, resolve, chosen)  # also those that wait are checked now
         found = [(axes, config, *known.of(config)) for axes, config in alone]
         chosen, folders = [], []
@@ -161,10 +169,15 @@ def _expand(
         cells=tuple(cells),
         waiting=tuple(waiting),
         parents={
-            folder: find_parent(str(experiments / folder)).name
-            for folder in dict.fromkeys(folders)
-            if folder
+            **(above.parents if above else {}),
+            **{
+                folder: find_parent(str(experiments / folder)).name
+                for folder in dict.fromkeys(folders)
+                if folder
+            },
         },
+        parent_data=(*above.parent_data, *above.data) if above else (),
+        parent_corpora=(*above.parent_corpora, *above.corpora) if above else (),
     )
     return plan, configs, without_parent
 
@@ -176,12 +189,12 @@ def _combined(spec: GridSpec) -> int:
 
 def _parent_cells(
     spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
-) -> ParentCells:
-    """The cells of the parent grid, which may itself continue another grid."""
+) -> tuple[Plan, ParentCells]:
+    """The plan and the cells of the parent grid, which may itself continue another grid."""
     assert spec.init_from is not None
     plan, configs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
     cells = (*plan.cells, *plan.waiting)
-    return ParentCells(spec.init_from, cells, [*configs, *others], spec.source)
+    return plan, ParentCells(spec.init_from, cells, [*configs, *others], spec.source)
 
 
 def made_from(spec: GridSpec) -> str:
@@ -207,8 +220,9 @@ def is_valid(
 ) -> bool:
     """Whether this program would make the same plan from the present corpora and parents.
 
-    A parent that is gone counts as unchanged: its finished children are still its children. Nor
-    does it matter that a parent has finished since: `Plan.waiting` has its children.
+    A parent that is gone counts as unchanged: its finished children are still its children. So does
+    a corpus of the parent grid that is gone; an edited one makes other parents. Nor does it matter
+    that a parent has finished since: `Plan.waiting` has its children.
     """
     if plan.made_from != made_from(spec) or plan.hash != _hash(spec, plan.cells):
         return False
@@ -218,7 +232,20 @@ def is_valid(
         parent_name(experiments, each) not in (None, plan.parents[each]) for each in plan.parents
     ):
         return False
+    if any(
+        _found(corpus, data) not in (None, known)
+        for data, known in zip(plan.parent_data, plan.parent_corpora, strict=True)
+    ):
+        return False
     return all(corpus(data) == known for data, known in zip(plan.data, plan.corpora, strict=True))
+
+
+def _found(corpus: Corpus, data: Tree) -> str | None:
+    """The digest of a corpus, None if its files are not here."""
+    try:
+        return corpus(data)
+    except UserError:
+        return None
 
 
 def load_plan(path: Path) -> Plan | None:
@@ -237,6 +264,7 @@ def load_plan(path: Path) -> Plan | None:
         corpora = tuple(tree.get("corpora") or [None] * len(data))
         waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
         found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
+        found |= {name: tuple(tree.get(name, ())) for name in _OF_PARENTS}
         return Plan(**{**tree, **found})
     except FileNotFoundError:
         return None
@@ -260,7 +288,9 @@ def save_plan(path: Path, plan: Plan) -> None:
     """Write `plan.json`; what only a grid with a parent grid has, only for such a grid."""
     tree = {"schema": PLAN_SCHEMA, **asdict(plan)}
     tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
-    write_whole(path, json.dumps(_without_empty(tree, "waiting", "parents"), indent=1))
+    write_whole(
+        path, json.dumps(_without_empty(tree, "waiting", "parents", *_OF_PARENTS), indent=1)
+    )
 
 
 def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from lightning_app.callbacks.tensorboard_logger import Events
 from lightning_app.callbacks.throughput import Progress, Throughput, WallClock
 from lightning_app.errors import UserError
 from lightning_app.identity.record import write_record
-from lightning_app.parent import origin_of
+from lightning_app.parent import FIELD, origin_of
 from lightning_app.parent_weights import NothingToFineTune
 from lightning_app.plugin_copies import keep_copies
 from lightning_app.plugins import KEY, digests
@@ -61,6 +61,7 @@ class Run(PreparedRun):
         super().after_instantiate_classes()
         self.datamodule.corpus = self.corpus
         if self._trains:
+            self.model.parent_name = self.record.config.get(FIELD)
             path, averaged = None, False
             if self._checkpoint is not None:
                 path, averaged = self._checkpoint.path, self._checkpoint.averaged

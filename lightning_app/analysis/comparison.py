@@ -1,13 +1,13 @@
 """What a reader judges runs by, at each value of an axis, compared with the axis' baseline.
 
 For an axis with baseline `b`, a value `v` and a slice, that is one combination of all other axes
-but the seed: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric of the grid, or the own score of its
-task (`GridResults.measure`), as the runs report it, in its own unit, over the seeds that finished
-with a finite value at both. Student's t interval; p is the larger of Student's t and the same with
-the spread pooled over the comparisons of the axis by one metric (`statistics.guarded_ps`),
-corrected by Holm over all comparisons; one whose p is withheld counts as 1. There is no interval
-where some seeds of an arm failed and others did not, and no p value from fewer than 5 seeds where
-the two arms differ in failures (`failed_runs.failed`).
+but the seed and those that follow from this one: `C = mean_s [m(v, s) - m(b, s)]`, `m` the metric
+of the grid, or the own score of its task (`GridResults.measure`), as the runs report it, in its own
+unit, over the seeds that finished with a finite value at both. Student's t interval; p is the
+larger of Student's t and the same with the spread pooled over the comparisons of the axis by one
+metric (`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is withheld
+counts as 1. There is no interval where some seeds of an arm failed and others did not, and no p
+value from fewer than 5 seeds where the two arms differ in failures (`failed_runs.failed`).
 """
 
 import math
@@ -104,13 +104,18 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
     return {axis: grid.axes[axis][0] if given is None else given}
 
 
-def comparisons(grid: GridResults) -> list[MetricDifference]:
-    """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs."""
+def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> list[MetricDifference]:
+    """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs.
+
+    Args:
+        grid: The grid.
+        axes: The axes to compare with the baseline of each; None for `compared_axes`.
+    """
     found = [
         row
         for part in grid.parts or (grid,)
         if part.pruner is None
-        for axis, base in compared_axes(part).items()
+        for axis, base in (compared_axes(part) if axes is None else axes).items()
         for row in _of(part, axis, base)
     ]
     family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in found]
@@ -137,7 +142,7 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
     runs: dict[Place, dict[Hashable, dict[int, CellResult]]] = {}
     words: dict[Place, str] = {}
     for cell in grid.cells:
-        others = {key: value for key, value in cell.axes.items() if key not in (axis, SEED)}
+        others = grid.apart_from(axis, cell.axes)
         place = tuple((key, key_of(value)) for key, value in others.items())
         shown = [key for key in others if key != ROUNDING and grid.varies(key)]
         words[place] = group_name(others, shown, grid.labels)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.stall_test import StallTable, stratified_p
 from lightning_app.analysis.statistics import holm_values, mean, seeds_interval, wilson_interval
-from lightning_app.grid_axes import BLOCK, SEED, WARMUP, key_of, value_name
+from lightning_app.grid_axes import BLOCK, WARMUP, key_of, value_name
 from lightning_app.scores.glue import GLUE_TASKS
 from lightning_app.task_facts import QualityMetric, glue_task_of
 
@@ -31,6 +31,9 @@ ACCURACY, MAJORITY = "val/accuracy", "val/majority_accuracy"
 CONSTANT: Mapping[str, str | float] = {"val/matthews": 0.0, ACCURACY: MAJORITY, "val/pearson": 0.0}
 """The score of a constant answer, or the metric that holds it; the first score that a task has
 decides whether a run failed."""
+
+NEAR = 1e-6
+"""How far numbers may be apart that are equal: results have scores in single precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +147,13 @@ def one_class(cell: CellResult) -> bool:
     if accuracy is None or majority is None:
         return False
     shares = (majority, 1.0 - majority) if task.classes == 2 else (majority,)
-    if not any(math.isclose(accuracy, share, rel_tol=1e-9) for share in shares):
+    if not any(math.isclose(accuracy, share, abs_tol=NEAR) for share in shares):
         return False
     if values["matthews"] is not None and values["matthews"] != 0.0:
         return False
     always = 2 * accuracy / (1 + accuracy)  # F1 if every answer is 1, which accuracy says how often
     f1 = values["f1"]
-    return f1 is None or f1 == 0.0 or math.isclose(f1, always, rel_tol=1e-9)
+    return f1 is None or f1 == 0.0 or math.isclose(f1, always, abs_tol=NEAR)
 
 
 def constant_score(cell: CellResult, measure: QualityMetric) -> float:
@@ -231,7 +234,7 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
 def _tests(grid: GridResults, axis: str, base: Any) -> list[FailureTest]:
     runs: dict[tuple[Any, ...], dict[Any, list[CellResult]]] = {}
     for cell in grid.scored:
-        others = ((k, key_of(v)) for k, v in cell.axes.items() if k not in (axis, SEED))
+        others = ((k, key_of(v)) for k, v in grid.apart_from(axis, cell.axes).items())
         at = runs.setdefault((cell.variant, *others), {})
         at.setdefault(key_of(cell.axes[axis]), []).append(cell)
     variants = dict.fromkeys(cell.variant for cell in grid.scored)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_app.grid_axes import (
+    SEED,
     WARMUP,
     Labels,
     lookup,
@@ -38,8 +39,9 @@ class CellResult:
     says why), `other_data` (finished, but on other data than the cells that it would be compared
     with: its result counts nowhere). `monitored` is what its task monitors, `corpus` its
     `data.name`, and `scores` the published scores of the task on that corpus, if it has some.
-    `group` names the values of the axes that are no block, warm-up, rate or seed. `baseline` is the
-    variant to compare with: the grid's baseline preset with this cell's other block axes.
+    `group` names the values of the axes that are no block, warm-up, rate or seed, and that follow
+    from no other axis. `baseline` is the variant to compare with: the grid's baseline preset with
+    this cell's other block axes.
     """
 
     id: str
@@ -160,7 +162,9 @@ class GridResults:
     that this one joins (`analysis.together`). `strangers` names the cells whose state is
     `other_data`, by their digest. `reruns` has the cells under perturbed rounding; `cells` has not.
     `without_parent` names the cells that are not planned yet, since the runs of another grid that
-    they start from are not finished.
+    they start from are not finished. `linked` has the axes whose values follow from another axis,
+    with that one. `asked` says that the metric was asked for, so that no score of a task takes its
+    place.
     """
 
     folder: Path
@@ -183,6 +187,8 @@ class GridResults:
     reruns: tuple[CellResult, ...] = ()
     labels: Labels = field(default_factory=dict)
     without_parent: tuple[str, ...] = ()
+    linked: Mapping[str, str] = field(default_factory=dict)
+    asked: bool = False
 
     @cached_property
     def finished(self) -> tuple[CellResult, ...]:
@@ -219,7 +225,7 @@ class GridResults:
         The first published score of its task and corpus, unless the grid file names a metric other
         than the loss; without such a score the metric of the grid file.
         """
-        if cell.scores and self.metric == cell.monitored.metric:
+        if cell.scores and self.metric == cell.monitored.metric and not self.asked:
             return cell.scores[0]
         return QualityMetric(self.metric, self.metric, "", self.mode)
 
@@ -237,6 +243,14 @@ class GridResults:
     def setting(self, key: str) -> Any:
         """The value of a dotted field that no axis varies, or None if it is not set."""
         return None if key in self.axes else lookup(self.config, key)
+
+    def apart_from(self, axis: str, axes: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of axes without `axis`, what follows from it, and the seed."""
+        return {
+            key: value
+            for key, value in axes.items()
+            if key not in (axis, SEED) and self.linked.get(key) != axis
+        }
 
     def varies(self, key: str) -> bool:
         """Whether a dotted field is an axis of several values."""

@@ -1,5 +1,6 @@
 """The limits of a grid's evidence, in sentences built from the settings of its runs."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -107,7 +108,7 @@ def _of_scores(grid: GridResults) -> list[str]:
     other = {
         glue_task_of(cell.corpus or "") or cell.corpus or ""
         for cell in grid.scored
-        if "not the published counts" in str(cell.data.get("protocol"))
+        if _is_of_other_rows(str(cell.data.get("protocol")))
     }
     if other:
         items.insert(
@@ -116,6 +117,13 @@ def _of_scores(grid: GridResults) -> list[str]:
             "compared with published ones.",
         )
     return items
+
+
+def _is_of_other_rows(protocol: str) -> bool:
+    """Whether an evaluation was of other rows than the published ones, or of a part of them."""
+    part = re.search(r"([\d,]+) of ([\d,]+) rows of valid are evaluated", protocol)
+    others = ("not the published counts", "NOT the published splits")
+    return any(words in protocol for words in others) or (part is not None and part[1] != part[2])
 
 
 def _rates(grid: GridResults) -> str:

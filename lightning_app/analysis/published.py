@@ -169,7 +169,8 @@ def _measured_otherwise(grid: GridResults, cells: Sequence[CellResult], metric: 
         for field, value in score.published_with
     }
     said = {
-        f"Not compared: {field} is {ours} in ours, and {value} is needed."
+        f"Not compared: {field} is {ours} in ours, and {'null' if value is None else value} is "
+        "needed."
         for cell in cells
         for field, value in needs.items()
         if (ours := cell.axes.get(field, lookup(grid.config, field))) not in (None, value)

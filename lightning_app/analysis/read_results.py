@@ -64,6 +64,7 @@ def read_results(folder: Path) -> GridResults:
         compare={axis: base for axis, base in compare.items() if axis in plan["axes"]},
         labels=_labels(grid, plan["axes"]),
         without_parent=tuple(cell["name"] for cell in plan.get("waiting", ())),
+        linked=_linked(grid),
     )
     return without_strangers(found)
 
@@ -109,7 +110,7 @@ def _cell(
     others = [
         key
         for key in axes
-        if key not in (SEED, WARMUP, RATE, ROUNDING)
+        if key not in (SEED, WARMUP, RATE, ROUNDING, *_linked(grid))
         and not key.startswith(BLOCK)
         and len(planned.get(key, ())) != 1  # an axis of one value distinguishes nothing
     ]
@@ -136,6 +137,13 @@ def _cell(
         corpus=None if corpus is None else str(corpus),
         scores=facts.by_corpus.get(str(corpus), ()),
     )
+
+
+def _linked(grid: Mapping[str, Any]) -> dict[str, str]:
+    """The axes whose values follow from another one, with that one."""
+    axes = grid.get("axes")
+    given = axes.items() if isinstance(axes, Mapping) else ()
+    return {axis: str(next(iter(of))) for axis, of in given if isinstance(of, Mapping) and of}
 
 
 def _labels(grid: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> Labels:

@@ -175,7 +175,10 @@ def _score(
 def _averages(
     grid: GridResults, kind: Kind, variant: str, rows: Sequence[TaskScore]
 ) -> list[TaskScore]:
-    """Each average of GLUE of which every score is there and finite."""
+    """Each average of GLUE of which every score is there and finite.
+
+    It lacks the runs that its scores lack.
+    """
     known: dict[str, dict[str, float]] = {}
     for row in rows:
         if not math.isnan(row.value):
@@ -190,6 +193,7 @@ def _averages(
             metric=f"{AVERAGE}{name}",
             value=glue_average(name, known),
             runs=min(row.runs for row in rows),
+            lacking=sum({row.data: row.lacking for row in rows}.values()),
         )
         for name in GLUE_AVERAGES
         if not _lacking(name, known)

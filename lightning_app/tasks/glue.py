@@ -13,6 +13,7 @@ from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import unigram_entropy
+from lightning_app.errors import UserError
 from lightning_app.models.classifier import TextClassifier
 from lightning_app.models.heads import ArchitectureConfig, embedding_of
 from lightning_app.objectives.base import Evaluated, LossSums, ObjectiveConfig, token_sums
@@ -170,14 +171,25 @@ class Glue(LabelledTask):
     def predict(
         self, model: TextClassifier, batch: LabelledBatch, datamodule: Any
     ) -> list[tuple[int, str]]:
-        """Return the likeliest class of each row, or its score."""
-        outputs = self.logits(model, batch)
-        if self.classifies:
-            texts = [str(answer) for answer in outputs.argmax(dim=1).tolist()]
-        else:
-            texts = [f"{score:.4f}" for score in outputs[:, 0].tolist()]
+        """Return the likeliest class of each row, or its score; nan where none is finite."""
+        found = self._answers(self.logits(model, batch)).tolist()
+        texts = [f"{answer:.{0 if self.classifies else 4}f}" for answer in found]
         rows = zip(batch.index.tolist(), texts, strict=True)
         return [(row, text) for row, text in rows if row >= 0]
+
+    def answers(self, predicted: Mapping[int, Any], datamodule: Any) -> dict[int, str]:
+        """Return the answers.
+
+        Raises:
+            UserError: one is of outputs that are not finite.
+        """
+        for row, text in sorted(predicted.items()):
+            if not math.isfinite(float(text)):
+                raise UserError(
+                    f"predict: the outputs of row {row + 1} are not finite, so the model has "
+                    "diverged; the checkpoint of another step or run is needed"
+                )
+        return dict(predicted)
 
     def predictions(self, model: TextClassifier, batch: LabelledBatch) -> Predictions:
         """Return outputs and labels of the rows that count; a score is rounded to an integer."""

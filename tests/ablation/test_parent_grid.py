@@ -160,6 +160,59 @@ def test_a_plan_holds_while_its_parents_are_the_same(tmp_path: Path) -> None:
     assert len(plan_of(spec, tmp_path / "moved").waiting) == 2
 
 
+def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
+    """On an edited corpus the parent grid has other runs, of which the old ones say nothing."""
+    child = {"base_config": {"data": {"name": "rte"}}}
+    spec = read_spec(write(tmp_path, child, base_config={"data": {"name": "books"}}))
+    for run, identity in parents_of(spec, tmp_path).values():
+        finish(run, identity, text=run.name)
+    folder = GridFolder(tmp_path / "experiments" / "child")
+    folder.path.mkdir()
+    Grid(spec, folder, plan_of(spec, tmp_path)).save()
+    plan = load_plan(folder.plan)
+    assert plan == plan_of(spec, tmp_path)
+    assert plan is not None
+    digests = {"books": stand_in.CORPUS, "rte": stand_in.CORPUS}
+
+    def corpus(data: Any) -> str | None:
+        if (found := digests[data["name"]]) == "gone":
+            raise UserError("data.root: not a folder")
+        return found
+
+    def holds() -> bool:
+        return is_valid(plan, spec, corpus, tmp_path / "experiments")
+
+    assert holds()
+    digests["books"] = "1" * 64
+    assert not holds()
+    digests["books"] = "gone"
+    assert holds()
+
+
+def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
+    """A run that was trained again has other children, and so has each of these."""
+    spec = read_spec(write(tmp_path))
+    path = tmp_path / "last.yaml"
+    tree = {**CHILD, "name": "last", "init_from": {"grid": "child.yaml", "match": [*MATCH, WARMUP]}}
+    path.write_text(yaml.safe_dump(tree))
+    last, parents = read_spec(path), parents_of(spec, tmp_path)
+    for run, identity in parents.values():
+        finish(run, identity, text=run.name)
+    for cell in plan_of(spec, tmp_path).cells:
+        finish(RunFolder(tmp_path / "experiments/child/runs" / cell.name), cell.id, text=cell.name)
+    plan = plan_of(last, tmp_path)
+    assert len(plan.cells) == 8
+
+    def holds() -> bool:
+        return is_valid(plan, last, lambda data: stand_in.CORPUS, tmp_path / "experiments")
+
+    assert holds()
+    again, identity = parents["post_ln 2"]
+    finish(again, identity, text="trained again")
+    assert not holds()
+    assert len(plan_of(last, tmp_path).waiting) == 2
+
+
 def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) -> None:
     """Beside others the set of cells stays as it is, so that they share one queue."""
     spec = read_spec(write(tmp_path))
@@ -190,6 +243,29 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"1 finished cells started from runs that are gone"):
         grid(alone=True)
     assert load_plan(folder.plan) == replace_plan
+
+
+def test_a_cell_waits_again_for_a_parent_that_is_trained_again(tmp_path: Path) -> None:
+    """A parent that has lost its result is missing, running or crashed, as before it had one."""
+    spec = read_spec(write(tmp_path))
+    folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
+    folder.runs.mkdir(parents=True)
+
+    def grid() -> Grid:
+        return current_grid(
+            spec, folder, lambda: plan_of(spec, tmp_path), True, lambda data: stand_in.CORPUS
+        )
+
+    for run, identity in parents.values():
+        finish(run, identity)
+    before = grid().plan
+    again, identity = parents["pre_ln 1"]
+    again.result.unlink()
+    plan = grid().plan
+    assert {cell.parent for cell in plan.waiting} == {f"parent/runs/{again.name}"}
+    assert (len(plan.cells), len(plan.waiting)) == (6, 2)
+    finish(again, identity)
+    assert grid().plan == before
 
 
 def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
@@ -303,14 +379,18 @@ def test_a_mistake_is_refused_in_one_line(
 
 @pytest.mark.slow
 def test_both_grids_may_be_killed_at_any_time(world: World) -> None:
-    """Each cell has one result, and each child started from its own parent."""
-    child = write(world.root)
+    """Each cell has one result, and each child started from its own parent.
+
+    One cell at a time, of enough that some are left after each kill.
+    """
+    seeds = {SEED: [1, 2, 3]}
+    child = write(world.root, {"axes": CHILD["axes"] | seeds}, axes=PARENT["axes"] | seeds)
     parent, folder = world.root / "sub" / "parent.yaml", world.root / "experiments"
-    for grid, cells in ((parent, 4), (child, 8)):
+    for grid, cells in ((parent, 6), (child, 12)):
         world.grid, world.folder = grid, folder / grid.stem
         seen = 0
         while seen < 2:
-            supervisor = world.start()
+            supervisor = world.start(workers=1)
             before = len(world.lines("end"))
             world.wait_for(lambda before=before: len(world.lines("end")) > before)
             supervisor.kill()
@@ -325,7 +405,7 @@ def test_both_grids_may_be_killed_at_any_time(world: World) -> None:
         runs = world.runs()
         assert (len(runs), {run.state for run in runs.values()}) == (cells, {"done"})
     ends = [line[1] for line in world.lines("end")]
-    assert len(ends) == len(set(ends)) == 12
+    assert len(ends) == len(set(ends)) == 18
     for cell in world.plan().cells:
         config = yaml.safe_load((world.folder / "runs" / cell.name / "config.yaml").read_text())
         there = yaml.safe_load((folder / cell.parent / "config.yaml").read_text())

@@ -1,16 +1,19 @@
 """Fine-tuning grids in the report: each task's own score, failed runs, tables of tasks."""
 
 import io
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from rich.console import Console
 
+from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.analysis.comparison import BETTER, WORSE, comparisons
 from lightning_app.analysis.exports.bibliography import bibliography
@@ -42,6 +45,7 @@ from tests.analysis.glue_grid import (
     CORPUS,
     CORRECTED,
     FLOOR,
+    GLUE_BASE,
     MAJORITY,
     PRESET,
     SEED,
@@ -169,6 +173,30 @@ def test_what_failed_means(
     assert (arm.failed, arm.one_class, arm.loss_at_floor) == (failed, one_class, 1)
 
 
+@pytest.mark.parametrize("answer", [0, 1])
+@pytest.mark.parametrize(
+    ("corpus", "ones", "rows"),
+    [("rte", 131, 277), ("mrpc", 279, 408), ("cola", 721, 1043), ("sst2", 444, 872)],
+)
+def test_one_answer_is_seen_in_the_numbers_of_a_run(
+    tmp_path: Path, corpus: str, ones: int, rows: int, answer: int
+) -> None:
+    """A run reports its scores in single precision; with one row more they are of two answers."""
+    right = ones if answer else rows - ones
+    found: dict[str, float] = {"val/nll": FLOOR, "val/majority_accuracy": max(ones, rows - ones)}
+    found["val/majority_accuracy"] /= rows
+    other = {"cola": {"val/matthews": 0.0}, "mrpc": {"val/f1": 2 * ones / (ones + rows) * answer}}
+    axes = {SEED: [1, 2], CORPUS: [corpus], PRESET: ["post_ln"], WARMUP: [60]}
+
+    def scores(of: Mapping[str, Any]) -> Scores:
+        accuracy = (right - (of[SEED] == 2)) / rows
+        whole = found | {"val/accuracy": accuracy} | other.get(corpus, {})
+        return {name: float(np.float32(value)) for name, value in whole.items()}
+
+    (arm,) = failed_runs(read_results(glue_grid(tmp_path / "demo", scores, axes)))
+    assert (arm.failed, arm.one_class) == (2, 1)
+
+
 def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: Path) -> None:
     axes = {SEED: [1], CORPUS: ["rte"], PRESET: ["post_ln"], WARMUP: [60]}
     folder = glue_grid(tmp_path / "demo", lambda _: {"val/nll": FLOOR}, axes)
@@ -231,6 +259,29 @@ def test_the_difference_by_warm_up_is_paired_and_knows_the_direction(tmp_path: P
     assert cola.estimate == pytest.approx(0.053)
     assert (cola.low, cola.high) == pytest.approx((0.053 - half, 0.053 + half), abs=1e-8)
     assert rte.estimate == pytest.approx(-0.047)
+
+
+def test_what_is_asked_for_is_compared_and_nothing_else(tmp_path: Path) -> None:
+    """The loss if it is named, where the score of the task goes the other way; one axis alone."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        worse, shift = axes[PRESET] == "pre_ln", axes[SEED] / 1000
+        return learned("rte", 0.7 - 0.1 * worse + shift, 0.5 - 0.1 * worse + shift * worse)
+
+    axes = {**AXES, CORPUS: ["rte"], PRESET: ["post_ln", "pre_ln"]}
+    grid = read_results(glue_grid(tmp_path / "demo", scores, axes, compare={PRESET: "pre_ln"}))
+    for metric, mode, shown, estimate in (
+        ("val/nll", None, "min", -0.097),
+        ("val/accuracy", None, "max", -0.1),
+        (None, None, "max", -0.1),
+        (None, "max", "max", -0.097),
+    ):
+        found = compare_axis(grid, PRESET, "post_ln", metric=metric, mode=mode)
+        assert found["axis"].unique().tolist() == [PRESET]
+        assert found["estimate"].tolist() == pytest.approx([estimate] * 2)
+        assert found["mode"].unique().tolist() == [shown]
+        by_loss = metric == "val/nll" or mode is not None
+        assert found["metric"].unique().tolist() == ["val/nll" if by_loss else "val/accuracy"]
 
 
 def test_no_interval_where_only_some_runs_failed_by_their_score(grid: GridResults) -> None:
@@ -318,6 +369,25 @@ def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path: Path) -> None:
     assert no_averages(grid) == ""
 
 
+def test_an_average_says_how_many_runs_it_lacks(tmp_path: Path) -> None:
+    """One run of CoLA diverged: the mean of the others is too good, and so is the average."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        names = GLUE_TASKS[GLUE_CORPORA[axes[CORPUS]]].metrics
+        if (axes[CORPUS], axes[SEED], axes[WARMUP]) == ("stsb", 2, 60):
+            return {"val/nll": None, **{f"val/{name}": None for name in names}}
+        found = {"val/nll": 0.4, "val/majority_accuracy": 0.4, "test/accuracy": 0.9}
+        return found | {f"val/{name}": 0.5 for name in names}
+
+    axes = {SEED: [1, 2], CORPUS: [*GLUE_CORPORA], PRESET: ["post_ln"], WARMUP: [0, 60]}
+    grid = read_results(glue_grid(tmp_path / "demo", scores, axes))
+    rows = [row for row in task_scores(grid) if row.kind == "mean" and row.average]
+    assert [(row.runs, row.lacking) for row in rows] == [(1, 1)] * 3
+    table = {table.name: table for table in task_tables(grid)}["task_scores"]
+    (row,) = next(iter(table.bodies.values()))
+    assert row[-1].splitlines()[0] == f"{100 * rows[0].value:.2f} (glue, 1 without)"
+
+
 FIGURE = {"paper": "he2021realformer", "setting": "BERT-Large", "variant": "post_ln"}
 
 
@@ -338,6 +408,45 @@ def test_a_published_figure_is_compared_on_its_own_task(tmp_path: Path) -> None:
     assert tables["task_scores"].header == (
         *("variant", "CoLA Matthews correlation", "QNLI accuracy", "RTE accuracy", "average"),
     )
+
+
+PARTS = [
+    ("squad1", {"train_from_dev": 0.9}, "SQuAD 1.1: NOT the published splits: of dev-v1.1", True),
+    ("squad1", {}, "SQuAD 1.1: 87,599 / 10,570 questions, the published counts", False),
+    ("rte", {}, "GLUE RTE: the published counts; 40 of 277 rows of valid are evaluated", True),
+    ("rte", {}, "GLUE RTE: the published counts; 277 of 277 rows of valid are evaluated", False),
+]
+
+
+@pytest.mark.parametrize(("corpus", "section", "protocol", "is_other"), PARTS)
+def test_scores_of_other_rows_are_not_put_beside_published_ones(
+    tmp_path: Path, corpus: str, section: dict[str, Any], protocol: str, is_other: bool
+) -> None:
+    """A part of SQuAD's dev set is no published set, nor are some batches of one."""
+    kind = "squad" if corpus == "squad1" else "glue"
+    metric = {"squad": "val/f1", "glue": "val/accuracy"}[kind]
+    base = yaml.safe_load(yaml.safe_dump(GLUE_BASE))
+    base["model"]["objective"]["kind"] = kind
+    base["data"] |= {"name": corpus, **section}
+    figure = FIGURE | {"data": corpus, "metric": metric, "value": 91.9}
+    folder = glue_grid(
+        tmp_path / "demo",
+        lambda axes: {"val/nll": 0.5, metric: 0.6 + axes[SEED] / 100},
+        {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
+        base_config=base,
+        published=[figure],
+    )
+    for path in folder.glob("runs/*/result.json"):
+        record = json.loads(path.read_text())
+        record["data"] |= {"name": corpus, "protocol": protocol}
+        path.write_text(json.dumps(record))
+    grid = read_results(folder)
+    said = [item for item in limits(grid) if item.startswith("Not the published rows: ")]
+    assert len(said) == is_other
+    (row,) = comparison(grid).to_dict("records")
+    refused = "Not compared: data.train_from_dev is 0.9 in ours, and null is needed."
+    assert (refused in row["differences"]) == bool(section)
+    assert (row["ours"] == "–") == bool(section)
 
 
 def test_the_shipped_figures_are_those_of_the_papers() -> None:

@@ -83,6 +83,41 @@ def test_a_comparison_in_one_of_two_grids(make_grid: Any) -> None:
     assert least.p_holm == pytest.approx(min(1.0, len(rows) * least.p))
 
 
+def link(fake: Any, axis: str, other: str, values: Mapping[Any, Any]) -> None:
+    """Let an axis follow from another one, in the grid file and in the plan."""
+    keep(fake, lambda at: at[axis] == values[at[other]])
+    axes = yaml.safe_load((fake.folder / "grid.yaml").read_text())["axes"]
+    change(fake, axes={**axes, axis: {other: dict(values)}})
+
+
+@pytest.mark.parametrize("axis", [RATE, WIDTH])
+def test_an_axis_that_follows_from_the_compared_one_is_a_part_of_its_values(
+    make_grid: Any, axis: str
+) -> None:
+    """Each preset has its own rate or width, and the grid asks which preset is better."""
+    values = {"pre_ln": 64, "post_ln": 128}
+    axes = {PRESET: list(values), axis: [64, 128], SEED: [1, 2, 3, 4, 5]}
+    fake = make_grid(loss, axes, curves=False)
+    link(fake, axis, PRESET, values)
+    (row,) = comparisons(read_results(fake.folder))
+    assert (row.value, row.baseline, row.where, row.seeds) == ("post_ln", "pre_ln", "all", 5)
+    assert row.note == ""
+
+
+def test_what_follows_from_the_variant_or_the_warm_up_makes_no_group(make_grid: Any) -> None:
+    """Otherwise no run without warm-up would have one with it, and no variant a baseline."""
+    for name, other, values in (
+        ("variant", PRESET, {"pre_ln": 64, "post_ln": 128}),
+        ("warmup", WARMUP, {0: 64, 60: 128}),
+    ):
+        fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False, name=name)
+        link(fake, WIDTH, other, values)
+        grid = read_results(fake.folder)
+        assert {cell.group for cell in grid.cells} == {"all"}
+        found = {(s.score, s.variant): s for s in sensitivity_scores(grid)}
+        assert found["delta", "post_ln"].seeds == found["interaction", "post_ln"].seeds == 3
+
+
 def test_comparisons_use_the_names_of_the_grid_file(make_grid: Any) -> None:
     fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False)
     names = {PRESET: ["Pre-LN", "Post-LN"], WIDTH: ["narrow", "wide"]}

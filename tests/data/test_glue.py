@@ -177,6 +177,26 @@ def test_the_hub_gives_the_rows_of_the_published_tables(
         assert corpus.splits["valid"][column] == expected
 
 
+@pytest.mark.parametrize(("name", "label"), [("rte", -1), ("mnli", 3), ("sst2", -1), ("rte", 0.5)])
+def test_a_label_of_the_hub_is_one_of_the_task(
+    tmp_path: Path, name: str, label: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row without a label has -1 there, which would count as the last class in words."""
+    import datasets
+
+    columns = ("sentence", "sentence1", "sentence2", "premise", "hypothesis")
+    row = {**dict.fromkeys(columns, "a text"), "label": label}
+    splits = ("train", "validation", "validation_matched", "validation_mismatched")
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, **__: {split: [row] for split in splits}
+    )
+    given = replace(config(tmp_path, name), root="hf://someone/else")
+    with pytest.raises(
+        UserError, match=f"a row of the hub has the label {label}; 0 to [12] needed"
+    ):
+        locate(given)
+
+
 def test_labels_are_a_part_of_what_is_prepared(tmp_path: Path) -> None:
     """Another label is another corpus, and one changed bit in a prepared label is found."""
     root = tables.write_table(tmp_path, "rte")

@@ -11,6 +11,7 @@ from lightning_app.bench.bert_peers import bert_classifier
 from lightning_app.bench.peers import linears
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.errors import UserError
 from lightning_app.models.classifier import CUT, STD, TextClassifier
 from lightning_app.objectives.base import Evaluated, ObjectiveConfig
 from lightning_app.tasks.base import build_task
@@ -212,6 +213,26 @@ def test_outputs_that_are_not_finite_have_no_score() -> None:
     assert found[3].pop("val/majority_accuracy") == pytest.approx(2 / 3)
     assert set(found[3]) == {"val/accuracy", "val/f1"}
     assert all(map(math.isnan, found[3].values()))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "said"), [("RTE", ["1", "0", "1"]), ("STS-B", ["0.5000"] * 3)])
+def test_outputs_that_are_not_finite_predict_nothing(name: str, said: list[str]) -> None:
+    """They would be the first class in `ablate predict`."""
+    width = 1 if name == "STS-B" else 2
+    outputs = torch.tensor([[0.5, 0.75], [0.5, 0.25], [0.5, 1.0]])[:, :width]
+
+    class Given(nn.Module):
+        def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
+            return outputs
+
+    task, batch = build_task(objective(name)), texts([0.0, 0.0, 1.0])
+    found = dict(task.predict(Given(), batch, None))
+    assert task.answers(found, None) == dict(enumerate(said))
+    outputs = outputs.clone()
+    outputs[1] = math.nan
+    with pytest.raises(UserError, match="the outputs of row 2 are not finite"):
+        task.answers(dict(task.predict(Given(), batch, None)), None)
 
 
 def test_mistakes_of_the_objective() -> None:

@@ -72,6 +72,29 @@ def test_a_cell_that_uses_a_part_has_its_digest(write: Write, use: str) -> None:
     assert cell_id(tree) != first
 
 
+def test_a_parent_with_another_version_of_a_part_is_refused(write: Write, tmp_path: Path) -> None:
+    """Its weights would be loaded into another block of the same name."""
+    plugin = plugins.load(str(write(PARTS)))
+    run = RunFolder(tmp_path / "parent")
+    run.checkpoints.mkdir(parents=True)
+    for file in (run.checkpoint("last"), run.tokenizer, run.config):
+        file.write_text("of the parent")
+    run.result.write_text('{"outcome": "trained"}')
+    child = config("model.block.preset", "max_post")
+    child = {**child, "model": {**child["model"], "init_from": str(run.path)}}
+
+    def trained(used: Mapping[str, str]) -> None:
+        fields = {f"plugins.{name}": digest for name, digest in used.items()}
+        write_record(run.path, Record(config=fields, blocks={}, corpus=None))
+
+    for used in ({"some_parts": plugin.sha256}, {}, {"others": "0" * 64}):
+        trained(used)
+        assert named_by_content(child)["plugins"] == {"some_parts": plugin.sha256}
+    trained({"some_parts": "0" * 64})
+    with pytest.raises(UserError, match="its plug-in some_parts has the sha256 0000000000000000"):
+        named_by_content(child)
+
+
 def test_a_cell_that_uses_no_part_keeps_its_id(write: Write) -> None:
     before = cell_id(config())
     plugins.load(str(write(PARTS)))

@@ -207,7 +207,8 @@ def _value(row: TaskScore | None) -> str:
 
 
 def _average(row: TaskScore) -> str:
-    return f"{100 * row.value:.2f} ({row.average})"
+    without = f", {row.lacking} without" if row.kind == "mean" and row.lacking else ""
+    return f"{100 * row.value:.2f} ({row.average}{without})"
 
 
 def _mean(

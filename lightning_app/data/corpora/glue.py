@@ -159,8 +159,14 @@ class GlueReader(CorpusReader):
         return lines
 
     def _written(self, label: float) -> str:
-        if self.task.classes is None:
+        classes = self.task.classes
+        if classes is None:
             return f"{label:.3f}"  # the hub has them as float32, the published table with 3 digits
+        if label not in range(classes):  # -1 says there that a row has no label
+            raise UserError(
+                f"data.name '{self.corpus}': a row of the hub has the label {label}; 0 to "
+                f"{classes - 1} needed"
+            )
         return self.words[int(label)] if self.words else str(int(label))
 
     def protocol(
