@@ -68,7 +68,7 @@ class TextDataModule(pl.LightningDataModule):
         rows = {split: self._rows(split) for split in meta["sizes"]}
         task = task_class(self.config.task)
         evaluated = {split: self._evaluated(split, rows[split]) for split in self._limits()}
-        self.floor = task.floor(rows["valid"], evaluated.get("valid"))
+        self.floor = self.validation_floor(evaluated.get("valid"))
         packing = task.describe(rows)
         for split, part in evaluated.items():
             packing += f"; {len(part):,} of {len(rows[split]):,} rows of {split} are evaluated"
@@ -81,6 +81,21 @@ class TextDataModule(pl.LightningDataModule):
             "checksum": meta["checksum"],
             "digest": self.corpus.digest,
         }
+
+    def validation_floor(self, evaluated: np.ndarray | None = None) -> float:
+        """Return the `floor` of the validation split, or of the rows that are evaluated.
+
+        Raises:
+            UserError: if it is 0, so that no model could be below it.
+        """
+        floor = task_class(self.config.task).floor(self._rows("valid"), evaluated)
+        if floor <= 0.0:
+            raise UserError(
+                f"data.name '{self.config.name}': all that is predicted in the validation split is "
+                "the same, so a constant answer has the lowest loss; two different labels or "
+                "tokens are needed, also in the part that trainer.limit_val_batches leaves"
+            )
+        return floor
 
     def training_floor(self) -> float:
         """Count the training targets and return their `floor`."""

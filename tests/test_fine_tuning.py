@@ -230,6 +230,7 @@ TABLES = [
     ("rte", "index\tsentence1\tsentence2\tlabel\n", "empty, no row below its header"),
     ("mrpc", f"{tables.HEADERS['mrpc']}\n4.2\t1\t2\ta\tb\n", "the label '4.2' is not one of MRPC"),
     ("sst2", "sentence\tlabel\na film\t2\n", "the label '2' is not one of SST-2"),
+    ("sst2", "sentence\tlabel\na film\t1\na cat\t1\n", "all that is predicted in the validation"),
 ]
 
 

@@ -177,8 +177,9 @@ def _averages(
 ) -> list[TaskScore]:
     """Each average of GLUE of which every score is there and finite.
 
-    It lacks the runs that its scores lack.
+    It lacks the runs that its scores lack. A grid may have other tasks beside those of GLUE.
     """
+    rows = [row for row in rows if glue_task_of(row.data)]
     known: dict[str, dict[str, float]] = {}
     for row in rows:
         if not math.isnan(row.value):
