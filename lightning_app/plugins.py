@@ -325,7 +325,7 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
     names: set[str] = set()
     for key, value in (*_leaves(config), *_leaves(stacks)):
         names |= owners(key, value)
-        if key.rpartition(".")[2] == "class_path" and isinstance(value, str):
+        if isinstance(value, str) and _names_code(key, value):
             package = value.partition(".")[0]
             names |= {name for name, each in _LOADED.items() if each.package == package}
     return digests_of(names)
@@ -348,6 +348,12 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
             if any(each.package == used != user for user, used in wanted)
         } - found
     return {name: _LOADED[name].sha256 for name in sorted(found)}
+
+
+def _names_code(key: str, value: str) -> bool:
+    """Whether a text of a config names a class, or may name a function, by its import path."""
+    *above, last = key.split(".")
+    return last == "class_path" or ("init_args" in (*above, last) and "." in value)
 
 
 def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:

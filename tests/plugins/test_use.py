@@ -124,6 +124,14 @@ def test_a_plugin_that_another_imports_counts(
     assert sorted(named_by_content(tree)["plugins"]) == ["a_base", "a_user"]
 
 
+def test_a_function_that_an_argument_names_counts(write: Write) -> None:
+    hooks = {"on_train_start": "some_parts.hook"}
+    callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": hooks}
+    plugin = plugins.load(str(write("def hook(trainer, module):\n    pass\n")))
+    tree = config("trainer.callbacks", [callback])
+    assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
+
+
 def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
     plugins.load(str(write(PARTS)))
     tree = config("model.block.preset", "max_post")
