@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.plugin_imports import check_neighbours, imports_of, origins_of
 from lightning_app.project import PROJECT, read_project
-from lightning_app.registry import Registry, owners, registering, remove_parts
+from lightning_app.registry import Registry, owners, registering, remove_parts, strays
 
 ENTRY_POINTS = "lightning_app.plugins"
 """The group of the entry points of installed packages; each names a module."""
@@ -321,10 +321,20 @@ def with_plugins(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[s
 
 
 def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each plug-in of which a config or its blocks use a part, by name."""
+    """Return the digest of each plug-in of which a config or its blocks use a part, by name.
+
+    Raises:
+        UserError: for a part that a module has registered which was not loaded as a plug-in.
+    """
     names: set[str] = set()
     for key, value in (*_leaves(config), *_leaves(stacks)):
         names |= owners(key, value)
+        for module in strays(key, value):
+            raise UserError(
+                f"{key}: {value!r} was registered by '{module}', which is no plug-in, so that no "
+                "id would tell its versions apart; put it into a file and load that with "
+                f"--plugin FILE, {PROJECT} or lightning_app.plugins.load"
+            )
         if isinstance(value, str) and _names_code(key, value):
             package = value.partition(".")[0]
             names |= {name for name, each in _LOADED.items() if each.package == package}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from lightning_app import plugin_copies, plugins
@@ -14,6 +15,7 @@ from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.ablation.plan import made_from
 from lightning_app.ablation.submit import submit_command
+from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, named_by_content, stacks_of
@@ -130,6 +132,21 @@ def test_a_function_that_an_argument_names_counts(write: Write) -> None:
     plugin = plugins.load(str(write("def hook(trainer, module):\n    pass\n")))
     tree = config("trainer.callbacks", [callback])
     assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
+
+
+def test_a_part_that_no_plugin_registers_is_refused() -> None:
+    """An id that says nothing of its code would be that of every version of it."""
+    NORM_KINDS.register("stray_norm")(torch.nn.LayerNorm)
+    try:
+        with pytest.raises(UserError) as caught:
+            cell_id(config("model.block.norm", "stray_norm"))
+    finally:
+        del NORM_KINDS._parts["stray_norm"]
+    assert str(caught.value) == (
+        f"model.block.norm: 'stray_norm' was registered by '{__name__}', which is no plug-in, so "
+        "that no id would tell its versions apart; put it into a file and load that with --plugin "
+        "FILE, ablate.yaml or lightning_app.plugins.load"
+    )
 
 
 def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
