@@ -1,5 +1,7 @@
 """A plug-in is part of the identity of the cells that use it, and of no others."""
 
+import importlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +19,8 @@ from lightning_app.ablation.plan import made_from
 from lightning_app.ablation.submit import submit_command
 from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.config import resolve
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.identity.record import Record, write_record
@@ -24,6 +28,7 @@ from lightning_app.mixtures import mixed
 from lightning_app.provenance import foreign_classes
 from lightning_app.run_folder import RunFolder
 from tests.plugins.conftest import PARTS, Write
+from tests.small import write_corpus
 
 CONFIG = """
 trainer: {max_steps: 4}
@@ -147,6 +152,42 @@ def test_a_part_that_no_plugin_registers_is_refused() -> None:
         "that no id would tell its versions apart; put it into a file and load that with --plugin "
         "FILE, ablate.yaml or lightning_app.plugins.load"
     )
+
+
+READER = """
+from lightning_app.data.config import CORPORA
+from lightning_app.data.corpora.text import Text
+
+from own_reader.cleaning import clean
+
+
+@CORPORA.register("cleaned")
+class Cleaned(Text):
+    def parse(self, columns, path):
+        return {name: [clean(line) for line in lines] for name, lines in columns.items()}
+"""
+
+
+def test_a_corpus_is_prepared_again_after_a_change_of_its_plugin(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the change is in another file of the package than the reader."""
+    monkeypatch.syspath_prepend(tmp_path)
+    write_corpus(tmp_path)
+    data: dict[str, Any] = {"name": "cleaned", "tokenizer": "word", "vocab_size": None}
+    data |= {"root": str(tmp_path / "corpus"), "cache": str(tmp_path / "cache")}
+    write(READER, "__init__", "own_reader")
+    found = []
+    for way in ("lower", "upper"):
+        write(f"clean = str.{way}  # {way}\n", "cleaning", "own_reader")
+        plugins.load("own_reader")
+        corpus = prepare(DataConfig(**data))
+        found.append(corpus.lines("valid", "target")[0])
+        plugins.unload("own_reader")
+        del sys.modules["own_reader.cleaning"]
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "own_reader" / "__pycache__", ignore_errors=True)
+    assert found == ["the dog sees the cat .", "THE DOG SEES THE CAT ."]
 
 
 def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
