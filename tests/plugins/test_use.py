@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_app import plugin_copies, plugins
+from lightning_app import load_run, plugin_copies, plugins
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.ablation.plan import made_from
@@ -277,6 +277,21 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
         assert str(caught.value).startswith(line)
     plugins.load(str(copy))  # by the user's own word
     plugin_copies.require(run.path)
+
+
+def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(
+    write: Write, tmp_path: Path
+) -> None:
+    """Its weights would else be used with other code, through a run that needs no plug-in."""
+    plugins.load(str(write(PARTS)))
+    run = kept_run(tmp_path / "run")
+    plugins.unload("some_parts")
+    plain = RunFolder(tmp_path / "plain")
+    for needed in (run.checkpoint("best"), plain.tokenizer):
+        needed.parent.mkdir(exist_ok=True)
+        needed.write_bytes(b"")
+    with pytest.raises(UserError, match=r"run .*run needs the plug-in some_parts\.py"):
+        load_run(plain.path, run.checkpoint("best"))
 
 
 def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> None:
