@@ -8,6 +8,7 @@ from lightning_app.ablation.grid_checks import check_compare, check_metric
 from lightning_app.analysis.comparison import MetricDifference, comparisons, comparisons_frame
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.errors import UserError, nearest
+from lightning_app.grid_axes import CORPUS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,11 +28,12 @@ def compare_axis(
         grid: The results of a grid.
         axis: The dotted key of one of its axes.
         baseline: The value of the axis that the others are compared with.
-        metric: A metric of the runs; None for that of the grid.
+        metric: A metric of the runs; None for that of the grid, or the own score of its task.
         mode: Whether `min` or `max` is best; None for that of the metric.
 
     Raises:
-        UserError: for an unknown axis, value or metric, and for a grid with a pruner.
+        UserError: for an unknown axis, value or metric, for a grid with a pruner, and for a mode
+            without a metric where tasks have scores of their own.
     """
     compare = check_compare({axis: baseline}, grid.axes)
     if not grid.varies(axis):
@@ -48,8 +50,11 @@ def compare_axis(
         asked["mode"] = grid.mode
     name, best = check_metric(asked, grid.config, grid.axes)
     _check_reported(grid, name)
-    rows = comparisons(replace(grid, compare=compare, metric=name, mode=best))
-    return _with_seeds(rows)
+    if metric is not None and axis != CORPUS:  # no score takes the place of what was asked for
+        grid = replace(grid, cells=tuple(replace(cell, scores=()) for cell in grid.cells))
+    elif mode is not None and grid.scored:
+        raise UserError(f"mode: needs a metric; {grid.name} is judged by the scores of its task")
+    return _with_seeds(comparisons(replace(grid, metric=name, mode=best), compare))
 
 
 def _check_reported(grid: GridResults, metric: str) -> None:

@@ -104,13 +104,16 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
     return {axis: grid.axes[axis][0] if given is None else given}
 
 
-def comparisons(grid: GridResults) -> list[MetricDifference]:
-    """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs."""
+def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> list[MetricDifference]:
+    """Every comparison of a grid, or of the grids that it joins; none where a pruner ended runs.
+
+    With `axes` only theirs, each with its baseline, in place of `compared_axes`.
+    """
     found = [
         row
         for part in grid.parts or (grid,)
         if part.pruner is None
-        for axis, base in compared_axes(part).items()
+        for axis, base in (compared_axes(part) if axes is None else axes).items()
         for row in _of(part, axis, base)
     ]
     family = [1.0 if row.seeds > 1 and math.isnan(row.p) else row.p for row in found]

@@ -96,7 +96,8 @@ def compare(
         grid: As for `results`.
         axis: The dotted key of an axis of the grid.
         baseline: One of its values.
-        metric: A metric that the runs report; None for that of the grid.
+        metric: A metric that the runs report; None for that of the grid, or the own score of its
+            task, as in fine-tuning.
         mode: Whether `min` or `max` of it is best; None for what is known of the metric.
         experiments: The folder that holds the folders of grids.
 

@@ -22,6 +22,7 @@ from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
 from tests.analysis.conftest import PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
+from tests.analysis.glue_grid import Scores, glue_grid, learned
 
 AXES = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 
@@ -140,6 +141,37 @@ def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
     assert "1 of 3 pairs lack a finite val/perplexity" in post["note"]
     assert np.isnan(post["seed 1"])
     assert not np.isnan(post["seed 5"])
+
+
+def tuned(tmp_path: Path) -> Path:
+    """A grid of fine-tuning: the loss falls with warm-up, and so does the accuracy."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        better = (0.1 + 0.01 * axes[SEED]) * (axes[WARMUP] > 0)
+        return {**learned("rte", 0.8 - better, 0.5 - better), "val/f1": 0.5}
+
+    axes = {**AXES, "data.name": ["rte"]}
+    return glue_grid(tmp_path / "tuned", scores, axes)
+
+
+def test_the_metric_that_is_asked_for_is_compared(tmp_path: Path) -> None:
+    """A task with a score of its own is judged by it, unless another metric is named."""
+    grid = tuned(tmp_path)
+    by_score = compare(grid, axis=WARMUP, baseline=0)
+    assert set(by_score["metric"]) == {"val/accuracy"}
+    assert set(by_score["reading"]) == {"worse"}
+    by_loss = compare(grid, axis=WARMUP, baseline=0, metric="val/nll")
+    assert set(by_loss["metric"]) == {"val/nll"}
+    assert by_loss["estimate"].tolist() == pytest.approx([-0.135, -0.135])
+    with pytest.raises(UserError, match="mode: needs a metric"):
+        compare(grid, axis=WARMUP, baseline=0, mode="min")
+
+
+def test_no_other_axis_is_compared(tmp_path: Path) -> None:
+    """The report of a task with scores compares the warm-up besides; Holm counts its rows too."""
+    found = compare(tuned(tmp_path), axis=PRESET, baseline="pre_ln")
+    assert set(found["axis"]) == {PRESET}
+    assert len(found) == 2
 
 
 def test_the_mode_decides_which_is_better(grid: FakeGrid) -> None:
