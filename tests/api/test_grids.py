@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from filelock import FileLock
 from scipy import stats
 
@@ -21,7 +22,7 @@ from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
-from tests.analysis.conftest import PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
+from tests.analysis.conftest import BASE, PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
 from tests.analysis.glue_grid import Scores, glue_grid, learned
 
 AXES = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
@@ -117,6 +118,28 @@ def test_a_file_whose_cells_are_not_planned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no plan yet"):
         results("demo", experiments=tmp_path / "other")
     assert len(results(tmp_path / "demo")) == 24
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"base_config": {**BASE, "trainer": {"max_steps": 400}}}, "its base configs differ"),
+        ({"exclude": [{PRESET: "post_ln", WARMUP: 0}]}, "its exclusions differ"),
+        ({"metric": {"name": "val/accuracy", "mode": "max"}}, "its metrics differ"),
+    ],
+)
+def test_a_file_of_another_experiment_is_refused(
+    grid: FakeGrid, tmp_path: Path, change: Mapping[str, Any], said: str
+) -> None:
+    """Its axes are those of the plan, and the results are not what the file says."""
+    tree = yaml.safe_load((grid.folder / "grid.yaml").read_text())
+    file, where = tmp_path / "mine.yaml", grid.folder.parent
+    file.write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert len(results(file, experiments=where)) == 24
+    file.write_text(yaml.safe_dump({**tree, **change}, sort_keys=False))
+    with pytest.raises(UserError, match=said):
+        results(file, experiments=where)
+    assert len(results(grid.folder)) == 24
 
 
 def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
