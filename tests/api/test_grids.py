@@ -265,6 +265,9 @@ def test_the_command_prints_the_same_tables(grid: FakeGrid, capsys) -> None:
         ("variant == 'pre_ln'", 12),
         (f"`{PRESET}` == 'pre_ln' and seed <= 2", 4),
         ("`val/nll` < 100", 20),  # no run without a result
+        ("`val/nll` != 0", 20),
+        ("not (`val/nll` > 100)", 20),
+        ("not (seed > 2)", 8),
         ("outcome == 'stalled'", 2),
         ("seed > 99", 0),
     ],
