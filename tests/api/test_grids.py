@@ -17,7 +17,7 @@ import yaml
 from filelock import FileLock
 from scipy import stats
 
-from lightning_app import UserError, compare, results, run_grid
+from lightning_app import UserError, compare, plugins, results, run_grid
 from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
@@ -339,6 +339,25 @@ def test_a_grid_runs_as_the_command_does(
     assert Path("environment").read_text() == f"{url} 1\n"
     assert capsys.readouterr().out.strip() == "1 of 2 cells"
     pd.testing.assert_frame_equal(frame, results("mine"))
+
+
+def test_a_grid_runs_with_the_plugins_of_the_caller(
+    grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project may list another version of one, which would run in its place."""
+    path = tmp_path / "my_parts.py"
+    path.write_text("")
+    plugins.load(str(path))
+    try:
+        stand_in(tmp_path, monkeypatch, code=0)
+        run_grid("mine")
+        words = Path("words").read_text()
+        assert words.startswith(f"-m lightning_app --plugin {path} run mine --experiments")
+        path.write_text("# changed\n")
+        with pytest.raises(UserError, match="another plug-in has the name 'my_parts' already"):
+            run_grid("mine")
+    finally:
+        plugins.unload("my_parts")
 
 
 def test_a_refused_grid_is_a_mistake_and_a_crash_is_none(
