@@ -625,7 +625,7 @@ MUTANTS = (
     mutant(
         "a plug-in is part of every id",
         PLUGINS,
-        "return {name: _LOADED[name].sha256 for name in sorted(names)}",
+        "return {name: _LOADED[name].sha256 for name in sorted(found)}",
         "return {name: _LOADED[name].sha256 for name in sorted(_LOADED)}",
     ),
     mutant(
@@ -637,8 +637,44 @@ MUTANTS = (
     mutant(
         "an id has the name of a plug-in alone",
         PLUGINS,
-        "return {name: _LOADED[name].sha256 for name in sorted(names)}",
-        "return {name: name for name in sorted(names)}",
+        "return {name: _LOADED[name].sha256 for name in sorted(found)}",
+        "return {name: name for name in sorted(found)}",
+    ),
+    mutant(
+        "a plug-in that another imports does not count",
+        PLUGINS,
+        "if any(each.package == used != user for user, used in wanted)",
+        "if False",
+    ),
+    mutant(
+        "a function of a plug-in that an argument names does not count",
+        PLUGINS,
+        ' or ("init_args" in (*above, last) and "." in value)',
+        "",
+    ),
+    mutant(
+        "a part that no plug-in registers is in no id",
+        PLUGINS,
+        "for module in strays(key, value):",
+        "for module in ():",
+    ),
+    mutant(
+        "a number of a neighbour is not seen",
+        PLUGINS,
+        "check_neighbours(path, plugin.imports | origins_of(vars(module)))",
+        "check_neighbours(path, origins_of(vars(module)))",
+    ),
+    mutant(
+        "a corpus of a changed plug-in stays prepared",
+        PLUGINS,
+        "made_of |= {KEY: digests_of(own)} if own else {}",
+        "made_of |= {}",
+    ),
+    mutant(
+        "a checkpoint of another run is opened without its plug-ins",
+        PLUGINS,
+        "    require_of(file)\n",
+        "",
     ),
     mutant(
         "a part of a resolved block does not count",
@@ -686,8 +722,8 @@ MUTANTS = (
     mutant(
         "a callback of a plug-in does not count",
         PLUGINS,
-        'if key.rpartition(".")[2] == "class_path" and',
-        'if key.rpartition(".")[2] == "class" and',
+        'return last == "class_path" or ("init',
+        'return ("init',
     ),
     mutant(
         "a plan outlives a change of a plug-in",
@@ -714,6 +750,12 @@ MUTANTS = (
         "        raise",
     ),
     # Finished cells of other folders.
+    mutant(
+        "curves that are not finite agree with any result",
+        FINISHED,
+        "not abs(last - loss) <= 1e-6 * abs(loss)",
+        "abs(last - loss) > 1e-6 * abs(loss)",
+    ),
     mutant(
         "the id of another folder's run is not made again",
         FINISHED,
@@ -1491,8 +1533,14 @@ MUTANTS = (
     mutant(
         "results of a grid with other cells are read",
         API_GRIDS,
-        "    if found.axes != spec.axes:",
-        "    if False:",
+        "    if (differs := _difference(found, spec)) is not None:",
+        "    if differs := None:",
+    ),
+    mutant(
+        "results of a grid with another base are read",
+        API_GRIDS,
+        "if canonical(held.get(key) or []) != canonical(wanted[key] or []):",
+        "if False:",
     ),
     mutant(
         "a query takes rows by number",
@@ -1503,8 +1551,44 @@ MUTANTS = (
     mutant(
         "a comparison is always on the metric of the grid",
         API_GRIDS,
-        "replace(grid, compare=compare, metric=name, mode=best)",
-        "replace(grid, compare=compare, mode=best)",
+        "comparisons(replace(grid, metric=name, mode=best), compare)",
+        "comparisons(replace(grid, mode=best), compare)",
+    ),
+    mutant(
+        "the score of a task takes the place of the metric that is asked for",
+        API_GRIDS,
+        "if metric is not None and axis != CORPUS:",
+        "if False:",
+    ),
+    mutant(
+        "a comparison of one axis has the rows of another",
+        API_GRIDS,
+        "(compared_axes(part) if axes is None else axes)",
+        "compared_axes(part)",
+    ),
+    mutant(
+        "a condition holds on a missing number",
+        API_GRIDS,
+        "frame.convert_dtypes().eval(",
+        "frame.eval(",
+    ),
+    mutant(
+        "a grid runs without the plug-ins of the caller",
+        API_GRIDS,
+        'words = [word for each in plugins for word in ("--plugin", each.source)]',
+        "words: list[str] = []",
+    ),
+    mutant(
+        "a result of fit is that of a later run",
+        at("api/test_fit.py"),
+        "if run.trainer.is_global_zero:",
+        "if False:",
+    ),
+    mutant(
+        "a block of an encoder serves a causal stack",
+        API_BLOCKS,
+        "if causal and not self._serves_causal:",
+        "if False:",
     ),
     # The command line.
     mutant(
@@ -1520,6 +1604,12 @@ MUTANTS = (
         'if name.startswith("unknown"):',
     ),
     mutant(
+        "-c may follow --run",
+        at("commands/test_named_run.py"),
+        'if word.startswith("-c"):',
+        "if False:",
+    ),
+    mutant(
         "the last checkpoint takes the place of a missing best",
         at("commands/test_named_run.py"),
         "    path = run.checkpoint(given)\n    if path.is_file():\n        return path\n",
@@ -1531,6 +1621,12 @@ MUTANTS = (
         at("commands/test_named_run.py"),
         "around.enter_context(redirect_stdout(sys.stderr))",
         "pass",
+    ),
+    mutant(
+        "a config may go back to its defaults after the run",
+        at("commands/test_show.py"),
+        "for key, value in {**whole, **found_in_config}.items()",
+        "for key, value in found_in_config.items()",
     ),
     mutant(
         "a difference of metrics is left minus right",

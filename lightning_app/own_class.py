@@ -11,6 +11,9 @@ from lightning_app.plugins import loaded
 CLASS_FIELDS = ("class_path", "init_args")
 """The fields of a section that say which class is made of it."""
 
+OWN_CLASS = "model.class_path"
+"""The field that names a LightningModule of a plug-in."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnClass:

@@ -19,8 +19,9 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError, named, nearest
+from lightning_app.plugin_imports import check_neighbours, imports_of, origins_of
 from lightning_app.project import PROJECT, read_project
-from lightning_app.registry import Registry, owners, registering, remove_parts
+from lightning_app.registry import Registry, owners, registering, remove_parts, strays
 
 ENTRY_POINTS = "lightning_app.plugins"
 """The group of the entry points of installed packages; each names a module."""
@@ -53,12 +54,14 @@ class Plugin:
         source: The path of the file, or the name of the module.
         sha256: The digest of the file, or of all files of the module's package.
         content: What a file holds, None for a module.
+        imports: The first names of the modules that its files import.
     """
 
     name: str
     source: str
     sha256: str
     content: bytes | None = None
+    imports: frozenset[str] = frozenset()
 
     @property
     def shown(self) -> str:
@@ -168,6 +171,7 @@ def _load_file(path: Path) -> Plugin:
         source=str(path),
         sha256=hashlib.sha256(content).hexdigest(),
         content=content,
+        imports=imports_of([content]),
     )
     if (known := _known(plugin)) is not None:
         return known
@@ -180,7 +184,7 @@ def _load_file(path: Path) -> Plugin:
     with _loading(plugin, path):
         # What is executed is what was read, also if the file changes now.
         exec(code, vars(module))
-        _check_neighbours(path, vars(module))
+        check_neighbours(path, plugin.imports | origins_of(vars(module)))
     return plugin
 
 
@@ -206,7 +210,8 @@ def _load_module(name: str) -> Plugin:
             "which parts are its own; name another module"
         )
     files = _files_of(package)
-    plugin = Plugin(name=name, source=name, sha256=_digest(files))
+    code = imports_of(file.read_bytes() for file in files if file.suffix == ".py")
+    plugin = Plugin(name=name, source=name, sha256=_digest(files), imports=code)
     with _loading(plugin, files[0].parent):
         importlib.import_module(name)
     return plugin
@@ -260,23 +265,6 @@ def _check_free(path: Path) -> None:
     raise UserError(
         f"{path}: a module '{path.stem}' exists already; give the plug-in's file another name"
     )
-
-
-def _check_neighbours(path: Path, namespace: Mapping[str, Any]) -> None:
-    """Refuse a file that has imported a module beside it, which its digest would not cover."""
-    for value in namespace.values():
-        module = sys.modules.get(getattr(value, "__module__", None) or "", value)
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or Path(file).resolve() == path:
-            continue
-        near = Path(file).resolve()
-        name = getattr(module, "__name__", "")
-        inside = near.parents[1] if near.name == "__init__.py" else near.parent
-        if inside == path.parent and name.partition(".")[0] != "lightning_app":
-            raise ImportError(
-                f"it imports '{name}' from its own folder, which its digest does not cover; put "
-                "both into one file or into a package"
-            )
 
 
 def _files_of(package: str) -> list[Path]:
@@ -333,14 +321,49 @@ def with_plugins(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[s
 
 
 def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each plug-in of which a config or its blocks use a part, by name."""
+    """Return the digest of each plug-in of which a config or its blocks use a part, by name.
+
+    Raises:
+        UserError: for a part that a module has registered which was not loaded as a plug-in.
+    """
     names: set[str] = set()
     for key, value in (*_leaves(config), *_leaves(stacks)):
         names |= owners(key, value)
-        if key.rpartition(".")[2] == "class_path" and isinstance(value, str):
+        for module in strays(key, value):
+            raise UserError(
+                f"{key}: {value!r} was registered by '{module}', which is no plug-in, so that no "
+                "id would tell its versions apart; put it into a file and load that with "
+                f"--plugin FILE, {PROJECT} or lightning_app.plugins.load"
+            )
+        if isinstance(value, str) and _names_code(key, value):
             package = value.partition(".")[0]
             names |= {name for name, each in _LOADED.items() if each.package == package}
-    return {name: _LOADED[name].sha256 for name in sorted(names)}
+    return digests_of(names)
+
+
+def digests_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the digest of some plug-ins, and of those whose code they import, by name."""
+    found: set[str] = set()
+    more = {*names}
+    while more:
+        found |= more
+        wanted = {
+            (each.package, name)
+            for each in map(_LOADED.__getitem__, found)
+            for name in each.imports
+        }
+        more = {
+            name
+            for name, each in _LOADED.items()
+            if any(each.package == used != user for user, used in wanted)
+        } - found
+    return {name: _LOADED[name].sha256 for name in sorted(found)}
+
+
+def _names_code(key: str, value: str) -> bool:
+    """Whether a text of a config names a class, or may name a function, by its import path."""
+    *above, last = key.split(".")
+    return last == "class_path" or ("init_args" in (*above, last) and "." in value)
 
 
 def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:

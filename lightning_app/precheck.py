@@ -118,10 +118,12 @@ def read_tree(file: str | Path) -> dict[str, Any]:
 
 
 def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option and its value, None if it seems to have none."""
+    """Yield each option and its value, None if it seems to have none; -c is short for --config."""
     for word, after in pairwise([*words, ""]):
         if word == "--":
             return
+        if word.startswith("-c"):
+            yield "config", word.removeprefix("-c").removeprefix("=") or after or None
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
             follows = after if after and not after.startswith("--") else None

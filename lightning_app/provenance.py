@@ -40,6 +40,7 @@ APART = (
         "names.py",
         "out_of_memory.py",
         "plugin_copies.py",
+        "plugin_imports.py",
         "precheck.py",
         "project.py",
     ),

@@ -1,5 +1,6 @@
 """A table of parts that a config can name; a decorator adds parts, also from other packages."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,11 +24,14 @@ class Registry(Mapping[str, Part], Generic[Part]):
         field: The field, such as ``model.optimizer.kind``; error messages begin with it.
         slots: The last words of the fields that name a part, also in a resolved block, where more
             than `field` does.
+        resolved: Whether an id holds what a part makes, so that its code need not be known.
     """
 
-    def __init__(self, field: str, slots: tuple[str, ...] = ()) -> None:
+    def __init__(self, field: str, slots: tuple[str, ...] = (), *, resolved: bool = False) -> None:
         self.field = field
         self._slots = slots
+        self._resolved = resolved
+        self._strays: dict[str, str] = {}
         self._parts: dict[str, Part] = {}
         self._owners: dict[str, str] = {}
         _TABLES.append(self)
@@ -53,8 +57,11 @@ class Registry(Mapping[str, Part], Generic[Part]):
             )
         self._parts[name] = part
         owner = _REGISTERING.get()
+        self._strays.pop(name, None)
         if owner is not None:
             self._owners[name] = owner
+        elif (module := _registering_module()) is not None:
+            self._strays[name] = module
 
     def remove_of(self, owner: str) -> None:
         """Remove the parts that a plug-in has registered."""
@@ -64,6 +71,15 @@ class Registry(Mapping[str, Part], Generic[Part]):
     def owner(self, name: object) -> str | None:
         """Return the plug-in that registered a part; None for a part of this package."""
         return self._owners.get(name) if isinstance(name, str) else None
+
+    def stray(self, name: object) -> str | None:
+        """Return the module that registered a part of which no plug-in's digest says what it does.
+
+        None for a part of this package or of a plug-in.
+        """
+        if self._resolved or not isinstance(name, str) or name not in self._parts:
+            return None
+        return self._strays.get(name)
 
     def serves(self, key: str) -> bool:
         """Whether a dotted key of a config or of a resolved block names a part of this table."""
@@ -126,3 +142,26 @@ def owners(key: str, value: object) -> set[str]:
     """Return the plug-ins that registered what a field of a config or of a block names."""
     found = {table.owner(value) for table in _TABLES if table.serves(key)}
     return {owner for owner in found if owner is not None}
+
+
+def strays(key: str, value: object) -> set[str]:
+    """Return the modules, no plug-ins, that registered what a field of a config or block names."""
+    found = {table.stray(value) for table in _TABLES if table.serves(key)}
+    return {module for module in found if module is not None}
+
+
+def _registering_module() -> str | None:
+    """Return the module that calls from outside of this package; None if a module of it is read."""
+    outside = None
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        ours = module.partition(".")[0] == __name__.partition(".")[0]
+        if ours and frame.f_code.co_name == "<module>":
+            return None
+        if outside is None and not ours:
+            outside = module
+        if frame.f_code.co_name == "<module>":
+            break
+        frame = frame.f_back
+    return outside

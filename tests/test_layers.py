@@ -26,7 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "registry": set(),
     "own_class": {"plugins"},
     "project": set(),
-    "plugins": {"project", "registry"},
+    "plugin_imports": set(),
+    "plugins": {"plugin_imports", "project", "registry"},
     "plugin_copies": {"atomic_write", "identity", "plugins", "run_folder"},
     "task_facts": {"registry", "scores"},
     "records": {"task_facts"},
@@ -46,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "scores": set(),
     "blocks": {"registry"},
     "models": {"blocks", "registry"},
-    "data": {"atomic_write", "own_class", "parent", "registry", "scores", "task_facts"},
+    "data": {"atomic_write", "own_class", "parent", "plugins", "registry", "scores", "task_facts"},
     "objectives": {"blocks", "models", "task_facts"},
     "tasks": {"blocks", "models", "objectives", "data", "scores", "task_facts"},
     "trainer_limits": set(),
@@ -152,7 +153,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"own_class", "plugin_copies", "run_folder", "saved", "task_facts"},
     "api": {
         *("blocks", "models", "sections"),
-        *("ablation", "analysis", "grid_axes", "names", "precheck", "run_folder", "trained"),
+        *("ablation", "analysis", "grid_axes", "names", "plugins", "precheck", "run_folder"),
+        "trained",
     },
     "commands": {
         *("api", "precheck", "trained"),

@@ -68,7 +68,7 @@ def test_numbers_of_the_trainer_keep_the_type_in_which_they_are_written(tmp_path
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("trainer: {limit_val_batches: 20, max_steps: 3}\n")
     second.write_text("trainer: {max_steps: 4, limit_test_batches: 1.0}\n")
-    words = ["fit", "--config", str(first), f"--config={second}"]
+    words = ["fit", "-c", str(first), f"--config={second}"]
     words += ["--trainer.limit_train_batches", "7", "--trainer.callbacks=[{", "--trainer.logger"]
     words += ["--trainer.logger.init_args.version=3", "--trainer.min_steps"]
     found = trainer_section(words)

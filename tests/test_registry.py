@@ -11,6 +11,7 @@ from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.sources import corpus_digest
 from lightning_app.errors import UserError
 from lightning_app.optim import OPTIMIZERS, Groups, OptimizerConfig
+from lightning_app.plugins import unload
 from lightning_app.registry import Registry
 
 BASE = Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml"
@@ -70,14 +71,13 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_optimizer_from_outside_trains(
-    outside: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr(OPTIMIZERS, "_parts", dict(OPTIMIZERS))
+def test_an_optimizer_from_outside_trains(outside: Path, capsys) -> None:
     (outside / "an_optimizer.py").write_text(PLUGIN)
-    __import__("an_optimizer")
-    del sys.modules["an_optimizer"]
-    assert main([*SHORT, "--model.optimizer.kind", "plain_sgd"]) == 0, capsys.readouterr().err
+    words = [*SHORT, "--model.optimizer.kind", "plain_sgd"]
+    try:
+        assert main(["--plugin", "an_optimizer.py", *words]) == 0, capsys.readouterr().err
+    finally:
+        unload("an_optimizer")
     checkpoint = torch.load(outside / "run/checkpoints/last.ckpt", weights_only=True)
     (group, *_) = checkpoint["optimizer_states"][0]["param_groups"]
     assert group["momentum"] == 0
@@ -112,18 +112,19 @@ class Counting(GeneratedCorpus):
 def test_a_corpus_from_outside_trains(
     outside: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(CORPORA, "_parts", dict(CORPORA))
     monkeypatch.setenv("LIGHTNING_APP_CACHE", str(outside / "cache"))
     (outside / "a_corpus.py").write_text(CORPUS)
-    plugin = __import__("a_corpus")
     words = ["--data.name", "counting", "--data.tokenizer", "word", "--data.vocab_size", "null"]
-    assert main([*SHORT, *words]) == 0, capsys.readouterr().err
-    (meta,) = (outside / "cache").glob("counting-*/meta.json")
-    assert '"numbers: 120 pairs"' in meta.read_text()
-    assert (outside / "run/checkpoints/last.ckpt").is_file()
-    digest = corpus_digest(DataConfig(name="counting"))
-    plugin.LINES["target"][0] = "two one"
-    assert corpus_digest(DataConfig(name="counting")) != digest
+    try:
+        assert main(["--plugin", "a_corpus.py", *SHORT, *words]) == 0, capsys.readouterr().err
+        (meta,) = (outside / "cache").glob("counting-*/meta.json")
+        assert '"numbers: 120 pairs"' in meta.read_text()
+        assert (outside / "run/checkpoints/last.ckpt").is_file()
+        digest = corpus_digest(DataConfig(name="counting"))
+        sys.modules["a_corpus"].LINES["target"][0] = "two one"
+        assert corpus_digest(DataConfig(name="counting")) != digest
+    finally:
+        unload("a_corpus")
 
 
 def test_the_wrong_name_of_a_corpus_is_one_line(outside: Path, capsys) -> None:

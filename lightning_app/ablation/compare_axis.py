@@ -29,11 +29,11 @@ def compare_axis(
         baseline: The value of the axis that the others are compared with.
         metric: A metric of the runs; None for what the report judges them by: the own score of a
             task that has published ones, else the metric of the grid.
-        mode: Whether `min` or `max` is best, of the metric of the grid if none is given; None for
-            that of the metric.
+        mode: Whether `min` or `max` is best; None for that of the metric.
 
     Raises:
-        UserError: for an unknown axis, value or metric, and for a grid with a pruner.
+        UserError: for an unknown axis, value or metric, for a grid with a pruner, and for a mode
+            without a metric where tasks have scores of their own.
     """
     compare = check_compare({axis: baseline}, grid.axes)
     if not grid.varies(axis):
@@ -50,8 +50,10 @@ def compare_axis(
         asked["mode"] = grid.mode
     name, best = check_metric(asked, grid.config, grid.axes)
     _check_reported(grid, name)
-    asks = metric is not None or mode is not None
-    return _with_seeds(comparisons(replace(grid, metric=name, mode=best, asked=asks), compare))
+    if metric is None and mode is not None and grid.scored:
+        raise UserError(f"mode: needs a metric; {grid.name} is judged by the scores of its task")
+    asked_for = replace(grid, metric=name, mode=best, asked=metric is not None)
+    return _with_seeds(comparisons(asked_for, compare))
 
 
 def _check_reported(grid: GridResults, metric: str) -> None:

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.config_tree import canonical
+from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.packed_grid import PACKED, unpack
+from lightning_app.analysis.papers import read_grid_file
 from lightning_app.analysis.read_results import read_results
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
@@ -58,9 +60,20 @@ def _planned(grid: str | Path, experiments: Path) -> GridResults:
     if not folder.plan.is_file():
         raise UserError(f"{folder}: holds no plan yet; `ablate run {grid}` makes one")
     found = read_results(folder.path)
-    if found.axes != spec.axes:
+    if (differs := _difference(found, spec)) is not None:
         raise UserError(
-            f"{folder}: holds another grid than {spec.source}; its axes differ; `ablate run` "
+            f"{folder}: holds another grid than {spec.source}; its {differs} differ; `ablate run` "
             "plans it again, and its present cells can be read by the path of the folder"
         )
     return found
+
+
+def _difference(found: GridResults, spec: GridSpec) -> str | None:
+    """What differs between a planned grid and a grid file, None if they have the same cells."""
+    if found.axes != spec.axes:
+        return "axes"
+    held, wanted = read_grid_file(GridFolder(found.folder).specification), spec.tree()
+    for key, what in (("axes", "axes"), ("base_config", "base configs"), ("exclude", "exclusions")):
+        if canonical(held.get(key) or []) != canonical(wanted[key] or []):
+            return what
+    return None if (found.metric, found.mode) == (spec.metric, spec.mode) else "metrics"

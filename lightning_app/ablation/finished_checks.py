@@ -188,7 +188,7 @@ def _check_last_loss(
         return  # without loggers a run leaves no curves
     curves = read_curves(folder.metrics, lambda name: name == LOSS)
     last = curves.get(LOSS, {}).get(result["steps"])
-    if last is None or abs(last - loss) > 1e-6 * abs(loss):
+    if last is None or not abs(last - loss) <= 1e-6 * abs(loss):  # also where it is not finite
         found = "no" if last is None else "another"
         raise Unsound(f"{METRICS} has {found} {LOSS} at the last step of {RESULT}")
 

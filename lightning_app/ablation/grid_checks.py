@@ -23,6 +23,7 @@ from lightning_app.grid_axes import (
     same,
     variant,
 )
+from lightning_app.own_class import OWN_CLASS
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
@@ -162,14 +163,25 @@ def check_metric(
     if others and "name" not in metric:
         raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
     name = metric.get("name", monitored.metric)
+    logged = str(name).startswith(("val/", "test/")) and _has_own_class(base, axes)
     scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
     best = GENERAL | scores | {monitored.metric: monitored.mode}
-    if not isinstance(name, str) or name not in best:
+    if not isinstance(name, str) or (name not in best and not logged):
         raise UserError(f"metric.name: no metric {name!r}{nearest(str(name), best)}")
-    mode = metric.get("mode", best[name])
+    if name not in best and "mode" not in metric:
+        raise UserError(
+            f"metric.mode: missing; only {OWN_CLASS} knows whether min or max of {name!r} is best"
+            f"{nearest(name, best)}"
+        )
+    mode = metric.get("mode", best.get(name))
     if mode not in ("min", "max"):
         raise UserError(f"metric.mode: expected 'min' or 'max', found {mode!r}")
     return name, mode
+
+
+def _has_own_class(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> bool:
+    """Whether a grid trains a class of a plug-in, which may log metrics of its own."""
+    return any(each is not None for each in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))
 
 
 def check_sensitivity(sensitivity: Any, axes: Mapping[str, list[Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import PRESET, label, lookup, same, variant
+from lightning_app.own_class import OWN_CLASS
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, NEXT_SENTENCE, TASKS
 
 _DEVICES = "trainer.devices"
@@ -99,10 +100,21 @@ def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
 def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
     """Check that every cell reports the grid's metric."""
     split = spec.metric.partition("/")[0]
-    owners = [n for n, task in TASKS.items() if spec.metric in [s.metric for s in task.scores]]
+    owners = [
+        name
+        for name, task in TASKS.items()
+        if spec.metric in (task.monitored.metric, *(score.metric for score in task.scores))
+    ]
     for config in configs:
         objective = config["model"].get("objective", {})
-        reports = spec.metric in GENERAL or objective.get("kind", DEFAULT_TASK) in owners
+        known = spec.metric in GENERAL or owners
+        if not known and lookup(config, OWN_CLASS) is None:
+            raise UserError(
+                f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with a class in "
+                f"{OWN_CLASS} that logs it"
+            )
+        kind = objective.get("kind", DEFAULT_TASK)
+        reports = not known or spec.metric in GENERAL or kind in owners
         conditions = {
             "evaluate_test: true": split != "test" or objective.get("evaluate_test", True),
             f"kind: {' or '.join(owners)}": reports,

@@ -111,6 +111,8 @@ class Block(nn.Module):
         self.passes_state = dual or any(each.carry != "none" for each in chains)
         """Whether the layer above needs more than the stream, so that `chained` is to be used."""
         self._dual, self._preset = dual, config.preset
+        place = Stack(depth=depth or 1, peer_depth=peer_depth, causal=True, cross=cross)
+        self._serves_causal = cross or _is_block_of(spec, config, place, layer or 1)
         initialize(self)
 
     def forward(
@@ -162,6 +164,8 @@ class Block(nn.Module):
             memory_present: (batch, source) bool, its real tokens.
         """
         self._check_state(state)
+        if causal and not self._serves_causal:
+            raise UserError(f"{self._preset}: has another block in a causal stack; use Decoder")
         cross = self.block.cross_attention
         check_memory(memory, memory_present, cross=cross is not None)
         mask = self_mask(x, self.dim, present, causal=causal)
@@ -267,6 +271,14 @@ def _placed(
             stacklevel=3,
         )
     return alone.blocks[0], alone.dual_stream
+
+
+def _is_block_of(spec: BlockSpec, config: BlockConfig, place: Stack, layer: int) -> bool:
+    """Whether a stack has this block in one of its layers."""
+    try:
+        return _resolved(config, place).blocks[layer - 1] == spec
+    except UserError:
+        return False
 
 
 def _resolved(config: BlockConfig, place: Stack) -> StackSpec:

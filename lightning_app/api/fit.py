@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RunResult:
-    """The result of a finished run, read from its folder.
+    """The result of a finished run, read from its folder once.
 
     Attributes:
         folder: The folder, as `ablate fit` leaves it.
@@ -128,7 +129,11 @@ def _fit(file: Path, source: str, ckpt_path: str | Path | None) -> RunResult:
             run = _run(words)
     except UserError as error:
         raise UserError(str(error).replace(str(file), source)) from error
-    return RunResult(run.folder.path)
+    result = RunResult(run.folder.path)
+    if run.trainer.is_global_zero:
+        with suppress(UserError):  # raised again where it is used
+            _ = result.record  # read now: a run that goes on in this folder writes another one
+    return result
 
 
 def _run(words: list[str]) -> "Run":

@@ -15,6 +15,7 @@ from lightning_app.ablation.find_results import Found, found_results
 from lightning_app.ablation.supervision.locks import is_held
 from lightning_app.analysis.runs_frame import runs_frame
 from lightning_app.errors import UserError
+from lightning_app.plugins import given, load_given
 from lightning_app.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -130,8 +131,9 @@ def run_grid(
 
     It starts `ablate run` as a process of its own and shows what that prints, so that it is safe in
     a notebook and in a script: no process that holds torch is forked, and the script is not
-    imported again. Cells that fail are rows with the status `failed`. An interrupt stops the cells
-    as Ctrl-C stops the command, and the same call continues.
+    imported again. Plug-ins that this process has loaded are loaded there too. Cells that fail are
+    rows with the status `failed`. An interrupt stops the cells as Ctrl-C stops the command, and the
+    same call continues.
 
     Args:
         grid: A grid file, or the name of a shipped ablation.
@@ -145,11 +147,15 @@ def run_grid(
         rerun_stale: Whether to run cells again of other code, data or libraries.
 
     Raises:
-        UserError: for a mistake in the grid or in an option.
+        UserError: for a mistake in the grid or in an option, and for a plug-in that has changed
+            since this process has loaded it.
         KeyboardInterrupt: if an interrupt ended it. After the time limit, or the loss of the
             storage, the missing cells are rows with their state.
     """
-    words = ["run", str(grid), "--experiments", str(experiments)]
+    plugins = given()
+    load_given(plugins)  # the process reads their files again
+    words = [word for each in plugins for word in ("--plugin", each.source)]
+    words += ["run", str(grid), "--experiments", str(experiments)]
     options = {
         "--workers": workers,
         "--devices-per-cell": devices_per_cell,

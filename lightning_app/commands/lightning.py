@@ -3,11 +3,10 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from itertools import pairwise
 
 from lightning_app.commands.named_run import BEST, evaluation_words
 from lightning_app.errors import UserError
-from lightning_app.precheck import located, precheck
+from lightning_app.precheck import located, options_of, precheck
 
 
 def lightning_command(
@@ -31,8 +30,7 @@ def lightning_command(
         raise UserError(f"--checkpoint {checkpoint}: needs --run RUN; beside --config: --ckpt_path")
     if "--help" in words or "-h" in words:
         print(usage)
-    files = [b for a, b in pairwise(words) if a in ("--config", "-c")]
-    files += [a.removeprefix("--config=") for a in words if a.startswith("--config=")]
+    files = [value for name, value in options_of(words) if name == "config" and value is not None]
     precheck(files, words, command)
     from lightning_app.ablation.run import Run
 

@@ -33,6 +33,7 @@ from lightning_app.models.admin_init import needs_profiling, profile
 from lightning_app.module import TransformerModule, mix
 from lightning_app.optim import parameter_groups
 from lightning_app.parser import data_module, transformer_module
+from lightning_app.plugin_copies import require_of
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
 from lightning_app.probes.probe import probe
 from lightning_app.probes.sharpness import Sharpness, preconditioned_sharpness
@@ -155,6 +156,7 @@ def checkpoint_of(given: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
         folder = config.parent
     try:
         path = find_checkpoint(given, folder)
+        require_of(path)
         return check_checkpoint(path, tree["model"])
     except UserError as error:
         hint = "" if given in NAMED else f"; a file, {' or '.join(NAMED)}"

@@ -81,7 +81,9 @@ def read_run(given: str) -> Recorded:
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged: not the config of a run") from error
     trained = {} if record is None else record.config
-    for key, value in found_in_config.items() if record is not None else ():
+    # What is at its default is in no record, and in the config with the rest.
+    whole = {key: value for key, value in leaves(config) if key in trained}
+    for key, value in {**whole, **found_in_config}.items() if record is not None else ():
         if not key.endswith(PARENT) and trained.get(key) != json.loads(json.dumps(value)):
             raise UserError(
                 f"{folder.config}: {key} was changed after the run: {folder.identity} says that it "

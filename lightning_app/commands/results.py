@@ -61,7 +61,7 @@ def results_command(
 def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
     """Return the rows for which a condition in pandas' language of queries holds.
 
-    A column whose name is no word is written in backticks. A condition on a missing value does not
+    A column whose name is no word is written in backticks. A condition on a missing number does not
     hold.
 
     Raises:
@@ -70,7 +70,8 @@ def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
     import pandas as pd
 
     try:
-        holds = frame.eval(query, local_dict={}, global_dict={})
+        # NaN is unlike every number, and then a condition with `!=` or `not` would hold.
+        holds = frame.convert_dtypes().eval(query, local_dict={}, global_dict={})
     except pd.errors.UndefinedVariableError as error:
         name = str(error).split("'")[1]
         raise UserError(

@@ -33,6 +33,9 @@ from lightning_app.data.folders import complete
 from lightning_app.data.source import Corpus, Source, split_sizes
 from lightning_app.errors import UserError
 from lightning_app.parent import find_parent
+from lightning_app.plugins import KEY, digests_of
+from lightning_app.registry import owners
+from lightning_app.task_facts import TASKS
 
 # The fields of the config that decide what is in the folder, and the code that makes it.
 _KEY = (
@@ -170,6 +173,9 @@ def _folder(config: DataConfig, source: Source) -> Path:
         "tokenizer": _given_tokenizer(config),
         "sentencepiece": importlib.metadata.version("sentencepiece"),
     }
+    # Not the file alone in which the reader is, and as it was when it was loaded.
+    own = owners(CORPORA.field, config.name) | owners(TASKS.field, config.task)
+    made_of |= {KEY: digests_of(own)} if own else {}
     text = json.dumps(made_of, sort_keys=True)
     checksum = hashlib.sha256(text.encode()).hexdigest()[:16]
     return sources.cache_root(config) / f"{config.name}-{checksum}"

@@ -12,7 +12,7 @@ from lightning_app.data.corpus import resolved_data
 from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
 from lightning_app.own_class import named_class
-from lightning_app.plugin_copies import require
+from lightning_app.plugin_copies import require, require_of
 from lightning_app.records import Newer, Unsound, check_result, read_json, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.saved import data_state, read_checkpoint
@@ -227,6 +227,7 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
                 "checkpoint (checkpoints: all, last or best)"
             )
     require(folder.path)
+    require_of(file)
     # Lightning is imported here, so that the checks above are fast.
     from lightning_app.module import TransformerModule
 

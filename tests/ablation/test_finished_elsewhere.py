@@ -156,6 +156,12 @@ def edited(name: str, change: Edit) -> Callable[[RunFolder], object]:
     return lambda run: edit(run.path / name, change)
 
 
+def not_finite_at_last(run: RunFolder) -> None:
+    *rows, last = (line.split(",") for line in run.metrics.read_text().splitlines())
+    last[rows[0].index("val/nll")] = "nan"
+    run.metrics.write_text("".join(f"{','.join(row)}\n" for row in (*rows, last)))
+
+
 REFUSED = {
     "unfinished": (without("result.json"), "not finished: has no result.json"),
     "pruned": (
@@ -225,6 +231,10 @@ REFUSED = {
     ),
     "other curves": (
         edited("result.json", lambda t: t["metrics"].update({"val/nll": 3.0})),
+        "metrics.csv has another val/nll at the last step of result.json",
+    ),
+    "curves that are not finite": (
+        not_finite_at_last,
         "metrics.csv has another val/nll at the last step of result.json",
     ),
     "no tokenizer": (without("tokenizer.model"), "has no tokenizer.model, which this grid keeps"),

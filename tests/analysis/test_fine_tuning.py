@@ -274,13 +274,12 @@ def test_what_is_asked_for_is_compared_and_nothing_else(tmp_path: Path) -> None:
         ("val/nll", None, "min", -0.097),
         ("val/accuracy", None, "max", -0.1),
         (None, None, "max", -0.1),
-        (None, "max", "max", -0.097),
     ):
         found = compare_axis(grid, PRESET, "post_ln", metric=metric, mode=mode)
         assert found["axis"].unique().tolist() == [PRESET]
         assert found["estimate"].tolist() == pytest.approx([estimate] * 2)
         assert found["mode"].unique().tolist() == [shown]
-        by_loss = metric == "val/nll" or mode is not None
+        by_loss = metric == "val/nll"
         assert found["metric"].unique().tolist() == ["val/nll" if by_loss else "val/accuracy"]
 
 

@@ -12,6 +12,9 @@ from lightning_app import Block, Decoder, Encoder, UserError
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import PRESETS
+from lightning_app.blocks.presets.registry import Preset
+from lightning_app.blocks.residual import Gain, ResidualSpec
+from lightning_app.blocks.stack import Stack, StackSpec, around, same_block
 from lightning_app.models.transformer import BlockStack
 from tests.tiny import causal_model, masked_model, randomise, translator
 
@@ -142,6 +145,24 @@ def test_a_block_that_depends_on_its_place_says_so() -> None:
     first, second = (Block("sas", depth=2, layer=layer, **SIZES) for layer in (1, 2))
     kinds = [each.block.spec.self_attention.value for each in (first, second)]
     assert kinds == ["identity_plus", "identity"]
+
+
+def test_a_block_of_an_encoder_is_none_of_a_causal_stack() -> None:
+    """A preset may depend on the direction, which a call does not change."""
+
+    def turned(stack: Stack) -> StackSpec:
+        branch = Gain(value=0.5 if stack.causal else 2.0)
+        return same_block(stack, around(ResidualSpec(norm_sum="layer_norm", branch=branch)), "none")
+
+    PRESETS.add("turned", Preset(name="turned", equation="", paper="", fixes="", build=turned))
+    try:
+        block, x = Block("turned", **SIZES), torch.randn(2, 7, 10)
+        with pytest.raises(UserError, match="turned: has another block in a causal stack; use Dec"):
+            block(x, causal=True)
+        assert block(x).shape == x.shape
+        assert Decoder("turned", depth=1, **SIZES)(x).shape == x.shape
+    finally:
+        del PRESETS._parts["turned"]
 
 
 def test_what_a_layer_passes_on_is_not_lost() -> None:

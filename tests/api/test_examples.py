@@ -50,7 +50,8 @@ def folder(
 ) -> Path:
     """A folder with what the examples name; the demo's cells are there."""
     (tmp_path / "ablations").symlink_to(Path("ablations").resolve())
-    FakeGrid(tmp_path / "experiments" / "demo", typical, read_spec("demo").axes, curves=False)
+    spec, demo = read_spec("demo"), tmp_path / "experiments" / "demo"
+    FakeGrid(demo, typical, spec.axes, base=spec.base_config, curves=False)
     (tmp_path / "experiments" / "fit" / "runs").mkdir(parents=True)
     for run in (translation, causal):
         (tmp_path / run.folder.parent.name.rstrip("0123456789")).symlink_to(run.folder)

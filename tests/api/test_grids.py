@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from filelock import FileLock
 from scipy import stats
 
-from lightning_app import UserError, compare, results, run_grid
+from lightning_app import UserError, compare, plugins, results, run_grid
 from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
 from lightning_app.cli import main
-from tests.analysis.conftest import PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
+from tests.analysis.conftest import BASE, PRESET, SEED, WARMUP, FakeGrid, Outcome, typical
+from tests.analysis.glue_grid import Scores, glue_grid, learned
 
 AXES = {SEED: [1, 2, 3, 4, 5, 6], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 
@@ -118,6 +120,28 @@ def test_a_file_whose_cells_are_not_planned_is_refused(tmp_path: Path) -> None:
     assert len(results(tmp_path / "demo")) == 24
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"base_config": {**BASE, "trainer": {"max_steps": 400}}}, "its base configs differ"),
+        ({"exclude": [{PRESET: "post_ln", WARMUP: 0}]}, "its exclusions differ"),
+        ({"metric": {"name": "val/accuracy", "mode": "max"}}, "its metrics differ"),
+    ],
+)
+def test_a_file_of_another_experiment_is_refused(
+    grid: FakeGrid, tmp_path: Path, change: Mapping[str, Any], said: str
+) -> None:
+    """Its axes are those of the plan, and the results are not what the file says."""
+    tree = yaml.safe_load((grid.folder / "grid.yaml").read_text())
+    file, where = tmp_path / "mine.yaml", grid.folder.parent
+    file.write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert len(results(file, experiments=where)) == 24
+    file.write_text(yaml.safe_dump({**tree, **change}, sort_keys=False))
+    with pytest.raises(UserError, match=said):
+        results(file, experiments=where)
+    assert len(results(grid.folder)) == 24
+
+
 def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
     found = compare(grid.folder, axis=WARMUP, baseline=60, metric="val/perplexity")
     assert list(found["value"]) == ["0", "0"]
@@ -140,6 +164,37 @@ def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
     assert "1 of 3 pairs lack a finite val/perplexity" in post["note"]
     assert np.isnan(post["seed 1"])
     assert not np.isnan(post["seed 5"])
+
+
+def tuned(tmp_path: Path) -> Path:
+    """A grid of fine-tuning: the loss falls with warm-up, and so does the accuracy."""
+
+    def scores(axes: Mapping[str, Any]) -> Scores:
+        better = (0.1 + 0.01 * axes[SEED]) * (axes[WARMUP] > 0)
+        return {**learned("rte", 0.8 - better, 0.5 - better), "val/f1": 0.5}
+
+    axes = {**AXES, "data.name": ["rte"]}
+    return glue_grid(tmp_path / "tuned", scores, axes)
+
+
+def test_the_metric_that_is_asked_for_is_compared(tmp_path: Path) -> None:
+    """A task with a score of its own is judged by it, unless another metric is named."""
+    grid = tuned(tmp_path)
+    by_score = compare(grid, axis=WARMUP, baseline=0)
+    assert set(by_score["metric"]) == {"val/accuracy"}
+    assert set(by_score["reading"]) == {"worse"}
+    by_loss = compare(grid, axis=WARMUP, baseline=0, metric="val/nll")
+    assert set(by_loss["metric"]) == {"val/nll"}
+    assert by_loss["estimate"].tolist() == pytest.approx([-0.135, -0.135])
+    with pytest.raises(UserError, match="mode: needs a metric"):
+        compare(grid, axis=WARMUP, baseline=0, mode="min")
+
+
+def test_no_other_axis_is_compared(tmp_path: Path) -> None:
+    """The report of a task with scores compares the warm-up besides; Holm counts its rows too."""
+    found = compare(tuned(tmp_path), axis=PRESET, baseline="pre_ln")
+    assert set(found["axis"]) == {PRESET}
+    assert len(found) == 2
 
 
 def test_the_mode_decides_which_is_better(grid: FakeGrid) -> None:
@@ -210,6 +265,9 @@ def test_the_command_prints_the_same_tables(grid: FakeGrid, capsys) -> None:
         ("variant == 'pre_ln'", 12),
         (f"`{PRESET}` == 'pre_ln' and seed <= 2", 4),
         ("`val/nll` < 100", 20),  # no run without a result
+        ("`val/nll` != 0", 20),
+        ("not (`val/nll` > 100)", 20),
+        ("not (seed > 2)", 8),
         ("outcome == 'stalled'", 2),
         ("seed > 99", 0),
     ],
@@ -281,6 +339,25 @@ def test_a_grid_runs_as_the_command_does(
     assert Path("environment").read_text() == f"{url} 1\n"
     assert capsys.readouterr().out.strip() == "1 of 2 cells"
     pd.testing.assert_frame_equal(frame, results("mine"))
+
+
+def test_a_grid_runs_with_the_plugins_of_the_caller(
+    grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project may list another version of one, which would run in its place."""
+    path = tmp_path / "my_parts.py"
+    path.write_text("")
+    plugins.load(str(path))
+    try:
+        stand_in(tmp_path, monkeypatch, code=0)
+        run_grid("mine")
+        words = Path("words").read_text()
+        assert words.startswith(f"-m lightning_app --plugin {path} run mine --experiments")
+        path.write_text("# changed\n")
+        with pytest.raises(UserError, match="another plug-in has the name 'my_parts' already"):
+            run_grid("mine")
+    finally:
+        plugins.unload("my_parts")
 
 
 def test_a_refused_grid_is_a_mistake_and_a_crash_is_none(

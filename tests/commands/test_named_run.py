@@ -119,6 +119,8 @@ def test_a_folder_comes_before_the_short_name(tmp_path: Path, monkeypatch) -> No
         ("test --run mine/one --model=x.yaml", "--model: beside --run only flags of evaluation"),
         ("test --run mine/one --trainer.logger true", "--trainer.logger: beside --run only"),
         ("test --run mine/one --config config.yaml", "--config config.yaml: --run names the"),
+        ("test --run mine/one -c config.yaml", "--config config.yaml: --run names the"),
+        ("test --run mine/one -cconfig.yaml", "--config config.yaml: --run names the"),
         ("test --run mine/one --ckpt_path last", "beside --run the name is --checkpoint"),
         ("test --config config.yaml --checkpoint last", "--checkpoint last: needs --run RUN"),
         ("test --run mine/one --threads 0", "--threads 0: expected at least 1"),

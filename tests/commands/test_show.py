@@ -63,6 +63,13 @@ def test_a_config_that_was_changed_after_the_run_is_refused(capsys, tmp_path: Pa
     change(run / "config.yaml", {"norm": "rms_norm"})
     assert main(["show", str(run)]) == 2
     assert "model.block.norm was changed after the run" in capsys.readouterr().err
+    shutil.rmtree(run)
+    run = copy(tmp_path)
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    tree["trainer"]["max_steps"] = 20000  # the default, which no record holds
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert main(["show", str(run)]) == 2
+    assert "trainer.max_steps was changed after the run" in capsys.readouterr().err
 
 
 def change(config: Path, block: dict) -> None:

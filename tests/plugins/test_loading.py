@@ -1,6 +1,7 @@
 """Which plug-ins are loaded, and that a mistake in one is one line with its file and line."""
 
 import os
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -96,6 +97,28 @@ def test_a_file_with_a_neighbour(
     write("def helper():\n    pass\n", "a_neighbour")
     for line in ("import a_neighbour", "from a_neighbour import helper"):
         assert "'a_neighbour' from its own folder" in refused(write(f"{line}\n"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from a_neighbour import FACTOR\n",
+        "from a_folder.inner import helper\n",
+        "def late():\n    from a_neighbour import FACTOR\n",
+        "def late():\n    import a_folder.inner\n",
+    ],
+    ids=["constant", "package", "late", "late package"],
+)
+def test_a_neighbour_is_found_however_it_is_imported(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Also a number, which does not say where it comes from, and what no one has imported yet."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("a_neighbour", "a_folder", "a_folder.inner"):  # of another test
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    write("FACTOR = 2.0\n", "a_neighbour")
+    write("def helper():\n    pass\n", "inner", "a_folder")
+    assert "from its own folder, which its digest" in refused(write(text))
 
 
 def test_two_plugins_of_one_name(write: Write) -> None:

@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from lightning_app import UserError, fit, load_run, run_grid
+from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.ablation.import_allowlist import check_config
+from lightning_app.ablation.plan import expand
 from lightning_app.config import parse, resolve
-from lightning_app.experiment import cell_id, named_by_content
+from lightning_app.experiment import cell_id, identity_of, named_by_content
 from lightning_app.parser import data_module, transformer_module
 from lightning_app.plugins import load, unload
 from tests.plugins.conftest import Write
@@ -238,3 +240,24 @@ def test_a_grid_with_the_class_as_its_axis(
     assert by_class["mine.Scaled"]["val/factor"] == 1.0
     assert "val/factor" not in by_class[None]
     assert by_class["mine.Scaled"]["val/nll"] == by_class[None]["val/nll"]
+
+
+def test_a_grid_may_use_what_the_class_logs(tree: dict[str, Any], tmp_path: Path) -> None:
+    """Only with its direction, and only if every cell logs it."""
+    file = tmp_path / "grid.yaml"
+    metric = {"name": "val/factor", "mode": "max"}
+
+    def spec(**changes: Any) -> GridSpec:
+        given = {"name": "own", "base_config": of(tree, MODEL), "metric": metric}
+        file.write_text(yaml.safe_dump({**given, "axes": {"seed_everything": [1]}, **changes}))
+        return read_spec(file)
+
+    plan, _ = expand(spec(), resolve, identity_of)
+    assert (plan.metric, plan.mode) == ("val/factor", "max")
+    with pytest.raises(UserError, match=r"metric\.mode: missing; only model\.class_path knows"):
+        spec(metric={"name": "val/factor"})
+    with pytest.raises(UserError, match=r"metric\.name: no metric 'val/factor'"):
+        spec(base_config=tree)
+    axes = {"model.class_path": [None, "mine.Scaled"]}
+    with pytest.raises(UserError, match=r"a cell reports 'val/factor' only with a class in model"):
+        expand(spec(base_config=tree, axes=axes), resolve, identity_of)

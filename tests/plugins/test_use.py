@@ -1,5 +1,7 @@
 """A plug-in is part of the identity of the cells that use it, and of no others."""
 
+import importlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -7,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from lightning_app import plugin_copies, plugins
+from lightning_app import load_run, plugin_copies, plugins
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.import_allowlist import check_config
 from lightning_app.ablation.plan import made_from
 from lightning_app.ablation.submit import submit_command
+from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.config import resolve
+from lightning_app.data.config import DataConfig
+from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.identity.record import Record, write_record
@@ -22,6 +28,7 @@ from lightning_app.mixtures import mixed
 from lightning_app.provenance import foreign_classes
 from lightning_app.run_folder import RunFolder
 from tests.plugins.conftest import PARTS, Write
+from tests.small import write_corpus
 
 CONFIG = """
 trainer: {max_steps: 4}
@@ -129,6 +136,83 @@ def test_a_part_that_only_a_preset_names_counts(write: Write, number: int, name:
     assert sorted(named_by_content(tree)["plugins"]) == ["the_part", "the_preset"]
 
 
+def test_a_plugin_that_another_imports_counts(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code makes the part, though it registers none of its own."""
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    base = "from torch import nn\n\n\nclass Base(nn.Identity):\n    def __init__(self, dim):\n"
+    plugins.load(str(write(f"{base}        super().__init__()\n", "a_base", "first")))
+    plugins.load(str(write("", "unused", "third")))
+    user = (
+        "from lightning_app.blocks.norm import NORM_KINDS\n\n\n"
+        "def made(dim):\n    from a_base import Base\n\n    return Base(dim)\n\n\n"
+        "NORM_KINDS.add('no_norm', made)\n"
+    )
+    plugins.load(str(write(user, "a_user", "second")))
+    tree = config("model.block.norm", "no_norm")
+    assert sorted(named_by_content(tree)["plugins"]) == ["a_base", "a_user"]
+
+
+def test_a_function_that_an_argument_names_counts(write: Write) -> None:
+    hooks = {"on_train_start": "some_parts.hook"}
+    callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": hooks}
+    plugin = plugins.load(str(write("def hook(trainer, module):\n    pass\n")))
+    tree = config("trainer.callbacks", [callback])
+    assert plugins.used_by(tree, stacks_of(tree)) == {"some_parts": plugin.sha256}
+
+
+def test_a_part_that_no_plugin_registers_is_refused() -> None:
+    """An id that says nothing of its code would be that of every version of it."""
+    NORM_KINDS.register("stray_norm")(torch.nn.LayerNorm)
+    try:
+        with pytest.raises(UserError) as caught:
+            cell_id(config("model.block.norm", "stray_norm"))
+    finally:
+        del NORM_KINDS._parts["stray_norm"]
+    assert str(caught.value) == (
+        f"model.block.norm: 'stray_norm' was registered by '{__name__}', which is no plug-in, so "
+        "that no id would tell its versions apart; put it into a file and load that with --plugin "
+        "FILE, ablate.yaml or lightning_app.plugins.load"
+    )
+
+
+READER = """
+from lightning_app.data.config import CORPORA
+from lightning_app.data.corpora.text import Text
+
+from own_reader.cleaning import clean
+
+
+@CORPORA.register("cleaned")
+class Cleaned(Text):
+    def parse(self, columns, path):
+        return {name: [clean(line) for line in lines] for name, lines in columns.items()}
+"""
+
+
+def test_a_corpus_is_prepared_again_after_a_change_of_its_plugin(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the change is in another file of the package than the reader."""
+    monkeypatch.syspath_prepend(tmp_path)
+    write_corpus(tmp_path)
+    data: dict[str, Any] = {"name": "cleaned", "tokenizer": "word", "vocab_size": None}
+    data |= {"root": str(tmp_path / "corpus"), "cache": str(tmp_path / "cache")}
+    write(READER, "__init__", "own_reader")
+    found = []
+    for way in ("lower", "upper"):
+        write(f"clean = str.{way}  # {way}\n", "cleaning", "own_reader")
+        plugins.load("own_reader")
+        corpus = prepare(DataConfig(**data))
+        found.append(corpus.lines("valid", "target")[0])
+        plugins.unload("own_reader")
+        del sys.modules["own_reader.cleaning"]
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "own_reader" / "__pycache__", ignore_errors=True)
+    assert found == ["the dog sees the cat .", "THE DOG SEES THE CAT ."]
+
+
 def test_a_moved_file_is_the_same_plugin(write: Write) -> None:
     plugins.load(str(write(PARTS)))
     tree = config("model.block.preset", "max_post")
@@ -216,6 +300,21 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
         assert str(caught.value).startswith(line)
     plugins.load(str(copy))  # by the user's own word
     plugin_copies.require(run.path)
+
+
+def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(
+    write: Write, tmp_path: Path
+) -> None:
+    """Its weights would else be used with other code, through a run that needs no plug-in."""
+    plugins.load(str(write(PARTS)))
+    run = kept_run(tmp_path / "run")
+    plugins.unload("some_parts")
+    plain = RunFolder(tmp_path / "plain")
+    for needed in (run.checkpoint("best"), plain.tokenizer):
+        needed.parent.mkdir(exist_ok=True)
+        needed.write_bytes(b"")
+    with pytest.raises(UserError, match=r"run .*run needs the plug-in some_parts\.py"):
+        load_run(plain.path, run.checkpoint("best"))
 
 
 def test_a_changed_plugin_does_not_serve_a_run(write: Write, tmp_path: Path) -> None:

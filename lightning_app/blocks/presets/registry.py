@@ -38,7 +38,7 @@ class Preset:
         return f"the authors' code also trains {self.differs}; here with {axes}"
 
 
-PRESETS: Registry[Preset] = Registry("model.block.preset")
+PRESETS: Registry[Preset] = Registry("model.block.preset", resolved=True)
 """The presets by name; `preset` is the decorator that adds one."""
 
 
