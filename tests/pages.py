@@ -49,13 +49,20 @@ def inline(first: str) -> list[tuple[str, str]]:
     ]
 
 
+def bash_lines(page: str) -> list[str]:
+    """Return what a page says to type, in its order, without comments; a pipe is one line."""
+    lines = [
+        line.split("#")[0].strip()
+        for block in fenced("bash")
+        if block.page == page
+        for line in block.text.splitlines()
+    ]
+    return [line for line in lines if line]
+
+
 def typed() -> list[str]:
     """Return each command in the bash blocks of all pages, once."""
-    found = [
-        part.strip()
-        for block in fenced("bash")
-        for line in block.text.splitlines()
-        for part in re.split(r"\s\|\s", line.split("#")[0])
-        if part.strip()
+    parts = [
+        part for page in PAGES for line in bash_lines(page) for part in re.split(r"\s+\|\s+", line)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(parts))

@@ -53,6 +53,7 @@ class Process:
         folder: Path | None,
         environment: Mapping[str, str] | None,
         modules: tuple[str, ...],
+        root: Path,
     ) -> None:
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
@@ -66,7 +67,7 @@ class Process:
             "environment": dict(os.environ if environment is None else environment),
         }
         files = [self._out, self._err, status]
-        socket.send_fds(_server(modules), [json.dumps(request).encode()], files)
+        socket.send_fds(_server(modules, root), [json.dumps(request).encode()], files)
         os.close(status)
         self.pid = int(os.read(self._status, 16))
 
@@ -120,12 +121,13 @@ def start(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     modules: tuple[str, ...] = MODULES,
+    root: Path = ROOT,
 ) -> Process:
     """Start a process in `folder`, by default this one, as the leader of its own session.
 
-    The process has imported `modules`.
+    The process has imported `modules` from the checkout `root`.
     """
-    return Process(arguments, folder, environment, modules)
+    return Process(arguments, folder, environment, modules, root)
 
 
 def run(
@@ -134,9 +136,10 @@ def run(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout: float = 300.0,
+    root: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
     """Run a process to its end; kill it if it takes longer than `timeout` seconds."""
-    process = start(arguments, folder=folder, environment=environment)
+    process = start(arguments, folder=folder, environment=environment, root=root)
     try:
         out, err = process.communicate(timeout)
     except subprocess.TimeoutExpired:
@@ -173,16 +176,16 @@ def run_ranks(arguments: Sequence[str], ranks: int) -> subprocess.CompletedProce
 
 
 @cache
-def _server(modules: tuple[str, ...]) -> socket.socket:
+def _server(modules: tuple[str, ...], root: Path) -> socket.socket:
     """Start the process to fork, once for each test process; it ends together with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SIZE)
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *modules],
-        cwd=ROOT,
+        cwd=root,
         env={
             **os.environ,
-            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ROOM": " " * ROOM},
+            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "ROOM": " " * ROOM},
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
