@@ -1279,7 +1279,7 @@ MUTANTS = (
     mutant(
         "tasks are judged by the loss",
         FINE_TUNING,
-        "if cell.scores and self.metric == cell.monitored.metric:",
+        "if cell.scores and self.metric == cell.monitored.metric and not self.asked:",
         "if False:",
     ),
     mutant(
@@ -1551,14 +1551,14 @@ MUTANTS = (
     mutant(
         "a comparison is always on the metric of the grid",
         API_GRIDS,
-        "comparisons(replace(grid, metric=name, mode=best), compare)",
-        "comparisons(replace(grid, mode=best), compare)",
+        "replace(grid, metric=name, mode=best, asked=metric is not None)",
+        "replace(grid, mode=best, asked=metric is not None)",
     ),
     mutant(
         "the score of a task takes the place of the metric that is asked for",
         API_GRIDS,
-        "if metric is not None and axis != CORPUS:",
-        "if False:",
+        "mode=best, asked=metric is not None)",
+        "mode=best, asked=False)",
     ),
     mutant(
         "a comparison of one axis has the rows of another",
