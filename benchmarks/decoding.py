@@ -2,26 +2,21 @@
 
     python benchmarks/decoding.py
     python benchmarks/decoding.py --depth 6 --width 512 --sentences 50 --json decoding.json
-    mkdir old && git archive COMMIT lightning_app | tar -x -C old
-    python benchmarks/decoding.py --tree old
 
 The same search is run with the model's caches and with a model that keeps no keys and values: it
-has the encoder's output, and computes every prefix again at each step. `--tree` adds the search of
-another version of the package. The model is not trained, so hypotheses end at the length of
-their source, which in this corpus is the mean length of a target.
+has the keys and values of the encoder's output, and computes every prefix again at each step. The
+model is not trained, so hypotheses end at the length of their source, which in this corpus is the
+mean length of a target.
 
 Rounds are interleaved, seconds are processor time, and a ratio is the median of the ratios of the
 rounds. The number of equal hypotheses is also counted.
 """
 
 import argparse
-import importlib
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,11 +24,12 @@ import torch
 from torch import Tensor
 
 from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.masks import causal_mask, mask_of, padding_mask
+from lightning_app.blocks.masks import causal_mask
 from lightning_app.data.token_batching import global_batches
 from lightning_app.data.tokenizer import PAD
 from lightning_app.datamodule import TextDataModule
 from lightning_app.models import heads, search
+from lightning_app.models.transformer import Memory
 from lightning_app.tasks.translation import MARKS, TranslationRows
 
 GOAL = 5.0
@@ -43,11 +39,10 @@ class Prefixes(NamedTuple):
     """The state of a search that keeps only the tokens of its prefixes."""
 
     tokens: Tensor  # (sentence, beam, token)
-    source_allowed: Tensor  # (sentence, 1, 1, source)
-    memory: Tensor  # (sentence, source, model)
+    memory: Memory
 
     def select(self, rows: Tensor) -> "Prefixes":
-        return Prefixes(*(part.index_select(0, rows) for part in self))
+        return Prefixes(self.tokens.index_select(0, rows), self.memory.select(rows))
 
     def reorder(self, beams: Tensor) -> "Prefixes":
         every = beams[:, :, None].expand(-1, -1, self.tokens.shape[2])
@@ -63,33 +58,16 @@ class Uncached:
         self.longest = model.longest
 
     def start(self, source: Tensor, beams: int) -> Prefixes:
-        mask = padding_mask(source != self.pad)
-        memory = self.model.encoder(self.model.embedding(source), mask)
-        return Prefixes(source.new_empty(len(source), beams, 0), mask.allowed, memory)
+        memory = self.model.start(source).memory
+        assert memory is not None
+        return Prefixes(source.new_empty(len(source), beams, 0), memory)
 
     def step(self, tokens: Tensor, state: Prefixes) -> tuple[Tensor, Prefixes]:
         state = state._replace(tokens=torch.cat([state.tokens, tokens[:, :, None]], dim=2))
         x = self.model.embedding(state.tokens.flatten(0, 1))
         rows = torch.arange(len(tokens)).repeat_interleave(tokens.shape[1])
-        caches = [cache.select(rows) for cache in self.model.decoder.start(state.memory)]
-        mask, source_mask = causal_mask(x.shape[1], x.device), mask_of(state.source_allowed[rows])
-        states, _ = self.model.decoder(x, mask, source_mask, caches)
+        states = self.model.decoder(x, causal_mask(x.shape[1], x.device), state.memory.select(rows))
         return self.model.embedding.logits(states[:, -1]), state
-
-
-def modules_of(tree: Path) -> tuple[ModuleType, ModuleType, ModuleType]:
-    """Return `axes`, `heads` and `search` of the package in `tree`, next to those of this one."""
-    ours = {name: m for name, m in sys.modules.items() if name.split(".")[0] == "lightning_app"}
-    for name in ours:
-        del sys.modules[name]
-    sys.path.insert(0, str(tree))
-    names = ("blocks.axes", "models.heads", "models.search")
-    axes, theirs, searching = [importlib.import_module(f"lightning_app.{name}") for name in names]
-    sys.path.pop(0)
-    sys.modules.update(ours)
-    if not str(theirs.__file__).startswith(str(tree)):
-        raise SystemExit(f"--tree {tree}: no lightning_app there")
-    return axes, theirs, searching
 
 
 def sample(sentences: int, tokens: int, vocab_size: int) -> tuple[list[Tensor], int]:
@@ -118,7 +96,6 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5, help="1 is greedy search (default: 5)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: 1)")
-    parser.add_argument("--tree", type=Path, help="folder with another lightning_app")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -133,24 +110,14 @@ def main() -> None:
     architecture = heads.ArchitectureConfig(**sizes)
     model = heads.build_model(architecture, BlockConfig(preset=args.preset), ids, PAD).eval()
     assert isinstance(model, heads.EncoderDecoder)
-    forms: dict[str, tuple[Any, Any]] = {
-        "ours": (search, model),
-        "without cache": (search, Uncached(model)),
-    }
-    if args.tree is not None:
-        axes, theirs, searching = modules_of(args.tree.resolve())
-        block = axes.BlockConfig(preset=args.preset)
-        other = theirs.build_model(theirs.ArchitectureConfig(**sizes), block, ids, PAD).eval()
-        other.load_state_dict(model.state_dict())
-        forms[str(args.tree)] = searching, other
-
+    forms: dict[str, Any] = {"ours": model, "without cache": Uncached(model)}
     seconds: dict[str, list[float]] = {name: [] for name in forms}
     found: dict[str, list[list[int]]] = {}
     for _ in range(args.rounds):
-        for name, (package, net) in forms.items():
-            how = package.SearchConfig(beam=args.beam, length_ratio=1.0, length_extra=0)
+        for name, net in forms.items():
+            how = search.SearchConfig(beam=args.beam, length_ratio=1.0, length_extra=0)
             begin = time.process_time()
-            parts = [package.search(net, batch, MARKS, how) for batch in batches]
+            parts = [search.search(net, batch, MARKS, how) for batch in batches]
             seconds[name].append(time.process_time() - begin)
             found[name] = [hypothesis.tokens for part in parts for hypothesis in part]
 
@@ -184,7 +151,7 @@ def main() -> None:
     reached = rows[1]["over_ours"]
     print(f"goal: {GOAL:g} times without cache; {'met' if reached >= GOAL else 'missed'}")
     if args.json is not None:
-        settings = {k: v for k, v in vars(args).items() if k not in ("json", "tree")}
+        settings = {k: v for k, v in vars(args).items() if k != "json"}
         settings["torch"] = torch.__version__
         args.json.write_text(json.dumps({**settings, "forms": rows}, indent=2), encoding="utf-8")
 

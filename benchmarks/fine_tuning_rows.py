@@ -62,7 +62,8 @@ def texts(names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
     parts = []
     for name in names:
         rows = LabelledRows(prepare(shipped_data(name)), "train", window=WINDOW, seed=None)
-        tokens, segments = map(torch.from_numpy, rows.take(np.arange(len(rows))))
+        whole = rows[0, np.arange(len(rows))]
+        tokens, segments = whole.tokens, whole.segments
         missing = (0, WINDOW - tokens.shape[1])
         wide = F.pad(tokens, missing, value=PAD), F.pad(segments, missing)
         parts.append((*wide, torch.tensor(rows.labels), rows.lengths))

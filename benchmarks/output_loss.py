@@ -13,7 +13,7 @@ import argparse
 import json
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ def evaluate(form, given: Inputs) -> None:
     form(given)
 
 
-def measure(name: str, shape: Shape, count: int) -> dict[str, object]:
+def measure(name: str, shape: Shape, count: int) -> dict[str, Any]:
     """Return the row of one shape."""
     given, cpu = inputs(shape), torch.device("cpu")
     forms = [partial(train, form, given) for form in (plain, chunked)]

@@ -66,7 +66,7 @@ class Cells:
         module = self.module(seed)
         model: Any = module.model
         optimizer = build_optimizer(module.optimizer, model, fused=True)
-        smoothing = module.objective.config.label_smoothing
+        smoothing = module.objective.config.smoothing
 
         def step(batch: Any) -> None:
             optimizer.zero_grad()
@@ -124,7 +124,7 @@ class Cells:
         """All models as one, whose parameters have a dimension more."""
         modules = [self.module(seed) for seed in range(count)]
         models: list[Any] = [module.model for module in modules]
-        smoothing = modules[0].objective.config.label_smoothing
+        smoothing = modules[0].objective.config.smoothing
         parameters, buffers = stack_module_state(models)
         kept = list(parameters.values())
         config = modules[0].optimizer

@@ -148,7 +148,8 @@ def _copy(ours: CausalLanguageModel, theirs: Any, term: Any, preset: str) -> Non
     theirs.r_r_bias.copy_(term.biases[0].position[:, 0])
     norm = "norm_input" if preset == "pre_ln" else "norm_sum"
     for number, block in enumerate(ours.decoder.blocks):
-        part, layer = block, theirs.layers[number]
+        part: Any = block
+        layer = theirs.layers[number]
         maps = Projections.of(part.self_attention)
         for each in maps:  # theirs have no biases
             each.bias.zero_()
