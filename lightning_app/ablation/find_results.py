@@ -1,10 +1,10 @@
 """Find the results of a grid by its name, its file, its folder, or its published study."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_app.ablation.config_tree import canonical
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
@@ -14,6 +14,9 @@ from lightning_app.analysis.papers import read_grid_file
 from lightning_app.analysis.read_results import read_results
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
+
+_CELLS = {"axes": "axes", "base_config": "base configs", "exclude": "exclusions"}
+"""The keys of a grid file that decide its cells, beside the grid that it continues."""
 
 
 class Found(NamedTuple):
@@ -72,8 +75,19 @@ def _difference(found: GridResults, spec: GridSpec) -> str | None:
     """What differs between a planned grid and a grid file, None if they have the same cells."""
     if found.axes != spec.axes:
         return "axes"
-    held, wanted = read_grid_file(GridFolder(found.folder).specification), spec.tree()
-    for key, what in (("axes", "axes"), ("base_config", "base configs"), ("exclude", "exclusions")):
-        if canonical(held.get(key) or []) != canonical(wanted[key] or []):
-            return what
+    held = read_grid_file(GridFolder(found.folder).specification)
+    if (differs := _difference_of_files(held, spec.tree())) is not None:
+        return differs
     return None if (found.metric, found.mode) == (spec.metric, spec.mode) else "metrics"
+
+
+def _difference_of_files(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """What decides cells and differs in two grid files, or in those that they continue."""
+    for key, what in _CELLS.items():
+        if canonical(held.get(key) or []) != canonical(wanted.get(key) or []):
+            return what
+    one, other = (tree.get("init_from") or {} for tree in (held, wanted))
+    if one.get("match") != other.get("match"):
+        return "parents"
+    differs = _difference_of_files(one["grid"], other["grid"]) if one else None
+    return differs and f"parents' {differs}"

@@ -18,6 +18,7 @@ from filelock import FileLock
 from scipy import stats
 
 from lightning_app import UserError, compare, plugins, results, run_grid
+from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
@@ -140,6 +141,44 @@ def test_a_file_of_another_experiment_is_refused(
     with pytest.raises(UserError, match=said):
         results(file, experiments=where)
     assert len(results(grid.folder)) == 24
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"match": [PRESET]}, "its parents differ"),
+        (
+            {"grid": {"base_config": {"trainer": {"max_steps": 9}}}},
+            "its parents' base configs diff",
+        ),
+        ({"grid": {"axes": {PRESET: AXES[PRESET], SEED: [1, 2, 3]}}}, "its parents' axes differ"),
+        ({"grid": {"question": "Which one?"}}, ""),
+    ],
+)
+def test_a_file_that_continues_another_grid_is_refused(
+    grid: FakeGrid, tmp_path: Path, change: Mapping[str, Any], said: str
+) -> None:
+    """Its children have other parents; what the parent grid only says may change."""
+    tree = yaml.safe_load((grid.folder / "grid.yaml").read_text())
+    parent = {"name": "parent", "base_config": BASE, "axes": {PRESET: AXES[PRESET], SEED: [1, 2]}}
+    known = {"grid": parent, "match": [PRESET, SEED]}
+    file, where = tmp_path / "mine.yaml", grid.folder.parent
+
+    def write(init_from: Mapping[str, Any]) -> None:
+        file.write_text(yaml.safe_dump({**tree, "init_from": init_from}, sort_keys=False))
+
+    write(known)
+    (grid.folder / "grid.yaml").write_text(yaml.safe_dump(read_spec(file).tree()))
+    assert len(results(file, experiments=where)) == 24
+    changed = {**known, **change}
+    if "grid" in change:
+        changed["grid"] = {**parent, **change["grid"]}
+    write(changed)
+    if not said:
+        assert len(results(file, experiments=where)) == 24
+        return
+    with pytest.raises(UserError, match=said):
+        results(file, experiments=where)
 
 
 def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
