@@ -68,7 +68,7 @@ class TextDataModule(pl.LightningDataModule):
         rows = {split: self._rows(split) for split in meta["sizes"]}
         task = task_class(self.config.task)
         evaluated = {split: self._evaluated(split, rows[split]) for split in self._limits()}
-        self.floor = self.validation_floor(evaluated.get("valid"))
+        self.floor = self._floor(rows["valid"], evaluated.get("valid"))
         packing = task.describe(rows)
         for split, part in evaluated.items():
             packing += f"; {len(part):,} of {len(rows[split]):,} rows of {split} are evaluated"
@@ -82,13 +82,16 @@ class TextDataModule(pl.LightningDataModule):
             "digest": self.corpus.digest,
         }
 
-    def validation_floor(self, evaluated: np.ndarray | None = None) -> float:
-        """Return the `floor` of the validation split, or of the rows that are evaluated.
+    def check_floor(self) -> None:
+        """Refuse a validation split on which no loss can be below that of a constant answer.
 
         Raises:
-            UserError: if it is 0, so that no model could be below it.
+            UserError: saying what is needed.
         """
-        floor = task_class(self.config.task).floor(self._rows("valid"), evaluated)
+        self._floor(self._rows("valid"))
+
+    def _floor(self, rows: SplitRows, evaluated: np.ndarray | None = None) -> float:
+        floor = task_class(self.config.task).floor(rows, evaluated)
         if floor <= 0.0:
             raise UserError(
                 f"data.name '{self.config.name}': all that is predicted in the validation split is "

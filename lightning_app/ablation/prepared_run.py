@@ -177,7 +177,7 @@ class PreparedRun(RunCLI):
         """Prepare and verify the data, in every rank; refuse a checkpoint of other data."""
         if self._data is None:
             self._data = data_module(self.tree["data"])
-            self._data.validation_floor()
+            self._data.check_floor()
             if self.subcommand in ("test", "predict"):
                 require_test(self._data.config)
             if self._checkpoint is not None:
