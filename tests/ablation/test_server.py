@@ -195,7 +195,16 @@ def test_a_database_that_ends_by_itself_is_reported(server: Server) -> None:
     assert study_names(server.url) == []
 
 
-@pytest.mark.parametrize("stage", ["data.new/global", "data"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *("data.new/global", "data"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("data.new", "data.new/PG_VERSION")
+        ),
+    ],
+)
 def test_a_command_killed_at_its_first_start_leaves_nothing_half_made(
     stage: str, tmp_path: Path
 ) -> None:

@@ -176,6 +176,37 @@ def test_share_of_random_pairs_is_the_formula() -> None:
     assert share == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt((~of_second).sum()))
 
 
+def shares_by_the_loop_of_bert(lengths: list[int], target: int, rounds: int) -> tuple[float, float]:
+    """The share of random pairs and of chunks of one sentence in a document, chunk by chunk."""
+    draw, pairs, at_random, alone = np.random.default_rng(2), 0, 0, 0
+    for _ in range(rounds):
+        place, chunk = 0, 0
+        while place < len(lengths):
+            chunk += 1
+            gathered = sum(lengths[place - chunk + 1 : place + 1])
+            if gathered >= target or place == len(lengths) - 1:
+                first = 1 if chunk == 1 else int(draw.integers(1, chunk))
+                is_random = chunk == 1 or draw.random() < 0.5
+                pairs, at_random, alone = pairs + 1, at_random + is_random, alone + (chunk == 1)
+                if is_random:
+                    place -= chunk - first  # the sentences of the rest are gathered again
+                chunk = 0
+            place += 1
+    return at_random / pairs, alone / pairs
+
+
+def test_share_of_random_pairs_in_texts_of_long_and_short_sentences() -> None:
+    """Between the bounds, since only some chunks have one sentence."""
+    lengths = [9, 30, 4, 4, 4, 4, 30, 8] * 40
+    expected, alone = shares_by_the_loop_of_bert(lengths, 20, 60)
+    assert 0.1 < alone < 0.9
+    assert expected == pytest.approx((1 + alone) / 2, abs=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentence_pairs, "SHORT", 0.0)
+        found = np.concatenate([drawn([lengths] * 4, 20, seed).random for seed in range(15)])
+    assert found.mean() == pytest.approx(expected, abs=0.015)
+
+
 def test_shorter_targets_have_their_probability() -> None:
     sentences = [[1] * 30_000, [1] * 30_000]
     spans = drawn(sentences, 40)
