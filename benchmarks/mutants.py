@@ -1539,8 +1539,14 @@ MUTANTS = (
     mutant(
         "results of a grid with another base are read",
         API_GRIDS,
-        "if canonical(held.get(key) or []) != canonical(wanted[key] or []):",
+        "if canonical(held.get(key) or []) != canonical(wanted.get(key) or []):",
         "if False:",
+    ),
+    mutant(
+        "results of a grid whose parent grid has another base are read",
+        API_GRIDS,
+        'differs = _difference_of_files(one["grid"], other["grid"]) if one else None',
+        "differs = None",
     ),
     mutant(
         "a query takes rows by number",
