@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lightning_app.records import is_sealed
+
 Record = Mapping[str, Any]
 Groups = dict[str, list[str]]  # names of runs by their provenance
 
@@ -161,6 +163,18 @@ def left_out(of: Mapping[str, Sequence[str]]) -> str:
     return (
         f"{cells} trained on other data than the rest ({counted(of)}; such as {some(of)}) and "
         f"left out of every score, table and figure; --rerun-stale repeats {them}."
+    )
+
+
+def unsealed(records: Mapping[str, Record]) -> str:
+    """The sentence for results without a seal, empty if there are none."""
+    names = [name for name, record in records.items() if record and not is_sealed(record)]
+    if not names:
+        return ""
+    results = "1 result has" if len(names) == 1 else f"{len(names)} results have"
+    return (
+        f"{results} no seal, as those of earlier versions ({some({'': names})}): a later change of "
+        "their files would not be found; `ablate doctor GRID --seal` seals them."
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError
-from lightning_app.records import Unsound, outcome, read_json
+from lightning_app.records import Unsound, outcome, read_result
 from lightning_app.run_folder import RunFolder
 
 FIELD = "model.init_from"
@@ -95,9 +95,10 @@ def find_parent(given: str) -> Parent:
 
 def _is_non_finite(file: Path) -> bool:
     try:
-        return outcome(read_json(file)) == "non_finite"
-    except (Unsound, KeyError, TypeError) as error:
-        raise UserError(f"{FIELD}: {file}: damaged; it holds no outcome of a run") from error
+        result = read_result(file, None)
+        return result is not None and outcome(result) == "non_finite"
+    except Unsound as error:
+        raise UserError(f"{FIELD}: {file}: {error}") from error
 
 
 def _id(file: Path) -> str:

@@ -12,6 +12,11 @@ METRICS = "metrics.csv"
 PROBES = "probes.csv"
 HYPOTHESES = "hypotheses.txt"
 REFERENCES = "references.txt"
+PLUGINS = "plugins.json"
+
+VOUCHED = (CONFIG, IDENTITY, METRICS, PROBES, BLOCK, ENVIRONMENT, HYPOTHESES, REFERENCES, PLUGINS)
+"""The files that the seal of a result covers: those that are read after the run, and written
+before its result."""
 
 NAMED = ("last", "best")
 """The checkpoints that a run keeps at most."""
@@ -44,7 +49,7 @@ class RunFolder:
         self.path = path
         self.config = path / CONFIG
         self.identity = path / IDENTITY
-        self.plugins = path / "plugins.json"
+        self.plugins = path / PLUGINS
         self.plugin_copies = path / "plugins"
         self.block = path / BLOCK
         self.environment = path / ENVIRONMENT

@@ -37,9 +37,9 @@ def test_a_sound_result_is_what_was_written(path: Path) -> None:
     ("changes", "said"),
     [
         ({"schema": "gone"}, "field 'schema' is missing"),
-        ({"schema": 0}, "schema: expected a number up to 2, found '0'"),
-        ({"schema": True}, "schema: expected a number up to 2, found 'True'"),
-        ({"schema": "2"}, "schema: expected a number up to 2, found '2'"),
+        ({"schema": 0}, "schema: expected a number up to 3, found '0'"),
+        ({"schema": True}, "schema: expected a number up to 3, found 'True'"),
+        ({"schema": "2"}, "schema: expected a number up to 3, found '2'"),
         ({"id": "b"}, f"id: 'b' is not the planned {ID}"),
         ({"id": ["a"]}, "is not the planned"),
         ({"status": "fine"}, "status: expected ok or diverged, found 'fine'"),

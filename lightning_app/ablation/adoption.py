@@ -17,7 +17,7 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.atomic_write import disk_full, is_disk_full, write_whole, writing_in
 from lightning_app.grid_axes import lookup
 from lightning_app.parent import FIELD
-from lightning_app.records import Unsound, read_yaml
+from lightning_app.records import Unsound, is_sealed, read_yaml, sealed
 from lightning_app.run_folder import NAMED, RunFolder
 
 
@@ -72,6 +72,8 @@ def _rename(
     former = {"former_id": result["id"]} if result["id"] != each.cell.id else {}
     came = {"taken_from": each.origin}
     named = {**result, "id": each.cell.id, "name": target.name, **former, **came}
+    if is_sealed(result):  # it was checked, and its id, name and places are set here
+        named = sealed(named, folder.path)
     write_whole(folder.result, json.dumps(named, indent=1))
     os.rename(folder.path, target.path)
 

@@ -16,6 +16,7 @@ from lightning_app.ablation.plan import runs_with_plugins
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 from lightning_app.plugin_copies import require
+from lightning_app.records import is_sealed
 
 if TYPE_CHECKING:
     from lightning_app.analysis.grid_results import GridResults
@@ -102,6 +103,7 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
     from lightning_app.analysis.failed_runs import failed_runs, failure_tests
     from lightning_app.analysis.headline import findings
     from lightning_app.analysis.metric import metrics_document
+    from lightning_app.analysis.run_summary import records_of
     from lightning_app.analysis.sensitivity import sensitivity_scores
     from lightning_app.analysis.task_scores import task_scores
     from lightning_app.analysis.terminal import headline_document, mixtures, show_report
@@ -123,4 +125,5 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         "task_scores": [asdict(score) for score in task_scores(grid)],
         "mixtures": mixtures(grid),
         "left_out": dict(grid.strangers),
+        "unsealed": [name for name, each in records_of(grid).items() if not is_sealed(each)],
     }

@@ -41,7 +41,7 @@ def run_command(
         tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
         of_runs = ("comparisons", "effects", "metrics", "failed_runs", "failure_tests")
         tree |= {**dict.fromkeys((*of_runs, "task_scores"), ()), "mixtures": {}, "left_out": {}}
-        tree |= {"waiting": ()}
+        tree |= {"waiting": (), "unsealed": ()}
         tree["exit_code"] = _run(spec, folder, options, tree)
     return tree["exit_code"]
 

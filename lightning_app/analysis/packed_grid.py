@@ -9,13 +9,14 @@ score is computed, would be five sixths of the file. The metadata of the file ho
 
 import csv
 import io
+import json
 import tempfile
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.frames import SUMS
 from lightning_app.analysis.grid_results import CellResult, GridResults
@@ -24,7 +25,17 @@ from lightning_app.analysis.steps_saved import LEARNING_RATE
 from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
-from lightning_app.run_folder import BLOCK, CONFIG, ENVIRONMENT, IDENTITY, METRICS, PRUNED, RESULT
+from lightning_app.records import SEAL, is_sealed, sealed_with
+from lightning_app.run_folder import (
+    BLOCK,
+    CONFIG,
+    ENVIRONMENT,
+    IDENTITY,
+    METRICS,
+    PRUNED,
+    RESULT,
+    VOUCHED,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +54,9 @@ def pack(grid: GridResults, table: "pd.DataFrame", path: Path) -> None:
 
     folder = GridFolder(grid.folder)
     packed = pa.Table.from_pandas(table, preserve_index=False)
+    held = [_texts(cell) if cell.state in _OVER else {} for cell in grid.cells]
     for name in FILES:
-        texts = [_text(cell, name) if cell.state in _OVER else None for cell in grid.cells]
+        texts = [each.get(name) for each in held]
         packed = packed.append_column(name, pa.array(texts, pa.string()))
     grid_files = (folder.plan, folder.specification)
     whole = {file.name: b64encode(zlib.compress(file.read_bytes(), 9)) for file in grid_files}
@@ -118,12 +130,40 @@ def _check_same(made: Path, there: Path, packed: Path) -> None:
     for file in sorted(each for each in made.rglob("*") if each.is_file()):
         name = file.relative_to(made)
         other = there / name
-        if name.name == METRICS:
-            continue  # of which only a part is packed
-        if not other.is_file() or other.read_bytes() != file.read_bytes():
+        if not other.is_file() or not _is_same(other, file):
             raise UserError(
                 f"{there}: {name} is not the one in {packed}; name another --experiments"
             )
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return _packed(one) == _packed(other)
+    except (ValueError, csv.Error, AttributeError):  # damaged
+        return False
+
+
+def _packed(path: Path) -> Any:
+    """What is packed of a file, without the seal, which is over it."""
+    data = path.read_bytes()
+    if path.name == METRICS:
+        return _without_training(data.decode())
+    if path.name in (RESULT, PRUNED):
+        return {
+            key: value for key, value in json.loads(data).items() if key not in (SEAL, "schema")
+        }
+    return data
+
+
+def _texts(cell: CellResult) -> dict[str, str]:
+    """The texts of the files of a run by name; its seal is over what is packed of them."""
+    found = {name: text for name in FILES if (text := _text(cell, name)) is not None}
+    for name in (RESULT, PRUNED):
+        tree = json.loads(found.get(name, "{}"))
+        if is_sealed(tree):
+            beside = {each: found[each].encode() for each in VOUCHED if each in found}
+            found[name] = json.dumps(sealed_with(tree, beside), indent=1)
+    return found
 
 
 def _text(cell: CellResult, name: str) -> str | None:
