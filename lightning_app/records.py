@@ -128,7 +128,8 @@ def _content_digest(body: Mapping[str, Any], files: Mapping[str, str]) -> str:
 def _sealed_content(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The checked content of a record without its seal, and the digests of files in the seal."""
     seal = tree.get(SEAL)
-    files = seal.get("files") if isinstance(seal, dict) else None
+    seal = seal if isinstance(seal, dict) else {}
+    files: Any = seal.get("files")
     if not _maps(files, is_text) or not files.keys() <= {*VOUCHED}:
         raise Unsound(f"{SEAL}: is missing or damaged; a result of schema {SCHEMA} has one")
     body = {key: value for key, value in tree.items() if key != SEAL}

@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"blocks", "models", "registry"},
     "logging_steps": set(),
     "archive": set(),
-    "saved": {"archive"},
+    "saved": {"archive", "run_folder"},
     "module": {
         *MODEL,
         "bounds",
@@ -77,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
         "atomic_write",
         "catalogue",
         "hardware",
+        "saved",
         "task_facts",
     },
     "trainer_arguments": set(),

@@ -25,6 +25,7 @@ from lightning_app.run_folder import RunFolder
 from lightning_app.saved import is_finite, read_checkpoint
 from tests import questions, tables, warm
 from tests.documents import run_tree, write_documents
+from tests.records import reseal
 from tests.tables import changed
 
 ARCHITECTURE = {"positions": "learned", "max_positions": 24, "embedding_norm": "layer_norm"}
@@ -305,7 +306,7 @@ def test_a_damaged_parent_is_refused(
     for name, said in (
         ("checkpoints/last.ckpt", "last.ckpt: damaged"),
         ("tokenizer.model", "not the tokenizer of last.ckpt"),
-        ("config.yaml", "damaged; it holds no section data"),
+        ("config.yaml", "its seal is of another config.yaml"),
         ("identity.json", "damaged; it holds no id of a run"),
     ):
         copy = tmp_path / name.replace("/", "-")
@@ -437,7 +438,7 @@ def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
     path = parent / "result.json"
     failure = {"step": 3, "rule": "the training loss is not finite", "last_finite_loss": 4.0}
     failed = {"status": "diverged", "outcome": "non_finite", "diverged": failure}
-    path.write_text(json.dumps(json.loads(path.read_text()) | failed))
+    reseal(path, **failed)
     child = changed(tree, model__init_from=str(parent))
     identity = cell_id(resolve(child, "a"))
     assert identity != cell_id(resolve(tree, "a"))

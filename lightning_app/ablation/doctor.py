@@ -278,8 +278,7 @@ class _Doctor:
                 fix=lambda: self._restore_config(run, cell),
             )
             return
-        endings = {run.result: read_result}
-        endings |= {run.pruned: read_pruned} if self._grid.prunes else {}
+        endings = {run.result: read_result, run.pruned: read_pruned}
         for path, read in endings.items():
             try:
                 read(path, cell.id)

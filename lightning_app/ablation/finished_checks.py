@@ -44,6 +44,8 @@ def check_finished(folder: RunFolder, cell: Cell, grid: Grid, *, is_copied: bool
     Raises:
         Unsound: with the reason for which it cannot take that place.
     """
+    if is_copied:
+        _check_links(folder)
     result = _result(folder, cell, grid)
     if not is_copied and result["id"] == cell.id:
         return result  # under its planned name, too, this grid would count it by its result alone
@@ -77,6 +79,16 @@ def check_files(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: 
         _check_last_loss(folder, config, result)
     except _DAMAGED as error:
         raise Unsound(f"damaged: {folder.config.name} and its other files do not agree") from error
+
+
+def _check_links(folder: RunFolder) -> None:
+    """Refuse links and pipes: what they lead to may be another's, and private."""
+    try:
+        links = [folder.path] if folder.path.is_symlink() else folder.own_files()[1]
+    except OSError as error:
+        raise Unsound(f"{error.filename}: {error.strerror}") from error
+    if links:
+        raise Unsound(f"{links[0].name} is a link or a pipe, through which nothing is copied")
 
 
 def _about(path: Path, read: Callable[[Path], Any]) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.frames import SUMS
 from lightning_app.analysis.grid_results import CellResult, GridResults
-from lightning_app.analysis.papers import is_file_name, read_grid_file, read_plan
+from lightning_app.analysis.papers import read_grid_file, read_plan
 from lightning_app.analysis.steps_saved import LEARNING_RATE
 from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.errors import UserError
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 PACKED = "results.parquet"
 FILES = (RESULT, PRUNED, CONFIG, IDENTITY, BLOCK, ENVIRONMENT, METRICS)
 """The files of a run that are packed, once it has finished or was pruned."""
+
+_LARGEST = 2**28
+"""The bytes of text at most, in a file of the grid and in all runs together; more is refused before
+it is in memory. The largest study of this repository has 18 MB."""
 
 _OVER = ("ok", "diverged", "pruned", "other_data")
 
@@ -80,8 +84,6 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
         read_grid_file(made.specification)
         if {cell["id"] for cell in plan["cells"]} != runs.keys():
             raise UserError(f"{path}: its rows are not the cells of its plan")
-        if not is_file_name(plan["name"]):
-            raise UserError(f"{path}: name: expected the name of a folder, found {plan['name']!r}")
         there = GridFolder(experiments / plan["name"])
         for cell in plan["cells"]:
             folder = made.run(cell["name"]).path
@@ -100,21 +102,64 @@ def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    columns = ["id", *FILES]
     try:
-        packed = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        # As dictionaries: a text that all rows share is in memory once.
+        file = pq.ParquetFile(path, read_dictionary=columns)
+        metadata = file.schema_arrow.metadata or {}
+        grid = GridFolder(Path())
+        names = [each.name for each in (grid.plan, grid.specification)]
+        held = {name: metadata.get(name.encode()) for name in names}
+        if not all(held.values()) or not {*columns} <= {*file.schema_arrow.names}:
+            raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
+        found = {name: _inflated(path, name, text) for name, text in held.items() if text}
+        _check_size(path, sum(_uncompressed(file.metadata)))
+        packed = file.read(columns)
+        if not all(pa.types.is_dictionary(packed.schema.field(name).type) for name in columns):
+            raise UserError(f"{path}: holds no grid: its columns are no texts")
+        sizes = [_text_size(part) for name in FILES for part in packed.column(name).chunks]
+        _check_size(path, sum(sizes))
+    except (pa.ArrowException, OSError, ValueError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
-    grid = GridFolder(Path())
-    metadata = packed.schema.metadata or {}
-    held = {file.name: metadata.get(file.name.encode()) for file in (grid.plan, grid.specification)}
-    found = {name: zlib.decompress(b64decode(text)) for name, text in held.items() if text}
-    if found.keys() != held.keys() or not {"id", *FILES} <= {*packed.column_names}:
-        raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
     runs = {
         row.pop("id"): {name: text for name, text in row.items() if text is not None}
-        for row in packed.select(["id", *FILES]).to_pylist()
+        for row in packed.to_pylist()
     }
     return found, runs
+
+
+def _inflated(path: Path, name: str, text: bytes) -> bytes:
+    """The content of a compressed file, of which no more than the limit is ever in memory."""
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(b64decode(text), _LARGEST + 1)
+    if len(data) > _LARGEST:
+        _check_size(f"{path}: {name}", len(data))
+    if not unpacking.eof:
+        raise UserError(f"{path}: {name}: torn or damaged")
+    return data
+
+
+def _uncompressed(metadata: Any) -> Iterator[int]:
+    """The bytes of each column of a Parquet file in memory, as its footer gives them."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(group.num_columns):
+            yield group.column(place).total_uncompressed_size
+
+
+def _text_size(part: Any) -> int:
+    """The bytes of the texts of a column, each counted as often as rows have it."""
+    import pyarrow.compute as pc
+
+    lengths = pc.binary_length(part.dictionary)
+    return pc.sum(lengths.take(part.indices)).as_py() or 0
+
+
+def _check_size(what: str | Path, size: int) -> None:
+    if size > _LARGEST:
+        raise UserError(
+            f"{what}: holds more than {_LARGEST / 2**20:.0f} MiB of text, which no study has"
+        )
 
 
 @contextmanager
@@ -170,6 +215,8 @@ def _text(cell: CellResult, name: str) -> str | None:
     path = cell.sound(name)
     if path is None:
         return None
+    if path.is_symlink():
+        raise UserError(f"{path}: is a link, through which nothing is published")
     try:
         text = path.read_bytes().decode()
     except ValueError as error:

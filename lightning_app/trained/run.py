@@ -231,7 +231,7 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     # Lightning is imported here, so that the checks above are fast.
     from lightning_app.module import TransformerModule
 
-    stored = read_checkpoint(file)
+    stored = read_checkpoint(file, folder.path)
     data = data_state(stored)
     if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
         raise UserError(f"{folder.tokenizer}: damaged, or not the tokenizer of {file.name}")

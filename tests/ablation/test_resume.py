@@ -206,11 +206,11 @@ def test_a_stopped_run_goes_on_at_the_step_where_it_stopped(
 def test_a_damaged_checkpoint_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
     tree = config(tmp_path / "run", cache)
     folder, data = tmp_path / "run" / "checkpoints", data_module(tree["data"])
-    assert checkpoint_of_cell(RunFolder(folder.parent), tree["model"], data) is None
+    assert checkpoint_of_cell(RunFolder(folder.parent), "a", tree["model"], data) is None
     folder.mkdir()
     for names in (["last.damaged"], ["last.damaged", "last.damaged.2"]):
         (folder / "last.ckpt").write_bytes(b"half a file")
-        assert checkpoint_of_cell(RunFolder(folder.parent), tree["model"], data) is None
+        assert checkpoint_of_cell(RunFolder(folder.parent), "a", tree["model"], data) is None
         said = f"renamed to {names[-1]}, the cell starts at step 0"
         assert said in capsys.readouterr().err
         assert sorted(path.name for path in folder.iterdir()) == names
