@@ -67,23 +67,26 @@ def read_result(
     return _read(path, identity, lambda tree, of: check_result(tree, of, metric))
 
 
-def read_pruned(path: Path, identity: str | None) -> dict[str, Any] | None:
+def read_pruned(path: Path, identity: str, *, beside: bool = True) -> dict[str, Any] | None:
     """The checked `pruned.json` of the cell with this id, None if there is no such file.
 
-    Raises `Unsound`, as `read_result` does.
+    Raises `Unsound`, as `read_result` does; without `beside` for its own content alone.
     """
-    return _read(path, identity, check_pruned)
+    return _read(path, identity, check_pruned, beside)
 
 
 def _read(
-    path: Path, identity: str | None, check: Callable[[Mapping[str, Any], str], None]
+    path: Path,
+    identity: str | None,
+    check: Callable[[Mapping[str, Any], str], None],
+    beside: bool = True,
 ) -> dict[str, Any] | None:
     try:
         tree = read_json(path)
     except FileNotFoundError:
         return None
     check(tree, str(tree.get("id")) if identity is None else identity)
-    _check_seal(tree, path.parent)
+    _check_seal(tree, path.parent if beside else None)
     return tree
 
 
@@ -138,12 +141,12 @@ def _sealed_content(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return body, files
 
 
-def _check_seal(tree: Mapping[str, Any], folder: Path) -> None:
+def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
     """Check that a result and the files of its run are those that were sealed."""
     if tree["schema"] < SCHEMA and SEAL not in tree:
         return
     _, files = _sealed_content(tree)
-    for name in VOUCHED:
+    for name in VOUCHED if folder is not None else ():
         try:
             digest = hashlib.sha256(bytes_of(folder / name)).hexdigest()
         except FileNotFoundError as error:

@@ -164,6 +164,7 @@ ALLOWED: dict[str, set[str]] = {
         *FOLDERS,
         *("ablation", "analysis", "atomic_write", "bench", "catalogue", "config", "parser"),
         *("names", "plugin_copies", "plugins", "project", "saved", "sections", "shipped"),
+        "mixtures",
         *("task_facts", "theory", "trainer_arguments", "version"),
     },
     "cli": {"commands", "plugins"},

@@ -189,10 +189,24 @@ def test_a_changed_parent_is_another_child(
     assert cell_id(resolve(changed(tree, model__init_from=str(file)), "a")) == ids["pairs"]
     ids["windows"] = cell_id(resolve(changed(tree, model__init_from=str(parents["windows"])), "a"))
     ids["none"] = cell_id(resolve(changed(tree, model__init_from=None), "a"))
-    shutil.copyfile(parents["windows"] / "checkpoints" / "last.ckpt", file)
-    shutil.copyfile(parents["windows"] / "tokenizer.model", moved / "tokenizer.model")
+    shutil.copyfile(parents["pairs"] / "checkpoints" / "best.ckpt", file)
     ids["changed"] = cell_id(resolve(changed(tree, model__init_from=str(moved)), "a"))
     assert len(set(ids.values())) == 4
+
+
+def test_the_checkpoint_of_another_run_is_refused_in_a_parent(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    parents: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It would be fine-tuned as if it were the parent's: another seed has the same shapes."""
+    other = tmp_path / "other"
+    shutil.copytree(parents["pairs"], other)
+    identity = other / "identity.json"
+    identity.write_text(json.dumps({**json.loads(identity.read_text()), "id": "0" * 16}))
+    for given in (other / "checkpoints" / "last.ckpt", other / "checkpoints" / "best.ckpt"):
+        refused(changed(tree, model__init_from=str(given)), tmp_path, capsys, "another run")
 
 
 def test_a_parent_that_changes_while_its_child_begins_is_refused(

@@ -148,11 +148,9 @@ def _uncompressed(metadata: Any) -> Iterator[int]:
 
 
 def _text_size(part: Any) -> int:
-    """The bytes of the texts of a column, each counted as often as rows have it."""
-    import pyarrow.compute as pc
-
-    lengths = pc.binary_length(part.dictionary)
-    return pc.sum(lengths.take(part.indices)).as_py() or 0
+    """The characters of the texts of a column, each counted as often as rows have it."""
+    sizes = [len(text) for text in part.dictionary.to_pylist()]
+    return sum(sizes[place] for place in part.indices.to_pylist() if place is not None)
 
 
 def _check_size(what: str | Path, size: int) -> None:

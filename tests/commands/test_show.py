@@ -9,6 +9,7 @@ import yaml
 
 from lightning_app.cli import main
 from lightning_app.commands.diff import differing
+from tests.records import reseal, unseal
 
 pytestmark = pytest.mark.xdist_group("trained")
 FORMER = Path("tests/ablation/made_at_b91519c/former/runs").resolve()
