@@ -777,8 +777,62 @@ MUTANTS = (
     mutant(
         "a run that changes is copied",
         FINISHED,
-        "    if _files(source.path) != before:\n",
+        "    if _files(source) != before:\n",
         "    if not before:\n",
+    ),
+    mutant(
+        "a linked file is copied",
+        FINISHED,
+        "                    if stat.S_ISREG(mode):\n",
+        "                    if mode:\n",
+    ),
+    mutant(
+        "a changed result counts",
+        at("test_records.py"),
+        'if seal.get("sha256") != _content_digest(body, files):',
+        "if not _content_digest(body, files):",
+    ),
+    mutant(
+        "a changed file beside a result counts",
+        at("test_records.py"),
+        "        if digest != files[name]:\n",
+        "        if not digest:\n",
+    ),
+    mutant(
+        "a result that lost its seal counts as an old one",
+        at("test_records.py"),
+        "    if SEAL not in tree and not _is_later(tree):",
+        "    if SEAL not in tree:",
+    ),
+    mutant(
+        "a checkpoint of another run is read",
+        at("ablation/test_checkpoint.py"),
+        '    if not named or known.get("id") in (None, named["id"]):',
+        '    if not named or known.get("id") != 0:',
+    ),
+    mutant(
+        "a page stays as it is when a result changes",
+        at("analysis/test_report_command.py"),
+        "            files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]",
+        "            files += [cell.folder / name for name in (PRUNED,)]",
+    ),
+    mutant(
+        "a grid file names a folder elsewhere",
+        at("ablation/test_import_allowlist.py"),
+        'path.is_absolute() or {"..", "~"} & {*path.parts}',
+        "path.is_absolute()",
+    ),
+    mutant(
+        "a text is decompressed whole",
+        at("analysis/test_packed_grid.py"),
+        "unpacking.decompress(b64decode(text), _LARGEST + 1)",
+        "unpacking.decompress(b64decode(text))[:_LARGEST]",
+    ),
+    mutant(
+        "settings of arithmetic are no mixture",
+        at("test_mixtures.py"),
+        '"arithmetic": _in_turn(map(_arithmetic, parts)),',
+        '"arithmetic": DEFAULTS,',
     ),
     mutant(
         "a superseded run comes back",
@@ -1533,8 +1587,8 @@ MUTANTS = (
     mutant(
         "results of a grid with other cells are read",
         API_GRIDS,
-        "    if (differs := _difference(found, spec)) is not None:",
-        "    if differs := None:",
+        "    if differs is not None:\n        raise UserError(\n",
+        "    if differs == 0:\n        raise UserError(\n",
     ),
     mutant(
         "results of a grid with another base are read",

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": {"plugin_imports", "project", "registry"},
     "plugin_copies": {"atomic_write", "identity", "plugins", "run_folder"},
     "task_facts": {"registry", "scores"},
-    "records": {"run_folder", "task_facts"},
+    "records": {"archive", "run_folder", "task_facts"},
     "tables": {"records", "run_folder"},
     "grid_axes": set(),
     "run_folder": set(),
