@@ -180,8 +180,8 @@ def unsealed(records: Mapping[str, Record]) -> str:
         return ""
     results = "1 result has" if len(names) == 1 else f"{len(names)} results have"
     return (
-        f"{results} no seal, as those of earlier versions ({some({'': names})}): a later change of "
-        "their files would not be found; `ablate doctor GRID --seal` seals them."
+        f"{results} no seal, as those of earlier versions ({some({'': names})}): no later change "
+        "of the files would be found; `ablate doctor GRID --seal` adds it."
     )
 
 

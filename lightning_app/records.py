@@ -21,8 +21,8 @@ read: schema 2, without a seal, and schema 1, whose id covers only the config.""
 _NEEDED = (CONFIG, IDENTITY, METRICS)
 """The sealed files without which a result is damaged. A published study leaves others out."""
 
-PLAN_SCHEMA = 2
-"""The schema of `plan.json`. Schema 1 can also be read."""
+PLAN_SCHEMA = 3
+"""The schema of `plan.json`, which has a seal. Schemas 1 and 2, without one, can also be read."""
 
 SIGNATURES = ("bleu_signature", "sacrebleu_signature")
 """How the scores of the test split were computed; null in the result of a task without them."""
@@ -136,6 +136,8 @@ def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
             if name in files and name in _NEEDED:
                 raise Unsound(f"its {SEAL} covers {name}, which is missing") from error
             continue
+        except Unsound as error:
+            raise Unsound(f"{name} beside it {error}") from error
         if name not in files:
             raise Unsound(f"its {SEAL} knows no {name}, which was added after the run")
         if digest != files[name]:
@@ -235,12 +237,9 @@ def check_schema(tree: Mapping[str, Any], newest: int = SCHEMA) -> None:
 
 
 def check_plan(tree: Mapping[str, Any]) -> None:
-    """Refuse a plan of no known schema, or one that was changed. Raises `Unsound`, or `Newer`.
-
-    Plans of earlier versions have no seal.
-    """
+    """Refuse a plan of no known schema, or one that was changed. Raises `Unsound`, or `Newer`."""
     check_schema(tree, PLAN_SCHEMA)
-    if SEAL in tree:
+    if SEAL in tree or tree["schema"] == PLAN_SCHEMA:
         _digests(tree)
 
 

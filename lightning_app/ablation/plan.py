@@ -34,7 +34,7 @@ from lightning_app.atomic_write import write_whole
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import SEED, label
-from lightning_app.grid_folder import GridFolder
+from lightning_app.grid_folder import GridFolder, is_file_name
 from lightning_app.identity.ids import Identity
 from lightning_app.parent import FIELD, find_parent
 from lightning_app.plugins import digests
@@ -267,6 +267,9 @@ def load_plan(path: Path) -> Plan | None:
         waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
         found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
         found |= {name: tuple(tree.get(name, ())) for name in _OF_PARENTS}
+        names = [tree["name"], *(cell.name for cell in (*cells, *waiting))]
+        if (wrong := next((each for each in names if not is_file_name(each)), None)) is not None:
+            raise Unsound(f"name: expected the name of a folder, found {wrong!r}")
         return Plan(**{**tree, **found})
     except FileNotFoundError:
         return None
