@@ -8,7 +8,7 @@ from lightning_app.completion import complete_plain
 from lightning_app.data.config import DataConfig
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
-from lightning_app.names import check_names
+from lightning_app.names import check_names, check_once
 from lightning_app.own_class import CLASS_FIELDS
 from lightning_app.parent_weights import check_parent
 from lightning_app.sections import PARTS, DataSection, arguments, hints_of, model_config
@@ -44,6 +44,7 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     with named(source):
         check_names(tree)
+        check_once(tree)
         complete = None if by_parser else complete_plain(tree)
         if complete is None:
             from lightning_app.parser import parse_config

@@ -65,12 +65,10 @@ def read_project(folder: Path | None = None) -> Project:
             f"{path}: belongs to another user (uid {owner}), whose code `ablate` does not run; "
             "make the file yours, or work in another folder"
         )
-    import yaml
+    # Imported here, since most commands work in a folder without such a file.
+    from lightning_app import strict_yaml
 
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from error
+    tree = strict_yaml.read_yaml_file(path)[0] or {}
     known = {PLUGINS, RESULTS}
     if not isinstance(tree, dict) or set(tree) - known:
         unknown = next(iter(set(tree) - known), None) if isinstance(tree, dict) else tree

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from filelock import FileLock, Timeout
 
+from lightning_app import strict_yaml
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Plan, expand
 from lightning_app.ablation.supervision.parent_death import bind_to_supervisor
@@ -160,7 +160,7 @@ def _train(program: Any, job: Job) -> None:
             f"the config's id is {found}, but {job.identity} was planned: the files of the "
             "corpus or the program have changed since; start the grid again"
         )
-    write_whole(job.folder.config, yaml.safe_dump(config, sort_keys=False))
+    write_whole(job.folder.config, strict_yaml.dump_yaml(config))
     program.run_cell(job, 0)
     if not job.is_over:
         raise RuntimeError("the run ended without a result")
