@@ -16,7 +16,7 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from lightning_app.data import moses, sources, token_batching, tokenizer
-from lightning_app.data.columns import Columns, row_kind
+from lightning_app.data.columns import Columns, Share, also_in_train, row_kind
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.corpus import known_digest
 from lightning_app.data.digests import digest_of, find_damage, write_list
@@ -42,6 +42,10 @@ _KEY = (
     *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
     *("document_separator", "next_sentence", "train_from_dev"),
 )
+WINDOW = 32
+"""Tokens of a window of running text that is looked for in train: of pieces or words."""
+_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15
+
 _CODE = (
     "columns",
     "config",
@@ -199,6 +203,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     for split in splits:
         splits[split], dropped[split] = kind.usable(splits[split], split, corpus.max_ratio)
     _refuse_empty(splits, config)
+    overlap = also_in_train(kind, splits)
 
     def training_lines() -> Iterator[str]:
         for name, column in splits["train"].items():
@@ -229,6 +234,12 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         for split, columns in encoded.items()
     }
     del encoded
+    if "text" in flat["train"]:
+        for split in overlap:
+            windows = WINDOW if config.tokenizer in ("bpe", "word") else 4 * WINDOW
+            overlap[split][f"windows of {windows} tokens"] = _windows_in_train(
+                flat["train"]["text"][0], flat[split]["text"][0], windows
+            )
     content = hashlib.sha256(model)
     for split, columns in flat.items():
         for column, (ids, offsets) in columns.items():
@@ -251,7 +262,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         "name": config.name,
         "task": config.task,
         "next_sentence": config.next_sentence,
-        "protocol": corpus.protocol + kind.left_out(dropped),
+        "protocol": corpus.protocol + kind.left_out(dropped) + _said_of_overlap(overlap),
         "tokenized": corpus.tokenized,
         "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
@@ -260,6 +271,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         "checksum": content.hexdigest()[:16],
         "read": read,
         "dropped": dropped,
+        "also_in_train": overlap,
         "sizes": {split: len(columns[kind.predicted][1]) - 1 for split, columns in flat.items()},
         "tokens": {s: {c: len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()},
         "text": {
@@ -322,6 +334,46 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
     return 1 - float(source.sum() + target.sum()) / places
 
 
+def _windows_in_train(train: np.ndarray, other: np.ndarray, window: int) -> Share:
+    """Return how many windows of `other`, one after the other, are in train at any place.
+
+    They are compared by a hash of 64 bits, sum over j of (ids[j] + 1) p^(window - 1 - j). That of
+    2 w tokens is made of two of w tokens, so that `window` is a power of 2.
+    """
+
+    def hashes(ids: np.ndarray) -> np.ndarray:
+        found, width, power = ids.astype(np.uint64) + np.uint64(1), 1, _PRIME
+        while width < window:
+            found = found[:-width] * np.uint64(power) + found[width:]
+            width, power = 2 * width, power * power % 2**64
+        return found
+
+    if min(len(train), len(other)) < window:
+        return 0, len(other) // window
+    wanted = hashes(other)[::window]
+    order = np.unique(wanted)
+    there = np.zeros(len(order), dtype=bool)
+    for begin in range(0, len(train), _PLACES):  # in parts, since hashes have twice the size of ids
+        part = train[begin : begin + _PLACES + window - 1]
+        if len(part) >= window:
+            of_train = hashes(part)
+            place = np.searchsorted(order, of_train).clip(max=len(order) - 1)
+            there[place[order[place] == of_train]] = True
+    seen = there[np.searchsorted(order, wanted)]
+    return int(seen.sum()), len(seen)
+
+
+def _said_of_overlap(overlap: Mapping[str, Mapping[str, Share]]) -> str:
+    """Return what the description of a corpus says of evaluated rows that are in train."""
+    found = [
+        f"{count:,} of {total:,} {what} of {split}"
+        for split, of in overlap.items()
+        for what, (count, total) in of.items()
+        if count
+    ]
+    return f"; also in train: {', '.join(found)}" if found else ""
+
+
 def _label_counts(labels: np.ndarray) -> str:
     if labels.ndim == 2:
         return f"{np.sum(labels[:, 0] >= 0):,} of {len(labels):,} questions of valid have an answer"
@@ -352,6 +404,12 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         read = f"{size:,} of {meta['read'][split]:,} {kind.unit}"
         rows.append((split, f"{read}; dropped: {why or 'none by rule'}"))
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
+    shares = (
+        f"{count / max(1, total):.1%} of the {what} of {split}"
+        for split, of in meta["also_in_train"].items()
+        for what, (count, total) in of.items()
+    )
+    rows.append(("in train", ", ".join(shares)))
     if meta["documents"]:
         rows.append(("documents", split_sizes(meta["documents"])))
     if kind.beside:

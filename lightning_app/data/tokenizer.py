@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 PAD, UNK, BOS, EOS, MASK = range(5)
 SPECIALS = 5  # ids below are no pieces of text
 MASK_PIECE = "<mask>"
-_SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # as words of a text they are UNK
+_SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # in a text they are UNK
 _SPACE = "▁"  # how SentencePiece writes a space
+RESERVED = f"{_SPACE}▅"
+"""Characters that no text of SentencePiece may have: it reads the first one as a space, and leaves
+lines with the second one out of its training."""
+_LONGEST = 1 << 24  # bytes of a line; SentencePiece leaves longer ones out of its training
+_LONGEST_WORD = 65_535  # bytes; SentencePiece fails somewhat above it
 THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
 _BYTES = b"bytes of UTF-8\n"  # the file of a tokenizer that has no model
@@ -81,8 +86,20 @@ class Pieces(Tokenizer):
         return self._model.encode(text)
 
     def encode_lines(self, lines: list[str]) -> list[list[int]]:
-        """Return the ids of each line, each ended by EOS."""
-        return self._model.encode(lines, add_eos=True, num_threads=THREADS)
+        """Return the ids of each line, each ended by EOS; long lines need memory only by part."""
+        if not any(map(_is_long, lines)):
+            return self._model.encode(lines, add_eos=True, num_threads=THREADS)
+        return [[*self._encode_long(line), EOS] for line in lines]
+
+    def _encode_long(self, line: str) -> list[int]:
+        ids: list[int] = []
+        keeps_spaces = bool(self._model.encode(" "))  # only then a part has no mark at its begin
+        for part in _parts(line, inside_words=keeps_spaces) if _is_long(line) else [line]:
+            found = self._model.encode(part)
+            if ids and found and ids[-1] == found[0] == UNK:
+                del found[0]  # unknown ones side by side are one UNK
+            ids += found
+        return ids
 
     def word_starts(self) -> list[bool]:
         """Return for each id whether it begins a word: a piece does with the mark of a space.
@@ -162,8 +179,15 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
     if kind == "char":
         return _train(lines(), "char", _characters(lines()) + SPECIALS, **_EVERY_SPACE)
     if kind == "word":
-        words = set(chain.from_iterable(re.split("[ ▁]", line) for line in lines()))
-        largest = len(words - {"", *_SPECIAL_PIECES}) + SPECIALS
+        found = {match[0] for line in lines() for match in re.finditer("[^ ▁]+", line)}
+        words = {word for word in found if not any(piece in word for piece in _SPECIAL_PIECES)}
+        for word in words:
+            if len(word) * 4 > _LONGEST_WORD and (size := len(word.encode())) > _LONGEST_WORD:
+                raise UserError(
+                    f"data.tokenizer is 'word': the training split has a word of {size:,} bytes, "
+                    f"'{word[:20]}...'; at most {_LONGEST_WORD:,}, or 'bpe', 'char' or 'byte'"
+                )
+        largest = len(words) + SPECIALS
         size = largest if vocab_size is None else vocab_size
         if size > largest:
             raise _too_large(size, largest)
@@ -189,6 +213,27 @@ def _characters(lines: Iterator[str]) -> int:
     return len(set().union(*lines) - {" "} | {"▁"})
 
 
+def _is_long(line: str) -> bool:
+    return len(line) * 4 > _LONGEST and len(line.encode()) > _LONGEST
+
+
+def _parts(line: str, *, inside_words: bool) -> Iterator[str]:
+    """Cut a long line behind spaces; where there is none, inside a word or at its end.
+
+    A mark such as `<s>` is never cut.
+    """
+    most, begin = _LONGEST // 4, 0  # a character has at most 4 bytes
+    while len(line) - begin > most:
+        end = line.rfind(" ", begin, begin + most) + 1
+        if not end and inside_words:
+            end = begin + most
+            mark = line.rfind("<", end - max(map(len, _SPECIAL_PIECES)), end)
+            end = mark if mark > begin else end
+        yield line[begin : (end := end or line.find(" ", begin) + 1 or len(line))]
+        begin = end
+    yield line[begin:]
+
+
 def _too_large(size: int, largest: int) -> UserError:
     return UserError(f"data.vocab_size is {size}: the training split allows at most {largest}")
 
@@ -203,15 +248,20 @@ def _train(
     import sentencepiece
 
     model = io.BytesIO()
+    fitting = (
+        part
+        for line in lines
+        for part in (_parts(line, inside_words=True) if _is_long(line) else [line])
+    )
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=lines,
+        sentence_iterator=fitting,
         model_writer=model,
         model_type=model_type,
         vocab_size=vocab_size,
         hard_vocab_limit=hard_vocab_limit,
         character_coverage=1.0,
         normalization_rule_name="identity",
-        max_sentence_length=1 << 24,  # the default of 4192 bytes drops lines silently
+        max_sentence_length=_LONGEST,  # the default of 4192 bytes drops lines silently
         num_threads=THREADS,
         pad_id=PAD,
         unk_id=UNK,
