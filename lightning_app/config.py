@@ -1,11 +1,14 @@
 """Complete and check the config of one run. Lightning is imported only if the parser is needed."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from lightning_app.bounds import check_accumulation, check_bounds
 from lightning_app.completion import complete_plain
 from lightning_app.data.config import DataConfig
+from lightning_app.data.corpus import resolved_data
+from lightning_app.data.prepare import PreparedCorpus, find
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
 from lightning_app.names import check_names, check_once
@@ -107,6 +110,38 @@ def check(tree: dict[str, Any]) -> None:
     check_parent(tree)
     if tree["model"]["objective"]["evaluate_test"]:
         require_test(corpus)
+
+
+def check_rows(tree: Mapping[str, Any], corpus: PreparedCorpus | None = None) -> None:
+    """Refuse a complete config whose positions end before a row of any split does.
+
+    `check` compares them with the length of windows and training sentences. Of pairs, no row of
+    valid and test is left out or cut.
+
+    Args:
+        tree: The config.
+        corpus: Its corpus; None to look for it, and to check nothing where it is not prepared.
+
+    Raises:
+        UserError: naming the field, the row and both numbers.
+    """
+    architecture = model_config(tree["model"]).architecture
+    longest = architecture.order().longest
+    if longest == math.inf or not TASKS[tree["model"]["objective"]["kind"]].pairs:
+        return
+    corpus = corpus or find(resolved_data(tree["data"]))
+    if corpus is None:
+        return
+    for split in corpus.meta["sizes"]:
+        for column in corpus.meta["tokens"][split]:
+            lengths = corpus.lengths(split, column)
+            if (needed := int(lengths.max())) > longest:
+                raise UserError(
+                    f"model.architecture.max_positions: {architecture.max_positions} "
+                    f"{architecture.positions} positions are too few for row "
+                    f"{int(lengths.argmax()) + 1} of the {split} split, whose {column} has "
+                    f"{needed} tokens; at least {needed}"
+                )
 
 
 def _check_classes(tree: dict[str, Any]) -> None:

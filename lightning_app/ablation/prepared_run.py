@@ -12,7 +12,7 @@ from lightning_app.ablation.checkpoint import (
 )
 from lightning_app.ablation.run_identity import check_folder, with_checkpoint
 from lightning_app.callbacks.added_loggers import Labels, label_loggers
-from lightning_app.config import check
+from lightning_app.config import check, check_rows
 from lightning_app.data.corpus import corpus_of
 from lightning_app.data.sources import require_test
 from lightning_app.datamodule import TextDataModule
@@ -183,6 +183,7 @@ class PreparedRun(RunCLI):
             if self._checkpoint is not None:
                 check_data(self._checkpoint, self._data)
         self.corpus = self._data.corpus
+        check_rows(self.tree, self.corpus)
 
 
 def run_name(tree: Mapping[str, Any]) -> str:

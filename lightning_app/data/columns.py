@@ -286,5 +286,16 @@ def also_in_train(kind: RowKind, splits: Mapping[str, Columns]) -> dict[str, dic
     return found
 
 
+def said_of_overlap(overlap: Mapping[str, Mapping[str, Share]]) -> str:
+    """Return what the description of a corpus says of evaluated rows that are in train."""
+    found = [
+        f"{count:,} of {total:,} {what} of {split}"
+        for split, of in overlap.items()
+        for what, (count, total) in of.items()
+        if count
+    ]
+    return f"; also in train: {', '.join(found)}" if found else ""
+
+
 def _columns(pairs: Sequence[tuple[Any, Any]]) -> Columns:
     return {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}

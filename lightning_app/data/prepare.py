@@ -16,7 +16,7 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from lightning_app.data import moses, sources, token_batching, tokenizer
-from lightning_app.data.columns import Columns, Share, also_in_train, row_kind
+from lightning_app.data.columns import Columns, also_in_train, row_kind, said_of_overlap
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.corpus import known_digest
 from lightning_app.data.digests import digest_of, find_damage, write_list
@@ -42,10 +42,6 @@ _KEY = (
     *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
     *("document_separator", "next_sentence", "train_from_dev"),
 )
-WINDOW = 32
-"""Tokens of a window of running text that is looked for in train: of pieces or words."""
-_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15
-
 _CODE = (
     "columns",
     "config",
@@ -236,10 +232,10 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     del encoded
     if "text" in flat["train"]:
         for split in overlap:
-            windows = WINDOW if config.tokenizer in ("bpe", "word") else 4 * WINDOW
-            overlap[split][f"windows of {windows} tokens"] = _windows_in_train(
-                flat["train"]["text"][0], flat[split]["text"][0], windows
-            )
+            window = 32 if config.tokenizer in ("bpe", "word") else 128
+            ids, of_train = (flat[name]["text"][0] for name in (split, "train"))
+            shared = tokenizer.windows_in_train(ids, of_train, window)
+            overlap[split][f"windows of {window} tokens"] = shared
     content = hashlib.sha256(model)
     for split, columns in flat.items():
         for column, (ids, offsets) in columns.items():
@@ -257,12 +253,15 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     for split, begins in corpus.documents.items():
         _save(folder / f"{split}.documents.npy", flat[split]["text"][1][begins])
     _write_text(folder, splits, corpus, config)
+    count = sum(int(np.sum(ids == tokenizer.UNK)) for ids, _ in flat["train"].values())
+    own = config.init_from is None
+    unknown = f"; {count:,} tokens of train are unknown" if own and count else ""
     meta = {
         "schema": 1,
         "name": config.name,
         "task": config.task,
         "next_sentence": config.next_sentence,
-        "protocol": corpus.protocol + kind.left_out(dropped) + _said_of_overlap(overlap),
+        "protocol": corpus.protocol + kind.left_out(dropped) + said_of_overlap(overlap) + unknown,
         "tokenized": corpus.tokenized,
         "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
@@ -332,46 +331,6 @@ def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int
     batches = token_batching.global_batches(source, target, tokens_per_batch)
     places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in batches)
     return 1 - float(source.sum() + target.sum()) / places
-
-
-def _windows_in_train(train: np.ndarray, other: np.ndarray, window: int) -> Share:
-    """Return how many windows of `other`, one after the other, are in train at any place.
-
-    They are compared by a hash of 64 bits, sum over j of (ids[j] + 1) p^(window - 1 - j). That of
-    2 w tokens is made of two of w tokens, so that `window` is a power of 2.
-    """
-
-    def hashes(ids: np.ndarray) -> np.ndarray:
-        found, width, power = ids.astype(np.uint64) + np.uint64(1), 1, _PRIME
-        while width < window:
-            found = found[:-width] * np.uint64(power) + found[width:]
-            width, power = 2 * width, power * power % 2**64
-        return found
-
-    if min(len(train), len(other)) < window:
-        return 0, len(other) // window
-    wanted = hashes(other)[::window]
-    order = np.unique(wanted)
-    there = np.zeros(len(order), dtype=bool)
-    for begin in range(0, len(train), _PLACES):  # in parts, since hashes have twice the size of ids
-        part = train[begin : begin + _PLACES + window - 1]
-        if len(part) >= window:
-            of_train = hashes(part)
-            place = np.searchsorted(order, of_train).clip(max=len(order) - 1)
-            there[place[order[place] == of_train]] = True
-    seen = there[np.searchsorted(order, wanted)]
-    return int(seen.sum()), len(seen)
-
-
-def _said_of_overlap(overlap: Mapping[str, Mapping[str, Share]]) -> str:
-    """Return what the description of a corpus says of evaluated rows that are in train."""
-    found = [
-        f"{count:,} of {total:,} {what} of {split}"
-        for split, of in overlap.items()
-        for what, (count, total) in of.items()
-        if count
-    ]
-    return f"; also in train: {', '.join(found)}" if found else ""
 
 
 def _label_counts(labels: np.ndarray) -> str:

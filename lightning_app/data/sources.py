@@ -20,7 +20,6 @@ from lightning_app.data.config import CORPORA, CorpusReader, DataConfig
 from lightning_app.data.generated_corpus import GeneratedCorpus
 from lightning_app.data.sentences import sentences_of
 from lightning_app.data.source import Corpus, Source, split_sizes
-from lightning_app.data.tokenizer import RESERVED
 from lightning_app.errors import UserError
 from lightning_app.task_facts import TASKS
 
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SUFFIXES = ("", ".gz", ".xz")
+RESERVED = "▁▅"
+"""Characters that no text of SentencePiece may have: it reads the first one as a space, and leaves
+lines with the second one out of its training."""
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_PIECES = re.compile(f"[\0\ud800-\udfff{RESERVED}]")
 _NOTED = {

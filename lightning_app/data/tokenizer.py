@@ -22,10 +22,8 @@ SPECIALS = 5  # ids below are no pieces of text
 MASK_PIECE = "<mask>"
 _SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # in a text they are UNK
 _SPACE = "▁"  # how SentencePiece writes a space
-RESERVED = f"{_SPACE}▅"
-"""Characters that no text of SentencePiece may have: it reads the first one as a space, and leaves
-lines with the second one out of its training."""
 _LONGEST = 1 << 24  # bytes of a line; SentencePiece leaves longer ones out of its training
+_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15  # of `windows_in_train`
 _LONGEST_WORD = 65_535  # bytes; SentencePiece fails somewhat above it
 THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
@@ -177,7 +175,7 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
     if kind == "byte":
         return _BYTES
     if kind == "char":
-        return _train(lines(), "char", _characters(lines()) + SPECIALS, **_EVERY_SPACE)
+        return _train_on_all(lines, "char", len(_characters(lines())) + SPECIALS, **_EVERY_SPACE)
     if kind == "word":
         found = {match[0] for line in lines() for match in re.finditer("[^ ▁]+", line)}
         words = {word for word in found if not any(piece in word for piece in _SPECIAL_PIECES)}
@@ -191,9 +189,9 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
         size = largest if vocab_size is None else vocab_size
         if size > largest:
             raise _too_large(size, largest)
-        return _train(lines(), "word", size)
+        return _train_on_all(lines, "word", size)
     assert vocab_size is not None, "checked by DataConfig"
-    smallest = _characters(lines()) + SPECIALS
+    smallest = len(_characters(lines())) + SPECIALS
     if vocab_size < smallest:
         raise UserError(
             f"data.vocab_size is {vocab_size}: the characters of the training split alone "
@@ -208,9 +206,36 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
         raise _too_large(vocab_size, largest) from error
 
 
-def _characters(lines: Iterator[str]) -> int:
-    """Return the number of characters, a space among them: SentencePiece writes it as "▁"."""
-    return len(set().union(*lines) - {" "} | {"▁"})
+def _train_on_all(
+    lines: Callable[[], Iterator[str]], model_type: str, vocab_size: int, **more: Any
+) -> bytes:
+    """Train on every character, the rarest ones of a large text too.
+
+    SentencePiece adds up their shares in 32 bits, and stops at 1.0: of a text of more than some
+    million characters it leaves the last ones out, and then fails for words, but not for `char`.
+
+    Raises:
+        UserError: SentencePiece cannot be trained on this text.
+    """
+    try:
+        model = _train(lines(), model_type, vocab_size, **more)
+    except RuntimeError:
+        model = None
+    if model is None or _count_pieces(model) < vocab_size:
+        needed = "".join(sorted(_characters(lines()) - {_SPACE}))
+        try:
+            return _train(lines(), model_type, vocab_size, required_chars=needed, **more)
+        except RuntimeError as error:
+            raise UserError(
+                f"data.tokenizer is '{model_type}': SentencePiece cannot be trained on the "
+                f"training split ({error})"
+            ) from error
+    return model
+
+
+def _characters(lines: Iterator[str]) -> set[str]:
+    """Return all characters, a space among them: SentencePiece writes it as "▁"."""
+    return set().union(*lines) - {" "} | {_SPACE}
 
 
 def _is_long(line: str) -> bool:
@@ -301,3 +326,32 @@ def flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
     return ids, offsets
+
+
+def windows_in_train(other: np.ndarray, train: np.ndarray, window: int) -> tuple[int, int]:
+    """Return how many windows of `other`, one after the other, are in train anywhere; of how many.
+
+    They are compared by a hash of 64 bits, sum over j of (ids[j] + 1) p^(window - 1 - j). That of
+    2 w tokens is made of two of w tokens, so that `window` is a power of 2.
+    """
+
+    def hashes(ids: np.ndarray) -> np.ndarray:
+        found, width, power = ids.astype(np.uint64) + np.uint64(1), 1, _PRIME
+        while width < window:
+            found = found[:-width] * np.uint64(power) + found[width:]
+            width, power = 2 * width, power * power % 2**64
+        return found
+
+    if min(len(train), len(other)) < window:
+        return 0, len(other) // window
+    wanted = hashes(other)[::window]
+    order = np.unique(wanted)
+    there = np.zeros(len(order), dtype=bool)
+    for begin in range(0, len(train), _PLACES):  # in parts, since hashes have twice the size of ids
+        part = train[begin : begin + _PLACES + window - 1]
+        if len(part) >= window:
+            of_train = hashes(part)
+            place = np.searchsorted(order, of_train).clip(max=len(order) - 1)
+            there[place[order[place] == of_train]] = True
+    seen = there[np.searchsorted(order, wanted)]
+    return int(seen.sum()), len(seen)

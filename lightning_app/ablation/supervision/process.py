@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from filelock import FileLock, Timeout
 
 from lightning_app import strict_yaml
+from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Plan, expand
 from lightning_app.ablation.supervision.parent_death import bind_to_supervisor
@@ -135,11 +136,18 @@ def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
     return expand(spec, module.resolve, module.identify, experiments)[0]
 
 
-def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
-    """Prepare every corpus, so that cells only read."""
+def prepare_data(program: str, grid: Grid) -> None:
+    """Prepare every corpus, so that cells only read.
+
+    Cells are checked again where a corpus was not there when they were planned.
+
+    Raises:
+        UserError: for a corpus, or for a cell that it does not fit.
+    """
     module = importlib.import_module(program)
-    for config in configs:
-        module.prepare(config)
+    made = [module.prepare(config) for config in grid.data]
+    if any(made):
+        expand(grid.spec, module.resolve, module.identify, grid.folder.path.parent)
 
 
 def count_devices(program: str) -> int:
