@@ -99,7 +99,7 @@ def check_own(path: Path) -> None:
     import grp
     import pwd
 
-    trusted = {os.getuid(), 0, Path(__file__).stat().st_uid}
+    trusted = {os.getuid(), 0, os.stat(__file__).st_uid}
     found = path.stat()
     for owner in (path.lstat().st_uid, found.st_uid):
         if owner not in trusted:

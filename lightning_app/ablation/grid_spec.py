@@ -10,6 +10,7 @@ from lightning_app import strict_yaml
 from lightning_app.ablation.grid_checks import (
     Linked,
     check_axis_values,
+    check_cells,
     check_checkpoints,
     check_compare,
     check_config_numbers,
@@ -157,6 +158,8 @@ def _spec(
         _check_parent(name, base_config, tree.get("axes"), parent)
         axes, linked = check_linked(tree.get("axes"))
         axes = check_axis_values(axes)
+        exclude = check_exclude(tree.get("exclude"), axes)
+        check_cells(axes, linked, exclude)
         metric, mode = check_metric(tree.get("metric"), base_config, axes)
         sensitivity = check_sensitivity(tree.get("sensitivity"), axes)
         check_imports(base_config, axes)
@@ -167,7 +170,7 @@ def _spec(
             question=_question(tree.get("question"), text),
             base_config=base_config,
             axes=axes,
-            exclude=check_exclude(tree.get("exclude"), axes),
+            exclude=exclude,
             metric=metric,
             mode=mode,
             sensitivity=sensitivity,
