@@ -62,7 +62,7 @@ def read_results(folder: Path) -> GridResults:
         baseline=scores.get("baseline"),
         cells=tuple(cell for cell in cells if not cell.axes.get(ROUNDING)),
         reruns=tuple(cell for cell in cells if cell.axes.get(ROUNDING)),
-        pruner=grid.get("pruner"),
+        pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
         factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
@@ -88,6 +88,11 @@ def _config(
         except Unsound as error:
             damaged.append(f"{path}: {error}")
     return dict(base), damaged
+
+
+def _may_be_pruned(cell: CellResult) -> bool:
+    """Whether a pruner ended the cell; without any such cell it has selected nothing."""
+    return cell.state in ("pruned", "damaged")
 
 
 def _merge(under: Any, over: Any) -> Any:

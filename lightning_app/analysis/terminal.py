@@ -11,9 +11,16 @@ from rich.text import Text
 
 from lightning_app.analysis.exports.tables import PaperTable
 from lightning_app.analysis.exports.task_tables import task_tables
-from lightning_app.analysis.formatting import DASH, bounded, interval, measured, nats, p_value
+from lightning_app.analysis.formatting import DASH, bounded, interval, measured, nats
 from lightning_app.analysis.grid_results import GridResults, failures
-from lightning_app.analysis.headline import STALLS, by_slice, findings, own_reading, relation
+from lightning_app.analysis.headline import (
+    STALLS,
+    by_slice,
+    findings,
+    own_reading,
+    relation,
+    with_p,
+)
 from lightning_app.analysis.merge_grids import different
 from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled, why_apart
 from lightning_app.analysis.run_summary import state_counts
@@ -45,7 +52,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         write.line("No cell has finished yet, so there are no scores.")
         return
     if grid.pruner is not None:
-        write.line("Cells were ended early by the pruner, so there are no scores.")
+        pruned = sum(cell.state == "pruned" for cell in grid.cells)
+        write.line(f"The pruner ended {pruned} cells early, so there are no scores.")
     write.line(state_counts(grid))
     found = by_slice([score for score in scores if not math.isnan(score.lr)])
     seen = 0
@@ -228,17 +236,16 @@ class Writer:
 
 def _titles(variants: Variants, failed: str) -> list[Words]:
     level = f"[{LEVEL:.0%}]"
-    fixed = [*WORDS, ("Δ", level), ("interaction", level), ("p", "(Holm)")]
+    fixed = [*WORDS, ("Δ", level), ("interaction", level)]
     return [*fixed, *((failed, f"w={warmup}") for warmup in _warmups(variants))]
 
 
 def _values(variants: Variants, own: Mapping[str, Score]) -> list[str]:
     return [
-        own_reading(own),
-        relation(own),
+        with_p(own_reading(own), own["delta"]),
+        with_p(relation(own), own["interaction"]),
         _estimate(own["delta"]),
         _estimate(own["interaction"]),
-        p_value(own["interaction"].p_holm),
         *(_stalls(own.get(f"{STALLS}{warmup}")) for warmup in _warmups(variants)),
     ]
 
