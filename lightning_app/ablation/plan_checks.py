@@ -111,7 +111,6 @@ def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
 
 def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
     """Check that every cell reports the grid's metric."""
-    split = spec.metric.partition("/")[0]
     owners = [
         name
         for name, task in TASKS.items()
@@ -128,12 +127,8 @@ def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
         kind = objective.get("kind", DEFAULT_TASK)
         reports = not known or spec.metric in GENERAL or kind in owners
         conditions = {
-            "evaluate_test: true": split != "test" or objective.get("evaluate_test", True),
+            **_conditions(spec.metric, objective),
             f"kind: {' or '.join(owners)}": reports,
-            "next_sentence: true": spec.metric not in [s.metric for s in NEXT_SENTENCE]
-            or objective.get("next_sentence", False),
-            "validation_bleu: 1 or more": spec.metric != "val/bleu"
-            or objective.get("validation_bleu", 1) > 0,
         }
         for condition, holds in conditions.items():
             if not holds:
@@ -141,6 +136,18 @@ def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
                     f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with "
                     f"model.objective.{condition}"
                 )
+
+
+def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
+    """The settings without which no run of its task reports a metric, and whether they hold."""
+    return {
+        "evaluate_test: true": not metric.startswith("test/")
+        or objective.get("evaluate_test", True),
+        "next_sentence: true": metric not in [score.metric for score in NEXT_SENTENCE]
+        or objective.get("next_sentence", False),
+        "validation_bleu: 1 or more": metric != "val/bleu"
+        or objective.get("validation_bleu", 1) > 0,
+    }
 
 
 def check_pruner(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> None:
@@ -204,6 +211,10 @@ def _cautions_of_two(
             each.metric
             for each in in_raw_text(settings[0], metric)
             if not differences([ruler(setting, each.metric) for setting in settings])
+            and all(
+                all(_conditions(each.metric, of["model"]["objective"]).values())
+                for of in (config, config2)
+            )
         ]
         by = f"compared by {instead[0]} if every run has it" if instead else "not compared"
         found.append(f"{axis}: {metric} does not count the same at its values ({why}): {by}")

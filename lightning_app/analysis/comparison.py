@@ -245,15 +245,14 @@ def _compared(
         return replace(row, note="scores of two tasks have no difference")
     own, other = (arms.get(key_of(each), {}) for each in (value, base))
     if axis in EVALUATION:
-        why = f"{axis} changes only the evaluation, not what is trained"
-        return replace(row, note=why, comparable=False, why_unlike=why)
+        return _not_comparable(row, f"{axis} changes only the evaluation, not what is trained")
     instead = ""
     if own and other:
         compared = [*own.values(), *other.values()]
         common, why = grid.common_measure(compared)
         row = replace(row, why_unlike=why, **_budget(axis, own.values(), other.values()))
         if common is None:
-            return replace(row, note=why, comparable=False)
+            return _not_comparable(row, why)
         if why:
             instead = f"by {common.metric}, as {measure.metric} counts other things: {why}"
         measure = common
@@ -287,6 +286,11 @@ def _compared(
         withheld=few,
         values=tuple(zip(seeds, values, strict=True)),
     )
+
+
+def _not_comparable(row: MetricDifference, why: str) -> MetricDifference:
+    note = f"{UNLIKE}, because {why}"
+    return replace(row, note=note, comparable=False, why_unlike=why)
 
 
 def _known(cell: CellResult, measure: QualityMetric) -> bool:

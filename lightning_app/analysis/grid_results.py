@@ -268,9 +268,12 @@ class GridResults:
             return own, ""
         having = [cell for cell in cells if cell.metrics.get(own.metric) is not None]
         for other in in_raw_text(cells[0].setting, own.metric):
-            known = [cell.metrics.get(other.metric) is not None for cell in having]
-            if known and all(known) and not unlike(cells, other.metric):
+            lacking = sum(cell.metrics.get(other.metric) is None for cell in having)
+            if not having or lacking == len(having) or unlike(cells, other.metric):
+                continue
+            if not lacking:
                 return other, why
+            why = f"{why}; {lacking} of {len(having)} runs have no {other.metric}"
         return None, why
 
     @property

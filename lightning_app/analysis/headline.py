@@ -63,7 +63,7 @@ COMPARED = {
     BETTER: "{name} {} is better than {baseline}",
     WORSE: "{name} {} is worse than {baseline}",
     SAME: "no difference is shown between {name} {} and {baseline}",
-    UNLIKE: "{name} {} cannot be compared with {baseline}",
+    UNLIKE: "{name} {} is not comparable with {baseline}",
     "": "no test is possible between {name} {} and {baseline}",
 }
 VERSUS = {
@@ -188,9 +188,10 @@ def _compared(grid: GridResults) -> list[str]:
         for kind in (each for each in COMPARED if each in kinds):
             values = _listed([_with_p(row) for row in kinds[kind]])
             said = [f"{row.value} {row.budget}" for row in kinds[kind] if row.budget]
-            if kind == UNLIKE:
-                said = list(dict.fromkeys(row.why_unlike for row in kinds[kind]))
             beside = f" ({'; '.join(said)})" if said else ""
+            if kind == UNLIKE:
+                whys = dict.fromkeys(row.why_unlike for row in kinds[kind])
+                beside = f", because {'; '.join(whys)}"
             parts.append(COMPARED[kind].format(values, name=name, baseline=baseline) + beside)
         at = "" if where == "all" else f", {where}"
         found.append(f"Within {budget_of(grid)}, by {metric}{at}: {'; '.join(parts)}.")

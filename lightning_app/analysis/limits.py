@@ -252,14 +252,14 @@ def _unlike(grid: GridResults) -> list[str]:
     for axis in dict.fromkeys(row.axis for row in rows):
         name = axis.rpartition(".")[2]
         said = dict.fromkeys(
-            f"{row.value} {row.budget} of {row.baseline}"
+            f"{row.value} {row.budget}, compared with {row.baseline}"
             for row in rows
             if row.axis == axis and row.budget and row.comparable
         )
         if said:
             items.append(
-                f"Other budgets: of {name}, {'; '.join(said)}. That one value is better or worse "
-                "may come from more tokens or a longer training alone."
+                f"Unequal budgets: {name} {'; '.join(said)}. That one value is better or worse may "
+                "come from more tokens or a longer training alone."
             )
     return items
 
