@@ -45,7 +45,7 @@ def lookup(tree: Any, key: str) -> Any:
     return tree
 
 
-def setting_of(axes: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[str], Any]:
+def cell_setting(axes: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[str], Any]:
     """The values of the dotted fields of a cell: those of its axes, else those of `config`.
 
     `data.root` is null without an axis of it: it says where files lie, not what they hold.

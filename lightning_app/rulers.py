@@ -68,7 +68,7 @@ def ruler(setting: Setting, metric: str) -> dict[str, Any]:
     """
     split = "test" if metric.startswith("test/") else "val"
     limit = f"trainer.limit_{split}_batches"
-    counts = counted(setting, metric)
+    counts = unit_of(setting, metric)
     fields = [*_TEXT, f"data.splits.{'valid' if split == 'val' else split}", *RULERS[counts]]
     if counts in ("lines", "anything"):
         fields += _SEARCH[split]
@@ -88,7 +88,7 @@ def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
     """
     facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
     loss = metric in (*GENERAL, facts.monitored.metric, facts.monitored.loss)
-    if not loss or counted(setting, metric) not in ("tokens", "anything"):
+    if not loss or unit_of(setting, metric) not in ("tokens", "anything"):
         return []
     scores = [each for each in facts.scores if each.counts in RAW]
     split = metric.partition("/")[0]
@@ -99,7 +99,7 @@ def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
     return sorted((each for each in scores if "perplexity" not in each.metric), key=order)
 
 
-def counted(setting: Setting, metric: str) -> str:
+def unit_of(setting: Setting, metric: str) -> str:
     """Return what a metric of the task of a run counts, a key of `RULERS`."""
     facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
     scores = (*facts.by_corpus.get(str(setting("data.name")), ()), *facts.scores)

@@ -11,11 +11,11 @@ from lightning_app.grid_axes import (
     CORPUS,
     PRESET,
     SEED,
+    cell_setting,
     key_of,
     label,
     lookup,
     same,
-    setting_of,
     value_name,
     variant,
 )
@@ -150,11 +150,11 @@ def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def check_pruner(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> None:
+def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> None:
     """Check that the pruner ranks cells by a metric that counts the same in all of them."""
     if spec.pruner is None:
         return
-    settings = [setting_of(cell.axes, of) for cell, of in zip(cells, configs, strict=True)]
+    settings = [cell_setting(cell.axes, of) for cell, of in zip(cells, configs, strict=True)]
     why = differences([ruler(setting, spec.metric) for setting in settings])
     if why:
         raise UserError(
@@ -163,7 +163,9 @@ def check_pruner(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, 
         )
 
 
-def cautions(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> list[str]:
+def axis_cautions(
+    spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]
+) -> list[str]:
     """Return what values of an axis cannot be compared by, and which of them read more tokens."""
     said: dict[str, None] = {}
     for axis in spec.axes:
@@ -202,7 +204,7 @@ def _cautions_of_two(
     """What sets two cells apart that differ in one axis, and in those that follow from it."""
     found = []
     (cell, config), (_, config2) = base, other
-    settings = [setting_of(each.axes, of) for each, of in (base, other)]
+    settings = [cell_setting(each.axes, of) for each, of in (base, other)]
     facts = task_facts(settings[0](TASKS.field) or DEFAULT_TASK)
     scores = facts.by_corpus.get(str(settings[0](CORPUS)), ())
     metric = scores[0].metric if scores and spec.metric == LOSS else spec.metric

@@ -24,7 +24,7 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
 from lightning_app.ablation.plan import expand, load_plan, runs_with_plugins
-from lightning_app.ablation.plan_checks import cautions, devices_of, most_read
+from lightning_app.ablation.plan_checks import axis_cautions, devices_of, most_read
 from lightning_app.ablation.superseding import lines
 from lightning_app.ablation.supervision.locks import supervisor_lock
 from lightning_app.ablation.supervision.slots import default_workers
@@ -125,7 +125,7 @@ def plan_command(
         tree |= {"elsewhere": len(found), **_found_in(search), "others": len(others)}
         tree["fetched"] = None not in plan.corpora
         tree["stale"] = _stale(planned, shapes)
-        tree["cautions"] = cautions(spec, plan.cells, configs)
+        tree["cautions"] = axis_cautions(spec, plan.cells, configs)
         _print(tree, _KEPT[spec.checkpoints][1], _elsewhere(search))
     return 0
 

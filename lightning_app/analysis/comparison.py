@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.failed_runs import failed
+from lightning_app.analysis.formatting import p_value
 from lightning_app.analysis.grid_results import (
     CellResult,
     GridResults,
@@ -103,6 +104,10 @@ class MetricDifference:
     seconds_ratio: float = math.nan
     budget: str = ""
     values: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def value_with_p(self) -> str:
+        return self.value if math.isnan(self.p_holm) else f"{self.value} (p {p_value(self.p_holm)})"
 
     @property
     def reading(self) -> str:

@@ -11,8 +11,8 @@ from lightning_app.grid_axes import (
     SEED,
     WARMUP,
     Labels,
+    cell_setting,
     lookup,
-    setting_of,
 )
 from lightning_app.mixtures import Groups, strangers
 from lightning_app.records import (
@@ -20,7 +20,7 @@ from lightning_app.records import (
     Unsound,
     outcome,
 )
-from lightning_app.rulers import counted, differences, in_raw_text, names_of, ruler
+from lightning_app.rulers import differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.run_folder import METRICS
 from lightning_app.tables import CHECKS, Curve, read_curves
 from lightning_app.task_facts import TASKS, Monitored, QualityMetric, task_facts
@@ -129,7 +129,7 @@ class CellResult:
 
     def setting(self, key: str) -> Any:
         """The value of a dotted field in this run."""
-        return setting_of(self.axes, self.config)(key)
+        return cell_setting(self.axes, self.config)(key)
 
     def ruler(self, metric: str) -> dict[str, Any]:
         """What a metric counts here (`task_facts.ruler`), with what the result shows of that.
@@ -138,7 +138,7 @@ class CellResult:
         divided by follow from them and the sum of the losses.
         """
         found = ruler(self.setting, metric)
-        if metric.startswith("val/") and counted(self.setting, metric) in ("tokens", "anything"):
+        if metric.startswith("val/") and unit_of(self.setting, metric) in ("tokens", "anything"):
             found[f"the {self.monitored.floor}"] = self.entropy
         bits, parts = self.metrics.get(metric), self.record.get("validation_parts")
         if metric == "val/bits_per_byte" and bits and parts:

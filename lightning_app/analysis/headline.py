@@ -186,7 +186,7 @@ def _compared(grid: GridResults) -> list[str]:
         name = axis.rsplit(".", 1)[-1]
         parts = []
         for kind in (each for each in COMPARED if each in kinds):
-            values = _listed([_with_p(row) for row in kinds[kind]])
+            values = _listed([row.value_with_p for row in kinds[kind]])
             said = [f"{row.value} {row.budget}" for row in kinds[kind] if row.budget]
             beside = f" ({'; '.join(said)})" if said else ""
             if kind == UNLIKE:
@@ -196,10 +196,6 @@ def _compared(grid: GridResults) -> list[str]:
         at = "" if where == "all" else f", {where}"
         found.append(f"Within {budget_of(grid)}, by {metric}{at}: {'; '.join(parts)}.")
     return found
-
-
-def _with_p(row: MetricDifference) -> str:
-    return row.value if math.isnan(row.p_holm) else f"{row.value} (p {p_value(row.p_holm)})"
 
 
 def _by_score(grid: GridResults) -> list[str]:

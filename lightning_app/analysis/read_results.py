@@ -16,11 +16,11 @@ from lightning_app.grid_axes import (
     SEED,
     WARMUP,
     Labels,
+    cell_setting,
     group_name,
     key_of,
     lookup,
     named_values,
-    setting_of,
     variant,
 )
 from lightning_app.grid_folder import GridFolder
@@ -120,7 +120,7 @@ def _cell(
     facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     # An axis that follows from another one says nothing more, unless losses count other things at
     # its values and that one is no part of a group's name: then two variants are of two groups.
-    counts = ruler(setting_of(axes, config), facts.monitored.loss)
+    counts = ruler(cell_setting(axes, config), facts.monitored.loss)
     followed = [
         key
         for key, other in _linked(grid).items()

@@ -11,7 +11,7 @@ from rich.text import Text
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.documents import document
 from lightning_app.commands.recorded import Recorded, read_run
-from lightning_app.grid_axes import ROOT, label, setting_of
+from lightning_app.grid_axes import ROOT, cell_setting, label
 from lightning_app.identity.relevant import is_irrelevant, leaves
 from lightning_app.rulers import differences, ruler
 
@@ -48,7 +48,7 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
     # What the folder holds counts, not where it lies.
     roots = [{ROOT: corpus} if all(corpora) else {} for corpus in corpora]
     settings = [
-        setting_of(root, run.config) for root, run in zip(roots, (left, right), strict=True)
+        cell_setting(root, run.config) for root, run in zip(roots, (left, right), strict=True)
     ]
     return {
         "runs": [str(left.folder), str(right.folder)],
@@ -60,7 +60,8 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
         "provenance": differing(left.made, right.made),
         "metrics": {
             name: _metric(
-                *(metrics.get(name) for metrics in both),
+                both[0].get(name),
+                both[1].get(name),
                 differences([ruler(setting, name) for setting in settings]),
             )
             for name in sorted({*both[0], *both[1]})
