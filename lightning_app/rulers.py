@@ -122,6 +122,8 @@ def differences(rulers: Sequence[Mapping[str, Any]]) -> str:
 
     What results show is said where no field of the config says it.
     """
+    if all(each == rulers[0] for each in rulers):
+        return ""  # as nearly always
     varied = _varied(rulers)
     said = []
     for name in varied:
@@ -132,6 +134,8 @@ def differences(rulers: Sequence[Mapping[str, Any]]) -> str:
 
 def names_of(rulers: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a name of each ruler: the fields in which these differ; all "" for one ruler."""
+    if all(each == rulers[0] for each in rulers):
+        return [""] * len(rulers)
     kinds: list[Mapping[str, Any]] = []
     places = []
     for each in rulers:

@@ -63,6 +63,7 @@ class CellResult:
     corpus: str | None = None
     scores: tuple[QualityMetric, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    _rulers: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def finished(self) -> bool:
@@ -137,6 +138,11 @@ class CellResult:
         The floor of the loss follows from the predicted tokens; the bytes that bits per byte are
         divided by follow from them and the sum of the losses.
         """
+        if metric not in self._rulers:
+            self._rulers[metric] = self._ruler(metric)
+        return self._rulers[metric]
+
+    def _ruler(self, metric: str) -> dict[str, Any]:
         found = ruler(self.setting, metric)
         if metric.startswith("val/") and unit_of(self.setting, metric) in ("tokens", "anything"):
             found[f"the {self.monitored.floor}"] = self.entropy

@@ -18,7 +18,7 @@ from lightning_app.analysis.comparison import (
     comparisons,
 )
 from lightning_app.analysis.failed_runs import FailureTest, failure_tests
-from lightning_app.analysis.formatting import DASH, p_value
+from lightning_app.analysis.formatting import DASH, p_value, rate
 from lightning_app.analysis.grid_results import GridResults, failures
 from lightning_app.analysis.pairing import ELSEWHERE, IS_BASELINE, NEVER, NOT_YET, Arm, arms
 from lightning_app.analysis.run_summary import budget_of
@@ -165,7 +165,8 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
             where = "" if group == "all" else f"{group}: "
             own_runs = tuple(cell for cell in grid.cells if cell.group == group)
             budget = budget_of(replace(grid, cells=own_runs))
-            start = f"Within {budget}{', ' if where else ': '}{where}"
+            at = f" at learning rate {rate(rates.pop())}" if len(rates) == 1 else ""
+            start = f"Within {budget}{at}{', ' if where else ': '}{where}"
             found.append(f"{start}{texts[0]}.")
             for text in texts[1:]:
                 found.append(f"{where}{text}." if where else f"{_capitalized(text, grid)}.")

@@ -111,7 +111,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
         bound=bound_of(at_most=edges[0], at_least=edges[reference] or capped),
         **pairs.counts,
         note=join_notes(
-            pairs.missing,
+            runs.missing,
             runs.mixed,
             "no run without warm-up trained at any rate" if capped else "",
             f"best rates {_listed(arm, chosen[0])} without warm-up, "

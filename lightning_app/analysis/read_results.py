@@ -33,18 +33,20 @@ SCORED = (SEED, WARMUP, RATE, ROUNDING)
 """The axes over which scores are computed, within each group of runs."""
 
 
-def read_results(folder: Path) -> GridResults:
+def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridResults:
     """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
 
-    A cell whose result is damaged counts as not finished. Raises `UserError` for a folder that is
-    no grid, for a plan or grid file that cannot be understood, and for what a newer version made.
+    `file` is the content of a grid file of the same cells, which takes the place of `grid.yaml`: a
+    question or a label may be another now. A cell whose result is damaged counts as not finished.
+    Raises `UserError` for a folder that is no grid, for a plan or grid file that cannot be
+    understood, and for what a newer version made.
     """
     folder = Path(folder)
     paths = GridFolder(folder)
     for needed in (paths.specification, paths.plan):
         if not needed.is_file():
             raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
-    plan, grid = read_plan(paths.plan), read_grid_file(paths.specification)
+    plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)

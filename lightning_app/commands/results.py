@@ -11,9 +11,11 @@ from lightning_app.ablation.find_results import found_results
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.metric import titled, why_apart
+from lightning_app.analysis.run_summary import records_of
 from lightning_app.api.grids import frame_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import BLOCK, RATE, SEED, WARMUP
+from lightning_app.mixtures import unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +45,7 @@ def results_command(
     pair = _pair(compare) if compare is not None else None
     with found_results(grid, experiments) as found:
         damaged = damaged_files(found.grid)
+        without_seal = unsealed(records_of(found.grid))
         if pair is None:
             frame = frame_of(found)
             shown = frame if query is None else select(frame, query)
@@ -59,7 +62,7 @@ def results_command(
         print(f"{len(short)} {what} of {found.grid.name}")
         if pair is None and (why := why_apart(found.grid)):
             print(f"{titled(found.grid)}: not comparable between all runs, because {why}")
-    for line in damaged:
+    for line in [*damaged, *filter(None, [without_seal])]:
         print(line, file=sys.stderr)
     return 1 if damaged else 0
 

@@ -213,7 +213,10 @@ def test_one_seed_has_numbers_instead_of_a_test(make_grid: Any) -> None:
     grid = read_results(make_grid(outcome, axes, curves=False).folder)
     (text,) = findings(grid, sensitivity_scores(grid))
     numbers = "Δ is 0.06 for pre_ln and 1.04 for post_ln, in nats per token."
-    assert text == f"Within 200 steps: one seed, so no test is possible: {numbers}"
+    assert (
+        text
+        == f"Within 200 steps at learning rate 0.004: one seed, so no test is possible: {numbers}"
+    )
 
 
 def test_each_group_names_its_own_budget(make_grid: Any) -> None:
@@ -227,7 +230,10 @@ def test_each_group_names_its_own_budget(make_grid: Any) -> None:
     grid = read_results(fake.folder)
     texts = findings(grid, sensitivity_scores(grid))
     for count in (100, 200):
-        assert any(text.startswith(f"Within {count} steps, {steps}={count}: ") for text in texts)
+        assert any(
+            text.startswith(f"Within {count} steps at learning rate 0.004, {steps}={count}: ")
+            for text in texts
+        )
 
 
 def test_a_choice_that_is_not_clear_widens_the_interval(make_grid: Any) -> None:

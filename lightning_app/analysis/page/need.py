@@ -117,7 +117,7 @@ def _headline(contents: Contents) -> Markup:
     caption = (
         "The effect of no warm-up. Δ: loss without warm-up minus loss with it, seed by seed; "
         "interaction: Δ of the variant minus Δ of the baseline. The p value that decides a label "
-        "stands beside it, corrected by Holm. In brackets: "
+        "is printed beside it, corrected by Holm. In brackets: "
         f"{LEVEL:.0%} intervals (t over seeds for Δ and the interaction, Fieller for the ratio, "
         f"Wilson for shares of runs). {'Below them: the values of the seeds. ' if few else ''}"
         f"{'Bootstrap-t intervals are in sensitivity.csv. ' if booted else ''}"
