@@ -1297,8 +1297,8 @@ MUTANTS = (
     mutant(
         "the setting of the mean is the best one",
         FINE_TUNING,
-        'chosen = _fixed(grid, cells) if kind == "mean" else _best(by_setting)',
-        "chosen = _best(by_setting)",
+        'if kind == "best_median":\n        chosen',
+        "if kind:\n        chosen",
     ),
     mutant(
         "stalls of other rates count",
@@ -1577,6 +1577,24 @@ MUTANTS = (
         API_GRIDS,
         "mode=best, asked=metric is not None)",
         "mode=best, asked=False)",
+    ),
+    mutant(
+        "losses of two tokenizers are compared by themselves",
+        at("analysis/test_comparison.py", "test_rulers.py"),
+        '_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")',
+        '_TOKENIZER = ("data.splits.train",)',
+    ),
+    mutant(
+        "a comparison asks for a common ruler and goes on without one",
+        at("analysis/test_comparison.py"),
+        "if common is None:\n            return _not_comparable(row, why)",
+        "if common is None:\n            common = measure",
+    ),
+    mutant(
+        "runs that became non-finite count as a smaller budget",
+        at("analysis/test_comparison.py"),
+        'if c.outcome != "non_finite"] for cells in (own, other))',
+        "if c.outcome] for cells in (own, other))",
     ),
     mutant(
         "a comparison of one axis has the rows of another",

@@ -10,6 +10,7 @@ from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.find_results import found_results
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.metric import titled, why_apart
 from lightning_app.analysis.run_summary import records_of
 from lightning_app.api.grids import frame_of
 from lightning_app.errors import UserError, nearest
@@ -18,6 +19,9 @@ from lightning_app.mixtures import unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
+"""The columns of a comparison that `reading`, `note` and `budget` say in words."""
 
 
 def results_command(
@@ -48,7 +52,7 @@ def results_command(
             short = _short(found.grid, shown)
         else:
             shown = compare_axis(found.grid, *pair, metric=metric, mode=mode)
-            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign"])
+            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign", *_IN_WORDS])
     if csv:
         print(shown.to_csv(index=False), end="")
     else:
@@ -56,6 +60,8 @@ def results_command(
             print(short.to_string(index=False, na_rep="-"))
         what = "runs" if compare is None else "comparisons"
         print(f"{len(short)} {what} of {found.grid.name}")
+        if pair is None and (why := why_apart(found.grid)):
+            print(f"{titled(found.grid)}: not comparable between all runs, because {why}")
     for line in [*damaged, *filter(None, [without_seal])]:
         print(line, file=sys.stderr)
     return 1 if damaged else 0
