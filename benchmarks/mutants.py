@@ -105,8 +105,14 @@ MUTANTS = (
     mutant(
         "the trimmed window is a token too narrow",
         ADAPTIVE,
-        "TRIM * math.ceil((math.ceil(most) - 1) / TRIM)",
-        "TRIM * math.ceil((math.ceil(most) - 2) / TRIM)",
+        "TRIM * math.ceil(math.floor(most) / TRIM)",
+        "TRIM * math.ceil((math.floor(most) - 1) / TRIM)",
+    ),
+    mutant(
+        "a key at the end of the ramp has no gradient",
+        ADAPTIVE,
+        "logarithm = torch.where(end, faint, logarithm)",
+        "logarithm = torch.where(end, faint.detach(), logarithm)",
     ),
     mutant(
         "the soft mask enters carried scores",
@@ -1253,6 +1259,12 @@ MUTANTS = (
         "if True:",
     ),
     mutant(
+        "a variant that learned with another warm-up never learned",
+        at("analysis/test_censored.py"),
+        "return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER",
+        "return NEVER",
+    ),
+    mutant(
         "a constant answer has not failed",
         FINE_TUNING,
         "return score > constant and not math.isclose(",
@@ -1285,8 +1297,8 @@ MUTANTS = (
     mutant(
         "the setting of the mean is the best one",
         FINE_TUNING,
-        'chosen = _fixed(grid, cells) if kind == "mean" else _best(by_setting)',
-        "chosen = _best(by_setting)",
+        'if kind == "best_median":\n        chosen',
+        "if kind:\n        chosen",
     ),
     mutant(
         "stalls of other rates count",
@@ -1565,6 +1577,24 @@ MUTANTS = (
         API_GRIDS,
         "mode=best, asked=metric is not None)",
         "mode=best, asked=False)",
+    ),
+    mutant(
+        "losses of two tokenizers are compared by themselves",
+        at("analysis/test_comparison.py", "test_rulers.py"),
+        '_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")',
+        '_TOKENIZER = ("data.splits.train",)',
+    ),
+    mutant(
+        "a comparison asks for a common ruler and goes on without one",
+        at("analysis/test_comparison.py"),
+        "if common is None:\n            return _not_comparable(row, why)",
+        "if common is None:\n            common = measure",
+    ),
+    mutant(
+        "runs that became non-finite count as a smaller budget",
+        at("analysis/test_comparison.py"),
+        'if c.outcome != "non_finite"] for cells in (own, other))',
+        "if c.outcome] for cells in (own, other))",
     ),
     mutant(
         "a comparison of one axis has the rows of another",

@@ -167,8 +167,8 @@ def adaptive_span(folder: Path) -> Iterator[Difference]:
     """Weights of random scores, their gradients, and the penalty.
 
     Their rows are divided by their sum + 1e-8, which explains differences of 1e-6; their distances
-    count from the token before, ours from the token itself. The last draw has spans of 0, where both
-    ends of the ramp lie on a key.
+    count from the token before, ours from the token itself. The last draw has spans of 0: both ends
+    of the ramp lie on a key.
     """
     longest, ramp = 39, 7.0
     space = published(folder / "adaptive-span/adaptive_span.py", {})

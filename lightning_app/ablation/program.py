@@ -41,7 +41,7 @@ def prepare(config: dict[str, Any]) -> bool:
     return before is None
 
 
-def identify(config: dict[str, Any]) -> Identity:
+def _fitting_identity(config: dict[str, Any]) -> Identity:
     """Return the identity of a resolved config; refuse one that its prepared corpus does not fit.
 
     Raises:
@@ -49,6 +49,9 @@ def identify(config: dict[str, Any]) -> Identity:
     """
     check_rows(config)
     return identity_of(config)
+
+
+identify = _fitting_identity
 
 
 def count_devices() -> int:

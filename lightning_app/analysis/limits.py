@@ -4,9 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from lightning_app.analysis.comparison import comparisons
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.failed_runs import failed_runs
-from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults
+from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults, unlike
 from lightning_app.analysis.merge_grids import differing_settings, shared
 from lightning_app.analysis.run_summary import (
     budget_of,
@@ -17,7 +18,7 @@ from lightning_app.analysis.run_summary import (
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL, wilson_interval
 from lightning_app.analysis.strays import stray_runs
 from lightning_app.grid_axes import label
-from lightning_app.mixtures import left_out, statements
+from lightning_app.mixtures import left_out, statements, unsealed
 from lightning_app.task_facts import LOSS, glue_task_of
 
 SHORT = 3  # of the other limits are in view on the page, one line each
@@ -34,6 +35,8 @@ def limits(grid: GridResults) -> list[str]:
         f"Every run ended after {budget_of(grid)}: a run that stalls can learn later, so “stalls” "
         "and Δ hold for this budget only.",
     ]
+    if text := unsealed(records_of(grid)):
+        items.append(text)
     rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
     if len(rates) == 1:
         items.append(f"One learning rate, {rates[0]:g}: another rate can change the order.")
@@ -196,7 +199,7 @@ def urgent(grid: GridResults) -> list[str]:
     """What is wrong or missing among the runs of one grid."""
     items = [text for text in (left_out(grid.strangers), stray_runs(grid)) if text]
     items += statements(records_of(grid)).values()
-    items += [*_early(grid), *_damaged(grid)]
+    items += [*_unlike(grid), *_early(grid), *_damaged(grid)]
     pruned = sum(cell.state == "pruned" for cell in grid.cells)
     if grid.pruner is not None:
         items.append(
@@ -225,6 +228,7 @@ def _limits_of_all(grid: GridResults) -> list[str]:
         "compares one grid with another. If they differ, the reason may be chance, or any of "
         f"the settings that differ: {'; '.join(differ) or 'none except their axes'}.",
     ]
+    found += _of_rulers(grid)
     if common := shared(grid):
         found.append(
             f"{common} cells are in more than one grid: the same runs, shown in each, so that the "
@@ -255,6 +259,39 @@ def _not_asked(grid: GridResults) -> list[str]:
         items.append(
             "No arm of a baseline: the need for warm-up of two variants cannot be compared."
         )
+    return items
+
+
+def _unlike(grid: GridResults) -> list[str]:
+    """Metrics that count other things in some runs, and values of axes with other budgets."""
+    items = _of_rulers(grid)
+    rows = [] if grid.pruner else comparisons(grid)
+    for axis in dict.fromkeys(row.axis for row in rows):
+        name = axis.rpartition(".")[2]
+        said = dict.fromkeys(
+            f"{row.value} {row.budget}, compared with {row.baseline}"
+            for row in rows
+            if row.axis == axis and row.budget and row.comparable
+        )
+        if said:
+            items.append(
+                f"Unequal budgets: {name} {'; '.join(said)}. That one value is better or worse may "
+                "come from more tokens or a longer training alone."
+            )
+    return items
+
+
+def _of_rulers(grid: GridResults) -> list[str]:
+    """The metrics of which no single ranking of all runs is possible, and why."""
+    items = []
+    metrics = [each.metric for each in grid.measures]
+    for metric in dict.fromkeys([*metrics, *(cell.monitored.loss for cell in grid.finished)]):
+        cells = [c for c in grid.finished if metric in (grid.measure(c).metric, c.monitored.loss)]
+        if why := unlike(cells, metric):
+            items.append(
+                f"{metric} does not count the same in all runs ({why}), so it is compared, ranked "
+                "and averaged only among runs in which it does."
+            )
     return items
 
 

@@ -16,6 +16,7 @@ from lightning_app.grid_axes import (
     SEED,
     WARMUP,
     Labels,
+    cell_setting,
     group_name,
     key_of,
     lookup,
@@ -24,22 +25,28 @@ from lightning_app.grid_axes import (
 )
 from lightning_app.grid_folder import GridFolder
 from lightning_app.records import Newer, Unsound, read_pruned, read_result, read_yaml
+from lightning_app.rulers import ruler
 from lightning_app.run_folder import RunFolder
 from lightning_app.task_facts import TASKS, glue_task_of, task_facts
 
+SCORED = (SEED, WARMUP, RATE, ROUNDING)
+"""The axes over which scores are computed, within each group of runs."""
 
-def read_results(folder: Path) -> GridResults:
+
+def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridResults:
     """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
 
-    A cell whose result is damaged counts as not finished. Raises `UserError` for a folder that is
-    no grid, for a plan or grid file that cannot be understood, and for what a newer version made.
+    `file` is the content of a grid file of the same cells, which takes the place of `grid.yaml`: a
+    question or a label may be another now. A cell whose result is damaged counts as not finished.
+    Raises `UserError` for a folder that is no grid, for a plan or grid file that cannot be
+    understood, and for what a newer version made.
     """
     folder = Path(folder)
     paths = GridFolder(folder)
     for needed in (paths.specification, paths.plan):
         if not needed.is_file():
             raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
-    plan, grid = read_plan(paths.plan), read_grid_file(paths.specification)
+    plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)
@@ -112,17 +119,25 @@ def _cell(
 
     metric = (grid.get("metric") or {}).get("name")
     result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
+    facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
+    # An axis that follows from another one says nothing more, unless losses count other things at
+    # its values and that one is no part of a group's name: then two variants are of two groups.
+    counts = ruler(cell_setting(axes, config), facts.monitored.loss)
+    followed = [
+        key
+        for key, other in _linked(grid).items()
+        if key not in counts or not (other in SCORED or other.startswith(BLOCK))
+    ]
     others = [
         key
         for key in axes
-        if key not in (SEED, WARMUP, RATE, ROUNDING, *_linked(grid))
+        if key not in (*SCORED, *followed)
         and not key.startswith(BLOCK)
         and len(planned.get(key, ())) != 1  # an axis of one value distinguishes nothing
     ]
     baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
         baseline = variant({**axes, PRESET: baseline}, config, labels)
-    facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     corpus = axes.get(CORPUS) or lookup(config, CORPUS)
     return CellResult(
         id=entry["id"],
@@ -141,6 +156,7 @@ def _cell(
         monitored=facts.monitored,
         corpus=None if corpus is None else str(corpus),
         scores=facts.by_corpus.get(str(corpus), ()),
+        config=config,
     )
 
 

@@ -22,11 +22,11 @@ from lightning_app.analysis.headline import (
     with_p,
 )
 from lightning_app.analysis.merge_grids import different
-from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled
-from lightning_app.analysis.run_summary import state_counts
+from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled, why_apart
+from lightning_app.analysis.run_summary import records_of, state_counts
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, mean
-from lightning_app.mixtures import KINDS, left_out, mixed
+from lightning_app.mixtures import KINDS, left_out, mixed, unsealed
 
 ROWS = 60  # of all tables together; the first one is always whole
 TRACK, LEAST = 60, 16  # characters of the plot's scale: with enough room, and at least
@@ -78,7 +78,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         write.metric(part)
     for table in task_tables(grid, theirs=False):
         write.paper_table(table)
-    for text in [*findings(grid, scores), left_out(grid.strangers), mixture_line(grid)]:
+    said = (left_out(grid.strangers), mixture_line(grid), unsealed(records_of(grid)))
+    for text in [*findings(grid, scores), *said]:
         if text:
             write.line(text)
 
@@ -152,6 +153,8 @@ class Writer:
         """The metric of the grid, the best variant first."""
         whole = slices(grid, by_metric(grid))
         self.line(f"{grid.name}: {titled(grid)}, mean over runs [{LEVEL:.0%}]", "bold")
+        if why := why_apart(grid):
+            self.line(f"Only within each part, as between them it counts other things: {why}.")
         warmups = sorted({cell.warmup or 0 for cell in grid.finished})
         seen = 0
         for number, (where, variants) in enumerate(whole.items()):

@@ -9,12 +9,18 @@ from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.find_results import found_results
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.metric import titled, why_apart
+from lightning_app.analysis.run_summary import records_of
 from lightning_app.api.grids import frame_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import BLOCK, RATE, SEED, WARMUP
+from lightning_app.mixtures import unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
+"""The columns of a comparison that `reading`, `note` and `budget` say in words."""
 
 
 def results_command(
@@ -38,13 +44,14 @@ def results_command(
     pair = _pair(compare) if compare is not None else None
     with found_results(grid, experiments) as found:
         damaged = damaged_files(found.grid)
+        without_seal = unsealed(records_of(found.grid))
         if pair is None:
             frame = frame_of(found)
             shown = frame if query is None else select(frame, query)
             short = _short(found.grid, shown)
         else:
             shown = compare_axis(found.grid, *pair, metric=metric, mode=mode)
-            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign"])
+            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign", *_IN_WORDS])
     if csv:
         print(shown.to_csv(index=False), end="")
     else:
@@ -52,7 +59,9 @@ def results_command(
             print(short.to_string(index=False, na_rep="-"))
         what = "runs" if compare is None else "comparisons"
         print(f"{len(short)} {what} of {found.grid.name}")
-    for line in damaged:
+        if pair is None and (why := why_apart(found.grid)):
+            print(f"{titled(found.grid)}: not comparable between all runs, because {why}")
+    for line in [*damaged, *filter(None, [without_seal])]:
         print(line, file=sys.stderr)
     return 1 if damaged else 0
 

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lightning_app.cli import main
-from lightning_app.commands.diff import differing
+from lightning_app.commands.diff import compare_runs, differing
+from lightning_app.commands.recorded import read_run
+from tests.records import reseal, unseal
 
 pytestmark = pytest.mark.xdist_group("trained")
 FORMER = Path("tests/ablation/made_at_b91519c/former/runs").resolve()
@@ -54,6 +57,7 @@ def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path
     run = copy(tmp_path)
     change(run / "config.yaml", {"norm": "rms_norm"})
     (run / "identity.json").unlink()  # as in a run of an early version
+    unseal(run / "result.json")
     assert parsed(capsys, "show", str(run))["block"] == {"norm": "rms_norm"}
     assert "pre_ln, norm=rms_norm" in shown(capsys, "show", str(run))
 
@@ -62,9 +66,13 @@ def test_a_config_that_was_changed_after_the_run_is_refused(capsys, tmp_path: Pa
     run = copy(tmp_path)
     change(run / "config.yaml", {"norm": "rms_norm"})
     assert main(["show", str(run)]) == 2
+    assert "its seal is of another config.yaml" in capsys.readouterr().err
+    unseal(run / "result.json")
+    assert main(["show", str(run)]) == 2
     assert "model.block.norm was changed after the run" in capsys.readouterr().err
     shutil.rmtree(run)
     run = copy(tmp_path)
+    unseal(run / "result.json")
     tree = yaml.safe_load((run / "config.yaml").read_text())
     tree["trainer"]["max_steps"] = 20000  # the default, which no record holds
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
@@ -147,7 +155,7 @@ def test_equal_ids_are_said_plainly(capsys, tmp_path: Path) -> None:
     run = copy(tmp_path)
     result = json.loads((run / "result.json").read_text())
     result["provenance"]["libraries"]["torch"] = "1.0"
-    (run / "result.json").write_text(json.dumps(result))
+    reseal(run / "result.json", provenance=result["provenance"])
     tree = parsed(capsys, "diff", "mine/one", str(run))
     assert tree["same_experiment"] is True
     assert [row["field"] for row in tree["provenance"]] == ["libraries.torch"]
@@ -168,3 +176,21 @@ def test_values_that_are_equal_but_of_another_type_differ() -> None:
     found = differing({"a": 1, "b": None, "c": 2}, {"a": 1.0, "b": None, "d": 2})
     assert [row["field"] for row in found] == ["a", "c", "d"]
     assert differing({"a": 1}, {"a": True})
+
+
+def test_metrics_that_count_other_things_have_no_difference() -> None:
+    left = read_run("mine/one")
+    data = {**left.config["data"], "vocab_size": 20}
+    tree = compare_runs(left, left._replace(config={**left.config, "data": data}))
+    loss = tree["metrics"]["val/nll"]
+    assert loss["left"] == loss["right"]
+    assert loss["difference"] is None
+    assert "data.vocab_size" in loss["unlike"]
+    assert compare_runs(left, left)["metrics"]["val/nll"] == {
+        **loss,
+        "difference": 0,
+        "unlike": None,
+    }
+    assert left.record is not None
+    other = left._replace(record=replace(left.record, corpus="another"))
+    assert "data.root" in compare_runs(left, other)["metrics"]["val/nll"]["unlike"]
