@@ -1,7 +1,7 @@
 """Seals of records and archives: digests when they are written, checked before they are read.
 
-They find accidents and casual edits. They are no signatures: whoever can write a file can also seal
-it. The seal of a record, a mapping that is written as JSON, is one of its fields.
+They find accidents and casual edits. They are no signatures: a process that can write a file can
+also seal it. The seal of a record, a mapping that is written as JSON, is one of its fields.
 
 `torch.save` writes a zip archive. Its seal is the comment that ends it: a part of the same file, so
 that no kill can separate the two, and readers of zip files accept it. The sums in a zip archive do
@@ -54,13 +54,13 @@ def check_seal(tree: Mapping[str, Any]) -> dict[str, str]:
     return files
 
 
-def digest_of(data: bytes) -> str:
+def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 def _content_digest(body: Mapping[str, Any], files: Mapping[str, Any]) -> str:
     text = json.dumps([body, files], sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return digest_of(text.encode())
+    return sha256_of(text.encode())
 
 
 def seal(file: BufferedRandom) -> None:

@@ -174,14 +174,14 @@ def left_out(of: Mapping[str, Sequence[str]]) -> str:
 
 
 def unsealed(records: Mapping[str, Record]) -> str:
-    """The sentence for results without a seal, empty if there are none."""
+    """The sentence for results without a seal, empty if all have one."""
     names = [name for name, record in records.items() if record and not is_sealed(record)]
     if not names:
         return ""
     results = "1 result has" if len(names) == 1 else f"{len(names)} results have"
     return (
-        f"{results} no seal, as those of earlier versions ({some({'': names})}): no later change "
-        "of the files would be found; `ablate doctor GRID --seal` adds it."
+        f"{results} no seal, from the time before results were sealed ({some({'': names})}): no "
+        "later change of the files would be found; `ablate doctor GRID --seal` adds it."
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app import strict_yaml
-from lightning_app.archive import SEAL, Damaged, check_seal, digest_of, with_seal
+from lightning_app.archive import SEAL, Damaged, check_seal, sha256_of, with_seal
 from lightning_app.errors import UserError
 from lightning_app.run_folder import CONFIG, IDENTITY, METRICS, VOUCHED
 from lightning_app.task_facts import LOSS
@@ -96,7 +96,7 @@ def sealed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def sealed_with(tree: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
     """A result with its seal over files of this content."""
-    digests = {name: digest_of(data) for name, data in files.items()}
+    digests = {name: sha256_of(data) for name, data in files.items()}
     return with_seal({**tree, "schema": SCHEMA}, digests)
 
 
@@ -105,7 +105,7 @@ def with_file(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     Raises `Unsound` if the record itself is not what was sealed.
     """
-    return with_seal(tree, {**_digests(tree), path.name: digest_of(bytes_of(path))})
+    return with_seal(tree, {**_digests(tree), path.name: sha256_of(bytes_of(path))})
 
 
 def is_sealed(tree: Mapping[str, Any]) -> bool:
@@ -130,7 +130,7 @@ def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
         return
     for name in VOUCHED:
         try:
-            digest = digest_of(bytes_of(folder / name))
+            digest = sha256_of(bytes_of(folder / name))
         except FileNotFoundError as error:
             if name in files and name in _NEEDED:
                 raise Unsound(f"its {SEAL} covers {name}, which is missing") from error

@@ -108,7 +108,7 @@ def is_held(lock: Path) -> bool:
     try:
         file = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return False  # there is none, or it is another user's and cannot be read
+        return False  # it does not exist, or is another user's and cannot be read
     try:
         return not _flock(file, fcntl.LOCK_SH)
     finally:
