@@ -1706,6 +1706,48 @@ MUTANTS = (
         "return holding[-1]",
         "return holding[0]",
     ),
+    mutant(
+        "a key of a YAML file may be given twice",
+        at("test_strict_yaml.py"),
+        "seen.add(key)",
+        "seen.add(node)",
+    ),
+    mutant(
+        "merge keys count once, however often they are written out",
+        at("test_strict_yaml.py"),
+        "            values, levels = found",
+        "            values, levels = 1, found[1]",
+    ),
+    mutant(
+        "unknown text across two parts of a long line is two tokens",
+        at("data/test_tokenizer.py"),
+        "            if ids and found and ids[-1] == found[0] == UNK:",
+        "            if False:",
+    ),
+    mutant(
+        "windows that cross two parts of train are not found",
+        at("data/test_tokenizer.py"),
+        "begin + _PLACES + window - 1",
+        "begin + _PLACES",
+    ),
+    mutant(
+        "a row of the first split alone is held against the positions",
+        at("test_config.py"),
+        '    for split in corpus.meta["sizes"]:\n        for column',
+        '    for split in ["train"]:\n        for column',
+    ),
+    mutant(
+        "text of a console may hold control characters",
+        at("ablation/test_display.py"),
+        "yield segment if own else",
+        "yield segment if True else",
+    ),
+    mutant(
+        "the group of a plug-in may write it, whoever its members are",
+        at("plugins/test_loading.py"),
+        "        if not private:",
+        "        if False:",
+    ),
 )
 
 

@@ -28,6 +28,7 @@ from lightning_app.ablation.plan_checks import axis_cautions, devices_of, most_r
 from lightning_app.ablation.superseding import lines
 from lightning_app.ablation.supervision.locks import supervisor_lock
 from lightning_app.ablation.supervision.slots import default_workers
+from lightning_app.errors import named
 from lightning_app.grid_axes import RATE, SEED, WARMUP
 from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import STALE, Groups, others
@@ -98,6 +99,7 @@ def plan_command(
     """
     spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.ablation.resolving import resolve_cell
+    from lightning_app.config import check_rows
     from lightning_app.experiment import identity_of
 
     folder = GridFolder(experiments / spec.name)
@@ -105,6 +107,9 @@ def plan_command(
         with hinting(runs_with_plugins(folder)):
             identify = partial(identity_of, fetch=False)
             plan, configs = expand(spec, resolve_cell, identify, experiments)
+        with named(spec.source):
+            for config in configs:
+                check_rows(config)
         planned = Grid(spec, folder, plan)
         if load_plan(folder.plan) is None:
             with supervisor_lock(folder):

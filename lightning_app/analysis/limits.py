@@ -31,6 +31,7 @@ def limits(grid: GridResults) -> list[str]:
     items = [
         *urgent(grid),
         *_of_scores(grid),
+        *_of_overlap(grid),
         f"Every run ended after {budget_of(grid)}: a run that stalls can learn later, so “stalls” "
         "and Δ hold for this budget only.",
     ]
@@ -120,6 +121,20 @@ def _of_scores(grid: GridResults) -> list[str]:
             "compared with published ones.",
         )
     return items
+
+
+def _of_overlap(grid: GridResults) -> list[str]:
+    """What of the evaluated text the runs were trained on, as the protocol of each corpus says."""
+    found = {
+        (str(cell.data.get("name")), match[1])
+        for cell in grid.finished
+        if (match := re.search("; also in train: ([^;]+)", str(cell.data.get("protocol"))))
+    }
+    return [
+        f"Evaluated on text that is also in train ({name}): {said}. A model may know it by heart, "
+        "so losses and scores on it do not show what holds for new text."
+        for name, said in sorted(found)
+    ]
 
 
 def _is_of_other_rows(protocol: str) -> bool:

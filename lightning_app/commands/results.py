@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
+from lightning_app import strict_yaml
 from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.find_results import found_results
 from lightning_app.analysis.damaged_files import damaged_files
@@ -106,6 +105,6 @@ def _pair(text: str) -> tuple[str, object]:
     if not equals:
         raise UserError(f"--compare {text}: expected AXIS=BASELINE, such as model.block.norm=null")
     try:
-        return axis, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UserError(f"--compare {text}: {value!r} is not valid YAML") from error
+        return axis, strict_yaml.load_yaml(value)
+    except UserError as error:
+        raise UserError(f"--compare {text}: {value!r} is not valid YAML: {error}") from error
