@@ -27,7 +27,7 @@ from lightning_app.parser import (
     keep_numbers,
 )
 from lightning_app.plugin_copies import require_of
-from lightning_app.plugins import used_by
+from lightning_app.plugins import check_used, used_by
 from lightning_app.precheck import trainer_section
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder
@@ -106,6 +106,7 @@ class PreparedRun(RunCLI):
         corpus = corpus_of(self.tree["data"])
         stacks = stacks_of(self.tree)
         self.used = used_by(self.tree, stacks)
+        check_used(self.used)
         self.record = Record.of(named_by_content(self.tree), stacks, corpus)
         self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]

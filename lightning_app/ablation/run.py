@@ -45,7 +45,8 @@ from lightning_app.identity.record import write_record
 from lightning_app.parent import FIELD, origin_of
 from lightning_app.parent_weights import NothingToFineTune
 from lightning_app.plugin_copies import keep_copies
-from lightning_app.plugins import KEY, digests
+from lightning_app.plugin_imports import window
+from lightning_app.plugins import KEY, check_used, digests
 from lightning_app.provenance import PACKAGES, foreign_classes
 from lightning_app.records import SCHEMA, SIGNATURES
 from lightning_app.task_facts import Monitored
@@ -155,11 +156,17 @@ class Run(PreparedRun):
 
     def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
+        corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
+        with window("run", [self.folder.path, self.corpus.folder, *corpus]):
+            self._fit(model, datamodule, ckpt_path, **kwargs)
+
+    def _fit(self, model: Any, datamodule: Any, ckpt_path: str | None, **kwargs: Any) -> None:
         trainer = self.trainer
         started = datetime.now(UTC)
         try:
             trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
         except Pruned as pruned:
+            self._check_plugins()
             self._leave_pruned(pruned.step, started)
             return
         except NothingToFineTune as why:
@@ -238,8 +245,22 @@ class Run(PreparedRun):
                 copy_whole(last, best)
         return metrics
 
-    @rank_zero_only
+    def _check_plugins(self) -> None:
+        """Refuse a result of code that its id does not name; on every rank, if on one."""
+        said = ""
+        try:
+            check_used(self.used)
+        except UserError as error:
+            said = str(error)
+        if not self.trainer.strategy.reduce_boolean_decision(not said, all=True):
+            raise UserError(said or "plug-ins: refused on another rank of this run")
+
     def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+        self._check_plugins()
+        self._write(result, model, datamodule)
+
+    @rank_zero_only
+    def _write(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         self._join_logs()
         write_result(self.folder, result, model, datamodule)
         close_loggers(self._added)
