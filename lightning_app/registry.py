@@ -159,6 +159,17 @@ def lookups() -> set[tuple[str, str, str]]:
     return {each for each in _LOOKUPS if each[2] in parts_by(each[1])}
 
 
+def require_known(key: str, name: str) -> None:
+    """Refuse a text in a field that names a part of a table, but none that the table has.
+
+    Raises:
+        UserError: naming the field, the known names and the nearest of them.
+    """
+    for table in _TABLES:
+        if table.serves(key):
+            table.require(name, key)
+
+
 def owners(key: str, value: object) -> set[str]:
     """Return the plug-ins that registered what a field of a config or of a block names."""
     found = {table.owner(value) for table in _TABLES if table.serves(key)}
