@@ -1,6 +1,7 @@
 """One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid."""
 
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -60,6 +61,8 @@ class Run(PreparedRun):
 
     def after_instantiate_classes(self) -> None:
         super().after_instantiate_classes()
+        if self.subcommand is not None:  # the supervisor starts the ranks of a cell
+            check_ranks(self.trainer)
         self.datamodule.corpus = self.corpus
         if self._trains:
             self.model.parent_name = self.record.config.get(FIELD)
@@ -296,6 +299,31 @@ class Run(PreparedRun):
         self.trainer.predict(model, datamodule=datamodule, **kwargs)
         if self.trainer.is_global_zero:
             self.predictions = [text for _, text in sorted(model.predicted.items())]
+
+
+def check_ranks(trainer: pl.Trainer) -> None:
+    """Refuse a Trainer that is not the process which the environment says.
+
+    Raises:
+        UserError: naming the variable of the environment.
+    """
+    expected = {
+        "RANK": trainer.global_rank,
+        "WORLD_SIZE": trainer.world_size,
+        "LOCAL_RANK": trainer.local_rank,
+    }
+    for name, value in expected.items():
+        if name in os.environ and int(os.environ[name]) != value:
+            raise UserError(
+                f"{name}={os.environ[name]} is set, but trainer.devices, num_nodes and strategy "
+                f"make {trainer.world_size} processes, of which this is {trainer.global_rank}: "
+                f"unset {name}, or let the launcher start as many"
+            )
+    if rank_zero_only.rank != trainer.global_rank:  # pyright: ignore[reportFunctionMemberAccess]
+        raise UserError(
+            "SLURM_PROCID: the launcher has started several processes, but trainer.devices and "
+            f"num_nodes make {trainer.world_size}: start one, or set these"
+        )
 
 
 def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:
