@@ -1,6 +1,8 @@
 """The command `ablate`: parse, call, print. Slow imports wait until a command needs them."""
 
+import codecs
 import errno
+import locale
 import os
 import sys
 from collections.abc import Sequence
@@ -17,8 +19,22 @@ def interrupted() -> int:
     return 130
 
 
+def use_utf8() -> None:
+    """Start this command again in Python's UTF-8 mode where the shell has another encoding.
+
+    Texts and names of files are UTF-8, and libraries open files without saying so.
+    """
+    is_utf8 = codecs.lookup(locale.getencoding()).name == "utf-8"
+    if is_utf8 or sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
+    if arguments is None:
+        use_utf8()
     try:
         args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         if args.plugin or args.uses_parts:

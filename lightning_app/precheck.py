@@ -33,6 +33,9 @@ _LAUNCHERS = (
 )
 """What each launcher of processes sets: torchrun, Kubeflow, Lightning, SLURM, LSF."""
 
+LAUNCH = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+"""What Lightning sets when it starts the processes of a run."""
+
 
 def check_launcher(environment: Mapping[str, str]) -> None:
     """Refuse a rank in the environment that no launcher of processes has set.

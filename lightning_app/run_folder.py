@@ -38,6 +38,7 @@ class RunFolder:
         checkpoints: The folder of `last.ckpt` and `best.ckpt`.
         attempts: The folder of the numbered attempts.
         lock: Held by the process that trains the run.
+        holder: Which process of `ablate fit` that is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,6 +59,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.attempts = path / "attempts"
         self.lock = path / ".lock"
+        self.holder = path / ".holder"
 
     def __str__(self) -> str:
         return str(self.path)

@@ -48,6 +48,7 @@ class PreparedRun(RunCLI):
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
         command: The command line that started the run; None for that of this process.
+        again: Whether to train a finished run again, whose result is then replaced.
 
     Attributes:
         predictions: What `predict` has predicted, one a row in the order of the split; on the first
@@ -65,8 +66,10 @@ class PreparedRun(RunCLI):
         pruned_by: str | None = None,
         slot: Mapping[str, Any] | None = None,
         command: Sequence[str] | None = None,
+        again: bool = False,
         **kwargs: Any,
     ) -> None:
+        self._again = again
         self._software = {**software(), "command": command_line(command)}
         self._given = folder
         self._pruned_by = pruned_by
@@ -124,8 +127,17 @@ class PreparedRun(RunCLI):
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
                 self.id = self.record.id
+            self._refuse_finished()
         if self._trains:
             label_loggers(self._get(self.config, "trainer.logger"), self._labels())
+
+    def _refuse_finished(self) -> None:
+        """Refuse to train a finished run from step 0, which would remove its result."""
+        if self.folder.result.is_file() and not self.resumed and not self._again:
+            raise UserError(
+                f"{self.folder}: holds the finished run of this config; --again (again=True in "
+                "Python) trains it again and replaces its result"
+            )
 
     def _labels(self) -> Labels:
         model = self.tree["model"]

@@ -5,6 +5,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from lightning_app.ablation.run_output import (
     write_pruned,
     write_result,
 )
+from lightning_app.ablation.supervision.locks import run_lock
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.callbacks.added_loggers import Hyperparameters, added_loggers, close_loggers
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
@@ -70,6 +72,9 @@ class Run(PreparedRun):
             if self._checkpoint is not None:
                 path, averaged = self._checkpoint.path, self._checkpoint.averaged
             check_averaging(self.trainer, path, averaged)
+            if self.subcommand is not None and self.trainer.is_global_zero:
+                self._held.enter_context(run_lock(self.folder))
+                self._refuse_finished()  # it may have finished since
             self._prepare_folder()
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
@@ -93,6 +98,10 @@ class Run(PreparedRun):
         keep_copies(self.folder, self.used)
         write_record(self.folder.path, self.record)
         write_whole(self.folder.config, yaml.safe_dump(self.tree, sort_keys=False))
+
+    def before_instantiate_classes(self) -> None:
+        self._held = ExitStack()
+        super().before_instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         self.divergence = DivergenceMonitor(self.monitored)
@@ -160,7 +169,7 @@ class Run(PreparedRun):
     def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
         corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
-        with window("run", [self.folder.path, self.corpus.folder, *corpus]):
+        with self._held, window("run", [self.folder.path, self.corpus.folder, *corpus]):
             self._fit(model, datamodule, ckpt_path, **kwargs)
 
     def _fit(self, model: Any, datamodule: Any, ckpt_path: str | None, **kwargs: Any) -> None:

@@ -49,7 +49,9 @@ def test_a_mapping_and_its_file_are_one_run(translation: RunResult) -> None:
     """The folder holds this very run, so that another one would be refused."""
     config = translation.folder.parent / "config.yaml"
     tree = yaml.safe_load(config.read_text())
-    again = fit(tree, {"data.tokens_per_batch": 64})
+    with pytest.raises(UserError, match="holds the finished run"):
+        fit(tree)
+    again = fit(tree, {"data.tokens_per_batch": 64}, again=True)
     assert again.folder == translation.folder
     assert again.id == translation.id
     with pytest.raises(UserError, match="holds another run") as found:
