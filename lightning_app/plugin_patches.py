@@ -22,7 +22,7 @@ def patchable() -> dict[tuple[str, ...], Any]:
     """Return the attributes of this package and of torch that numbers depend on, by their names."""
     found: dict[tuple[str, ...], Any] = {}
     for name, module in [*sys.modules.items()]:
-        if name.partition(".")[0] not in PATCHABLE:
+        if not _is_patchable(name):
             continue
         if name.startswith("torch.") and not name.startswith(_NUMERIC):
             continue
@@ -31,7 +31,11 @@ def patchable() -> dict[tuple[str, ...], Any]:
             if isinstance(value, dict) and key.startswith("_global_"):  # hooks of torch
                 found[name, key, "[]"] = _Parts((*value, *value.values()))
             elif isinstance(value, dict) and name.startswith(OURS):
-                found |= {(name, key, "[]", str(each)): of for each, of in value.items()}
+                found |= {
+                    (name, key, "[]", str(each)): of
+                    for each, of in value.items()
+                    if not isinstance(of, type | FunctionType) or _is_patchable(of.__module__)
+                }
             elif isinstance(value, FunctionType):
                 _add_code(found, (name, key), value)
             elif isinstance(value, type) and value.__module__ == name:
@@ -42,6 +46,10 @@ def patchable() -> dict[tuple[str, ...], Any]:
         for name in ("get_default_dtype", "get_float32_matmul_precision", "is_grad_enabled"):
             found["torch", f"{name}()"] = _Parts((getattr(torch, name)(),))
     return found
+
+
+def _is_patchable(module: str) -> bool:
+    return module.partition(".")[0] in PATCHABLE
 
 
 def _add_code(found: dict[tuple[str, ...], Any], key: tuple[str, ...], value: object) -> None:

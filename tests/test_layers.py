@@ -131,6 +131,7 @@ ALLOWED: dict[str, set[str]] = {
         "parent_weights",
         "parser",
         "plugin_copies",
+        "plugin_imports",
         "plugins",
         "precheck",
         "project",

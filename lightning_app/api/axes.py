@@ -25,9 +25,8 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
     if isinstance(block, str):
         block = {"preset": block}
     config: BlockConfig = _part(BlockConfig, "block", block)
-    config = refused(lambda: replace(config, **_arguments(BlockConfig, "", axes)))
     refused(lambda: check_spec(config, BlockConfig, "block"))
-    return config
+    return replace(config, **_arguments(BlockConfig, "", axes))
 
 
 def refused(call: Callable[[], Found]) -> Found:
