@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Literal
 
 from lightning_app.errors import UserError
@@ -33,6 +34,8 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
 """The folders of the operating system. Their code counts all the same; their data do not."""
 
 _CODE = (".py", ".pyc", ".pyw", ".so", ".pyd", ".zip", ".egg")
+
+_EVENTS = ("open", "import", "ctypes.dlopen", "sqlite3.connect")
 
 _WRITES = os.O_WRONLY | os.O_CREAT
 
@@ -168,6 +171,7 @@ class Watch:
         window: Whether data count too: while a plug-in is loaded, and while a run trains.
         read: Folders whose data a run may read, as its corpus.
         needs: What the plug-in that is loaded now has declared; None while none is loaded.
+        loading: The thread that loads a plug-in, and the first name of its module.
         refused: What was refused, also where a plug-in goes on after the error.
     """
 
@@ -178,6 +182,7 @@ class Watch:
     read: tuple[str, ...] = ()
     refused: list[str] = field(default_factory=list)
     needs: list[Need] | None = None
+    loading: tuple[int, str] = (0, "")
     hooked: bool = False
 
     def begin(self) -> None:
@@ -190,7 +195,7 @@ class Watch:
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Refuse a file that is opened for a plug-in, and that no digest covers."""
-        if not self.packages or event not in ("open", "import", "ctypes.dlopen"):
+        if not self.packages or event not in _EVENTS:
             return
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
             return
@@ -234,9 +239,7 @@ class Watch:
             package = name.partition(".")[0]
             if package in self.packages:
                 return package
-            if name == "linecache":  # shows a line of the caller in a warning
-                return None
-            if name == sha256_of.__module__:
+            if name in ("warnings", "traceback", sha256_of.__module__):  # they show lines of code
                 return None
             if package == OURS and name != __name__ and self.window != "load":
                 return None
@@ -244,7 +247,8 @@ class Watch:
             if module is not None and vars(module) is frame.f_globals:
                 return None
             frame = frame.f_back
-        return None
+        # A thread that began while a plug-in is loaded.
+        return self.loading[1] if self.loading[0] not in (0, get_ident()) else None
 
     def check_names(self, plugin: str, names: Iterable[str]) -> None:
         """Refuse modules that a plug-in names, also if it has not imported them yet.

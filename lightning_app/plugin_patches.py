@@ -11,7 +11,9 @@ from typing import Any
 
 OURS = __name__.partition(".")[0]
 
-PATCHABLE = (OURS, "torch", "lightning", "torchmetrics")
+_LIBRARIES = ("torch", "numpy", "math", "random", "builtins")
+
+PATCHABLE = (OURS, "lightning", "torchmetrics", *_LIBRARIES)
 """The packages whose functions, classes and constants a plug-in could replace for every run."""
 
 _NUMERIC = ("torch.nn", "torch.optim", "torch.autograd", "torch.functional", "torch._tensor")
@@ -22,15 +24,16 @@ def patchable() -> dict[tuple[str, ...], Any]:
     """Return the attributes of this package and of torch that numbers depend on, by their names."""
     found: dict[tuple[str, ...], Any] = {}
     for name, module in [*sys.modules.items()]:
-        if not _is_patchable(name):
-            continue
-        if name.startswith("torch.") and not name.startswith(_NUMERIC):
+        library = name.partition(".")[0] in _LIBRARIES
+        if not _is_patchable(name) or (
+            library and name not in _LIBRARIES and not name.startswith(_NUMERIC)
+        ):
             continue
         for key, value in [*vars(module).items()]:
             found[name, key] = value
             if isinstance(value, dict) and key.startswith("_global_"):  # hooks of torch
                 found[name, key, "[]"] = _Parts((*value, *value.values()))
-            elif isinstance(value, dict) and name.startswith(OURS):
+            elif isinstance(value, Mapping) and name.startswith(OURS):
                 found |= {
                     (name, key, "[]", str(each)): of
                     for each, of in value.items()

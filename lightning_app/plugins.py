@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import get_ident
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -225,6 +226,7 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
         importlib.import_module(module)
     WATCH.begin()
     _LOADED[plugin.name], WATCH.needs = plugin, []
+    WATCH.loading = get_ident(), plugin.package
     WATCH.packages.add(plugin.package)
     WATCH.files |= plugin.files
     before = patchable()
@@ -261,7 +263,7 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
                 break
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
     finally:
-        WATCH.needs = None
+        WATCH.needs, WATCH.loading = None, (0, "")
 
 
 def _same(known: Plugin, plugin: Plugin) -> Plugin:

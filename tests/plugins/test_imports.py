@@ -2,6 +2,7 @@
 
 import compileall
 import importlib
+import math
 import os
 import py_compile
 import sys
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from lightning_app import plugins
 from lightning_app.blocks.feed_forward import ACTIVATIONS
+from lightning_app.blocks.norm import NORM_KINDS
 from lightning_app.errors import UserError
 from lightning_app.experiment import named_by_content
 from lightning_app.mixtures import mixed, statements
@@ -82,6 +84,9 @@ OPENED = {
     "text in a text": "exec('import a_module', {})",
     "caught": "try:\n    import a_module\nexcept Exception:\n    pass",
     "data": "import pathlib\nG = pathlib.Path(LIB, 'a_space', 'gain.json').read_text()",
+    "in a thread": "import pathlib\nfrom concurrent.futures import ThreadPoolExecutor as E\n"
+    "with E(1) as e:\n    e.submit(pathlib.Path(LIB, 'a_space', 'gain.json').read_text).result()",
+    "database": "import sqlite3\nsqlite3.connect(LIB + '/a_space/gain.json')",
     "data by a library": "import numpy\nG = numpy.loadtxt(LIB + '/a_space/gain.json')",
 }
 
@@ -259,6 +264,9 @@ PATCHES = {
     "code": "import sys\nF = sys.modules['torch.nn'].functional\nf = lambda x, inplace=False: x\n"
     "f = F.relu.__class__(f.__code__, {})\ng = F.relu\ng.__code__ = f.__code__",
     "a method": "import sys\ntype.__setattr__(sys.modules['torch.nn'].LayerNorm, 'forward', abs)",
+    "a library": "import sys\nvars(sys.modules['math'])['nothing'] = 1\nimport math\nmath.tau = 6",
+    "a table": "from lightning_app.blocks.norm import NORM_KINDS as n\n"
+    "n._parts['layer_norm'] = n._parts['rms_norm']",
     "later": "import torch\ndef late():\n    torch.nn.functional.relu = abs",
 }
 
@@ -269,6 +277,8 @@ def test_a_plugin_that_patches_counts_for_every_run(
 ) -> None:
     monkeypatch.setattr(functional, "relu", functional.relu)
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", torch.nn.LayerNorm.forward)
+    monkeypatch.setattr(math, "tau", math.tau)
+    monkeypatch.setitem(NORM_KINDS._parts, "layer_norm", NORM_KINDS["layer_norm"])
     relu, code = functional.relu, functional.relu.__code__
     try:
         plugin = plugins.load(str(write(f"{PATCHES[way]}\n{USE}")))
