@@ -33,10 +33,10 @@ def patchable() -> dict[tuple[str, ...], Any]:
             found[name, key] = value
             if isinstance(value, dict) and key.startswith("_global_"):  # hooks of torch
                 found[name, key, "[]"] = _Parts((*value, *value.values()))
-            elif isinstance(value, Mapping) and name.startswith(OURS):
+            elif name.startswith(OURS) and _is_table(value):
                 found |= {
                     (name, key, "[]", str(each)): of
-                    for each, of in value.items()
+                    for each, of in dict(value).items()
                     if not isinstance(of, type | FunctionType) or _is_patchable(of.__module__)
                 }
             elif isinstance(value, FunctionType):
@@ -49,6 +49,13 @@ def patchable() -> dict[tuple[str, ...], Any]:
         for name in ("get_default_dtype", "get_float32_matmul_precision", "is_grad_enabled"):
             found["torch", f"{name}()"] = _Parts((getattr(torch, name)(),))
     return found
+
+
+def _is_table(value: object) -> bool:
+    """Whether a value is a dictionary or a table of parts, whose entries are kept objects."""
+    return type(value) is dict or (
+        isinstance(value, Mapping) and type(value).__module__.startswith(OURS)
+    )
 
 
 def _is_patchable(module: str) -> bool:
@@ -74,6 +81,18 @@ class _Parts:
         return any(a is not b and not (type(a) is type(b) is str and a == b) for a, b in pairs)
 
 
+def _differs(value: Any, other: Any) -> bool:
+    if isinstance(value, _Parts) and isinstance(other, _Parts):
+        return value.differs(other)
+    return value is not other
+
+
+def steady() -> dict[tuple[str, ...], Any]:
+    """Return the attributes; `_VARIES` in place of those that are other objects at each look."""
+    first, second = patchable(), patchable()
+    return {k: _VARIES if _differs(of, second.get(k)) else of for k, of in first.items()}
+
+
 def changed(before: Mapping[tuple[str, ...], Any]) -> str:
     """Return the first attribute that has changed; empty if all are as before.
 
@@ -84,10 +103,7 @@ def changed(before: Mapping[tuple[str, ...], Any]) -> str:
         other = now.get(key)
         if key[-1] in _BOOKKEEPING or key[:2] in (*_BY_LIGHTNING, *_OWN):
             continue
-        if isinstance(value, _Parts) and isinstance(other, _Parts):
-            if value.differs(other):
-                return ".".join(key[:-1])
-        elif other is not value:
+        if value is not _VARIES and _differs(value, other):
             return ".".join(key)
     modules = {key[0] for key in before}
     for key in now.keys() - before.keys():
@@ -97,6 +113,8 @@ def changed(before: Mapping[tuple[str, ...], Any]) -> str:
             return ".".join(key)
     return ""
 
+
+_VARIES = object()
 
 _BY_LIGHTNING = (("torch", "compile"), ("torch", "manual_seed"))
 """What Lightning replaces when it is imported."""

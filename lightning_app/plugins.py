@@ -30,7 +30,7 @@ from lightning_app.plugin_imports import (
     origins_of,
     window,
 )
-from lightning_app.plugin_patches import changed, patchable, planted
+from lightning_app.plugin_patches import changed, planted, steady
 from lightning_app.project import PROJECT, read_project
 from lightning_app.registry import (
     Registry,
@@ -229,7 +229,7 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
     WATCH.loading = get_ident(), plugin.package
     WATCH.packages.add(plugin.package)
     WATCH.files |= plugin.files
-    before = patchable()
+    before = steady()
     try:
         with registering(plugin.name):
             with window("load"):
