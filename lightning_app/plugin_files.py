@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import NamedTuple
 
 from lightning_app.errors import UserError, nearest
@@ -101,6 +101,16 @@ def file_of(module: ModuleType) -> str | None:
     path = os.path.realpath(found)
     package = os.path.join(os.path.dirname(path), "__init__.py")
     return path if os.path.exists(path) or not os.path.exists(package) else package
+
+
+def compiled(content: bytes, path: Path) -> CodeType:
+    """Compile a plug-in, before the slow imports of the tables."""
+    try:
+        return compile(content, str(path), "exec")
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno}: syntax error: {error.msg}") from error
+    except ValueError as error:  # a null byte, in some versions of Python
+        raise UserError(f"{path}: no source code: {error}") from error
 
 
 def place_of(name: str) -> str | None:

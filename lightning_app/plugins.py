@@ -16,11 +16,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
-from types import CodeType
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError, named
-from lightning_app.plugin_files import code_digest_of, package_files, sha256_of, with_needs
+from lightning_app.plugin_files import (
+    code_digest_of,
+    compiled,
+    package_files,
+    sha256_of,
+    with_needs,
+)
 from lightning_app.plugin_imports import (
     WATCH,
     Plugin,
@@ -31,7 +36,7 @@ from lightning_app.plugin_imports import (
     window,
 )
 from lightning_app.plugin_patches import changed, planted, steady
-from lightning_app.project import PROJECT, read_project
+from lightning_app.project import PROJECT, check_own, read_project
 from lightning_app.registry import (
     Registry,
     lookups,
@@ -120,6 +125,11 @@ def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
     for each in _of_project(folder):
         if _name(each) not in names:
             with named(PROJECT):
+                for file in (
+                    [Path(each)] if _is_file(each) else package_files(each.partition(".")[0])
+                ):
+                    if file.exists():  # else `load` says so
+                        check_own(file)
                 load(each)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         load(point.module)
@@ -177,22 +187,12 @@ def _load_file(path: Path) -> Plugin:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    code = _compiled(content, path)
+    code = compiled(content, path)
     sys.modules[name] = module
     with _loading(plugin, path):
         # What is executed is what was read, also if the file changes now.
         exec(code, vars(module))
     return _LOADED[name]
-
-
-def _compiled(content: bytes, path: Path) -> CodeType:
-    """Compile a plug-in, before the slow imports of the tables."""
-    try:
-        return compile(content, str(path), "exec")
-    except SyntaxError as error:
-        raise UserError(f"{path}, line {error.lineno}: syntax error: {error.msg}") from error
-    except ValueError as error:  # a null byte, in some versions of Python
-        raise UserError(f"{path}: no source code: {error}") from error
 
 
 def _load_module(name: str) -> Plugin:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
+CELLS = 100_000
+"""The most cells of a grid, before any is excluded."""
 
 
 def mapping(value: Any, field: str) -> dict[str, Any]:
@@ -89,10 +91,30 @@ def check_axis_values(axes: Any) -> dict[str, list[Any]]:
         twice = next((value for value in values if counts[key_of(value)] > 1), _check_value)
         if twice is not _check_value:
             raise UserError(f"axes: {axis}: value {twice!r} is given twice")
-        inner = next((other for other in axes if other.startswith(f"{axis}.")), None)
-        if inner:
-            raise UserError(f"axes: {inner} lies inside of another axis, {axis}")
+        parts = axis.split(".")
+        above = next((a for n in range(1, len(parts)) if (a := ".".join(parts[:n])) in axes), None)
+        if above:
+            raise UserError(f"axes: {axis} lies inside of another axis, {above}")
     return axes
+
+
+def check_cells(
+    axes: Mapping[str, list[Any]],
+    linked: Mapping[str, Linked],
+    exclude: Sequence[Mapping[str, Any]],
+) -> None:
+    """Refuse more cells than could be planned, before any of them is made."""
+    count = math.prod(len(values) for axis, values in axes.items() if axis not in linked)
+    if count > CELLS:
+        shown = f"{count:,}" if count < 10**15 else f"about 10^{math.log10(count):.0f}"
+        raise UserError(
+            f"axes: come to {shown} cells, before any is excluded; at most {CELLS:,} in a grid"
+        )
+    if (shapes := len({tuple(entry) for entry in exclude})) * count > 1_000 * CELLS:
+        raise UserError(
+            f"exclude: names {shapes:,} sets of axes, each looked for in {count:,} cells; at most "
+            f"{1_000 * CELLS // count:,} for so many cells"
+        )
 
 
 def _check_value(axis: str, value: Any) -> None:

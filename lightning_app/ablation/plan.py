@@ -26,6 +26,7 @@ from lightning_app.ablation.plan_checks import (
     check_baseline,
     check_devices,
     check_identities,
+    check_ranked,
     check_reference,
     check_reported,
 )
@@ -156,6 +157,7 @@ def _expand(
     check_devices(spec, [*configs, *without_parent])
     check_baseline(spec, [*cells, *waiting])
     check_reported(spec, [*configs, *without_parent])
+    check_ranked(spec, cells, configs)
     plan = Plan(
         name=spec.name,
         hash=_hash(spec, cells),
