@@ -16,6 +16,7 @@ from lightning_app.ablation.supervision.stopping import Interrupted
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
+from lightning_app.run_folder import RunFolder
 
 _SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
 
@@ -83,6 +84,31 @@ def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
                 said = True
     try:
         yield
+    finally:
+        held.release()
+
+
+@contextmanager
+def run_lock(folder: RunFolder) -> Iterator[None]:
+    """Hold the lock of a run's folder, made if it is missing, as the process that trains the run.
+
+    Raises:
+        UserError: naming the process that trains it.
+    """
+    with writing_in(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        held = FileLock(folder.lock)
+        try:
+            held.acquire(timeout=0)
+        except Timeout:
+            other = _holder(folder.holder)
+            process = f"process {other.pid} on {other.host}" if other.pid else "another process"
+            raise UserError(f"{folder}: {process} is training this run") from None
+    try:
+        mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": ""}
+        write_whole(folder.holder, json.dumps(mine))
+        yield
+        folder.holder.unlink(missing_ok=True)
     finally:
         held.release()
 
