@@ -25,6 +25,9 @@ UNCORRECTED = ("adam", "adamw")
 """The optimizers that exist without bias correction."""
 LATE = 2.0**24
 """A number of steps after which ``1 - beta^t`` is 1; in float32 the next number is the same."""
+LONG = 0.5
+"""The share of a run's steps above which its warm-up is long. Published ones take 1 % (BERT) to
+10 % (fine-tuning); up to half, the rate is at or after its peak for most of the run."""
 HIGHEST = 0.999999
 """The largest beta of which that holds: the rest is 5e-8 there."""
 
@@ -129,15 +132,18 @@ class ScheduleConfig:
         return SCHEDULES[self.kind].ends
 
     def check(self, total: int) -> None:
-        """Refuse a decoupled decay to an end that does not fit into a run of `total` steps.
+        """Refuse a warm-up or a decoupled decay that does not fit into a run of `total` steps.
+
+        A run whose warm-up does not end never has its peak rate: its `lr` is another one. `total`
+        is -1 for a run without a number of steps.
 
         Raises:
             UserError: naming the field and what would be right.
         """
-        if self.kind == "bert" and self.warmup_steps >= total:
+        if 0 < total <= self.warmup_steps:
             raise UserError(
-                f"model.schedule.warmup_steps: {self.warmup_steps}, after which the bert schedule "
-                f"decays; below the {total} steps of the run"
+                f"model.schedule.warmup_steps: {self.warmup_steps}, within which the rate rises to "
+                f"its peak; expected fewer than the {total} steps of the run"
             )
         decays = self.kind in ("linear", "cosine") and self.coupling == "decoupled"
         if decays and not self.warmup_steps <= self.reference_steps < total:
@@ -146,6 +152,19 @@ class ScheduleConfig:
                 f"{self.kind} decay begins; at least warmup_steps {self.warmup_steps} and below "
                 f"the {total} steps of the run"
             )
+
+    def warning(self, total: int) -> str | None:
+        """Say that a warm-up takes more than `LONG` of the `total` steps; None where it does not.
+
+        The rate is then below its peak in most steps, and the mean rate of runs with different
+        warm-ups differs more than what their warm-ups change.
+        """
+        if not 0 < total * LONG < self.warmup_steps:
+            return None
+        return (
+            f"model.schedule.warmup_steps: {self.warmup_steps} is more than half of the {total} "
+            "steps of the run, which is below its peak rate for most of them"
+        )
 
     def factor(self, step: int, total: int) -> float:
         """Return the factor at `step` (from 1) of `total` steps."""

@@ -1,12 +1,13 @@
 """The parser of a run's config, that of LightningCLI. Slow to import: it imports Lightning."""
 
+import json
 import logging
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from pydoc import locate
 from typing import Any, NoReturn, get_type_hints
@@ -14,9 +15,11 @@ from typing import Any, NoReturn, get_type_hints
 import lightning.pytorch as pl
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from lightning_app.bounds import check_seed
+from lightning_app.bounds import check_callback, check_seed
 from lightning_app.data.corpus import resolved_data
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
@@ -24,6 +27,7 @@ from lightning_app.importing import no_foreign_imports
 from lightning_app.module import TransformerModule
 from lightning_app.names import SECTIONS
 from lightning_app.own_class import CLASS_FIELDS, named_class
+from lightning_app.run_folder import NAMED
 from lightning_app.sections import (
     arguments,
     as_written,
@@ -31,7 +35,7 @@ from lightning_app.sections import (
     model_config,
     type_name,
 )
-from lightning_app.task_facts import fill_by_task, glue_task_of
+from lightning_app.task_facts import TASKS, Monitored, fill_by_task, glue_task_of
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS
 
 # Warnings of Lightning and torch that do not apply to this program.
@@ -266,6 +270,62 @@ def _class_with_arguments(section: str, fields: dict[str, Any]) -> tuple[Any, di
     parser.add_class_arguments(kind, key, skip=set(fields), instantiate=False)
     parsed = parser.parse_object({section: {"init_args": given}})
     return kind, vars(parser.instantiate_classes(parsed)[section]["init_args"])
+
+
+def check_callbacks(tree: dict[str, Any]) -> None:
+    """Refuse callbacks of a complete config that cannot be used, or not beside our own.
+
+    Raises:
+        UserError: naming the callback, and what would be right.
+    """
+    given = tree["trainer"]["callbacks"]
+    monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
+    _check_callbacks(json.dumps(given if isinstance(given, list) else [given]), monitored)
+
+
+@lru_cache(maxsize=64)  # cells of a grid have the same ones
+def _check_callbacks(given: str, monitored: Monitored) -> None:
+    parser = ConfigParser(exit_on_error=False)
+    parser.add_subclass_arguments(pl.Callback, "callback")
+    own = {
+        ModelCheckpoint(monitor=monitored.metric, mode=monitored.mode).state_key: "best",
+        ModelCheckpoint().state_key: "last",
+    }
+    seen: set[str] = set()
+    for each in json.loads(given):
+        name = str(each["class_path"]).rpartition(".")[2]
+        try:
+            made = parser.instantiate_classes(parser.parse_object({"callback": each}))["callback"]
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise UserError(f"trainer.callbacks: {name}: {error}") from error
+        check_callback(name, (kind.__name__ for kind in type(made).__mro__))
+        if type(made).state_dict is pl.Callback.state_dict:
+            continue
+        if isinstance(made, ModelCheckpoint):
+            _check_own_checkpoints(name, each.get("init_args") or {}, own.get(made.state_key))
+        if made.state_key in seen:
+            raise UserError(
+                f"trainer.callbacks: {name}: two of the same settings, of which Lightning stores "
+                "one in a checkpoint; remove one"
+            )
+        seen.add(made.state_key)
+
+
+def _check_own_checkpoints(name: str, given: dict[str, Any], same: str | None) -> None:
+    """Refuse a ModelCheckpoint that is `same`, one of ours, or that writes one of its files."""
+    if same is not None:
+        which = f"monitor: {given.get('monitor') or 'null'}, mode: {given.get('mode')}"
+        raise UserError(
+            f"trainer.callbacks: {name} with {which} and no every_n_train_steps is the callback "
+            f"that already keeps checkpoints/{same}.ckpt of each run; remove it, or give it "
+            "every_n_train_steps or another monitor"
+        )
+    if given.get("dirpath") is None and (given.get("filename") in NAMED or given.get("save_last")):
+        field = "save_last" if given.get("save_last") else f"filename: {given['filename']}"
+        raise UserError(
+            f"trainer.callbacks: {name} with {field} would write checkpoints/best.ckpt or "
+            "last.ckpt, which each run keeps already; remove it, or give it another filename"
+        )
 
 
 def explain(message: str, parser: LightningArgumentParser) -> str:

@@ -29,8 +29,16 @@ OUTCOMES = {
 }
 """How a finished run ended, and the words for it. The first two have the status `ok`."""
 
-_OUTCOMES_OF = {"ok": ("trained", "not_yet_learned"), "diverged": ("stalled", "non_finite")}
-_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 6 times as fast where it is built
+CUT_SHORT = "cut_short"
+"""The status and the outcome of a run that ended before the steps that its config asks for, by
+something else than the rules of this program. It is no result of a grid."""
+
+_OUTCOMES_OF = {
+    "ok": ("trained", "not_yet_learned"),
+    "diverged": ("stalled", "non_finite"),
+    CUT_SHORT: (CUT_SHORT,),
+}
+YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 6 times as fast where it is built
 _LARGEST = 2**63  # the limit of a column of 64-bit integers
 _DEEPEST = 100  # levels of nested mappings and lists
 _TOO_DEEP = f"damaged: nested more than {_DEEPEST} deep"
@@ -124,12 +132,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise Unsound("torn or damaged: its last line has no end")
     try:
         text, depth = data.decode(), 0
-        for event in yaml.parse(text, Loader=_YAML):  # deep nesting would crash the C loader
+        for event in yaml.parse(text, Loader=YAML):  # deep nesting would crash the C loader
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 raise Unsound(_TOO_DEEP)
-        tree = yaml.load(text, Loader=_YAML)
+        tree = yaml.load(text, Loader=YAML)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise Unsound(f"torn or damaged: not valid YAML ({reason})") from error
@@ -267,7 +275,10 @@ _COMMON: _Fields = {
 }
 _RESULT: _Fields = {
     **_COMMON,
-    "status": (lambda value: value in ("ok", "diverged"), "ok or diverged"),
+    "status": (
+        lambda value: is_text(value) and value in _OUTCOMES_OF,
+        "ok or diverged",
+    ),
     "diverged": (_is_divergence, "null or step, rule and last_finite_loss"),
     "metrics": (
         lambda value: _maps(value, lambda each: each is None or _is_number(each)),
@@ -278,9 +289,12 @@ _RESULT: _Fields = {
     "steps": (is_count, "a whole number from 0"),
 }
 _OPTIONAL: _Fields = {  # some versions do not write them
-    "outcome": (lambda value: is_text(value) and value in OUTCOMES, " or ".join(OUTCOMES)),
+    "outcome": (
+        lambda value: is_text(value) and value in (*OUTCOMES, CUT_SHORT),
+        " or ".join((*OUTCOMES, CUT_SHORT)),
+    ),
     **dict.fromkeys(
-        ("tokens", "parameters", "devices", "peak_memory_bytes"),
+        ("tokens", "parameters", "devices", "peak_memory_bytes", "steps_asked"),
         (is_count, "a whole number from 0"),
     ),
     **dict.fromkeys(("device", "precision", *SIGNATURES), (is_text, "text")),

@@ -24,6 +24,7 @@ from lightning_app.plugin_copies import needed_by
 from lightning_app.plugins import KEY
 from lightning_app.records import Unsound, check_result, outcome, read_json, read_yaml
 from lightning_app.run_folder import BLOCK, ENVIRONMENT, METRICS, NAMED, RESULT, RunFolder
+from lightning_app.run_state import cut_short
 from lightning_app.tables import CHECKS, read_curves
 from lightning_app.task_facts import LOSS
 
@@ -88,6 +89,8 @@ def _result(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any]:
         check_result(result, cell.former if earlier else cell.id, grid.plan.metric)
     except Unsound as error:
         raise Unsound(f"{RESULT}: {error}") from error
+    if why := cut_short(folder, result):
+        raise Unsound(why)
     return result
 
 

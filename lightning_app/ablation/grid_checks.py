@@ -89,6 +89,11 @@ def check_axis_values(axes: Any) -> dict[str, list[Any]]:
         twice = next((value for value in values if counts[key_of(value)] > 1), _check_value)
         if twice is not _check_value:
             raise UserError(f"axes: {axis}: value {twice!r} is given twice")
+        alike: dict[str, Any] = {}
+        for value in values:
+            other = alike.setdefault(label(value), value)
+            if other is not value and not same(other, value):
+                raise UserError(f"axes: {axis}: {other!r} and {value!r} have one name in reports")
         inner = next((other for other in axes if other.startswith(f"{axis}.")), None)
         if inner:
             raise UserError(f"axes: {inner} lies inside of another axis, {axis}")

@@ -24,10 +24,12 @@ from lightning_app.ablation.parent_cells import ParentCells, parent_name, parent
 from lightning_app.ablation.plan_checks import (
     check_axes,
     check_baseline,
+    check_budgets,
     check_devices,
     check_identities,
     check_reference,
     check_reported,
+    long_warmups,
 )
 from lightning_app.atomic_write import write_whole
 from lightning_app.data.corpus import corpus_of
@@ -71,6 +73,7 @@ class Plan:
             children says of it (`Parent.name`).
         parent_data: As `data`, of the parent grid and the grids that it continues.
         parent_corpora: The digest of each corpus of `parent_data`.
+        warnings: What is allowed and makes comparisons weak, a sentence each.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Plan:
     parents: Mapping[str, str] = field(default_factory=dict)
     parent_data: tuple[Mapping[str, Any], ...] = ()
     parent_corpora: tuple[str | None, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def study(self) -> str:
@@ -152,6 +156,7 @@ def _expand(
         key = canonical(section)
         data[key], corpora[key] = section, identity.corpus
     check_identities(spec, cells)
+    check_budgets(spec, [*configs, *without_parent])
     check_reference(spec, [*configs, *without_parent])
     check_devices(spec, [*configs, *without_parent])
     check_baseline(spec, [*cells, *waiting])
@@ -178,6 +183,7 @@ def _expand(
         },
         parent_data=(*above.parent_data, *above.data) if above else (),
         parent_corpora=(*above.parent_corpora, *above.corpora) if above else (),
+        warnings=long_warmups([*configs, *without_parent]),
     )
     return plan, configs, without_parent
 
@@ -264,7 +270,7 @@ def load_plan(path: Path) -> Plan | None:
         corpora = tuple(tree.get("corpora") or [None] * len(data))
         waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
         found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
-        found |= {name: tuple(tree.get(name, ())) for name in _OF_PARENTS}
+        found |= {name: tuple(tree.get(name, ())) for name in (*_OF_PARENTS, "warnings")}
         return Plan(**{**tree, **found})
     except FileNotFoundError:
         return None
@@ -288,9 +294,8 @@ def save_plan(path: Path, plan: Plan) -> None:
     """Write `plan.json`; what only a grid with a parent grid has, only for such a grid."""
     tree = {"schema": PLAN_SCHEMA, **asdict(plan)}
     tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
-    write_whole(
-        path, json.dumps(_without_empty(tree, "waiting", "parents", *_OF_PARENTS), indent=1)
-    )
+    found = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
+    write_whole(path, json.dumps(found, indent=1))
 
 
 def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:

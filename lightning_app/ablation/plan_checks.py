@@ -1,14 +1,16 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_app.ablation.cells import Cell, Waiting
 from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
+from lightning_app.bounds import classes_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import PRESET, label, lookup, same, variant
 from lightning_app.own_class import OWN_CLASS
+from lightning_app.plugins import CALLBACKS
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, NEXT_SENTENCE, TASKS
 
 _DEVICES = "trainer.devices"
@@ -55,6 +57,51 @@ def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
                 f"below the largest warm-up of the grid; a decoupled schedule needs {longest} or "
                 f"more, the same for every cell"
             )
+
+
+def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    """Refuse what ends the runs of a grid before the steps that their configs ask for.
+
+    Runs of other lengths are not compared; what ends a run and cannot be seen in its config makes
+    its cell fail.
+    """
+    instead = "`ablate run --max-time` ends a grid in time, and the same command continues it"
+    for config in configs:
+        trainer = config["trainer"]
+        if trainer.get("max_time") is not None:
+            raise UserError(
+                f"{spec.source}: trainer.max_time: {trainer['max_time']} would cut cells short, "
+                f"and only runs of all their steps are compared; {instead}"
+            )
+        for name, arguments in classes_of(trainer.get("callbacks")):
+            if ends := _ends_runs(name, arguments):
+                raise UserError(
+                    f"{spec.source}: trainer.callbacks: {ends} would cut cells short, and only "
+                    f"runs of all their steps are compared; {instead}, `pruner: median` ends "
+                    "cells without hope"
+                )
+
+
+def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
+    """The name of a callback of the Trainer, or of a plug-in that extends it, that ends runs."""
+    last = path.rpartition(".")[2]
+    plugins = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in CALLBACKS.values()}
+    names = [each.__name__ for each in plugins[path].__mro__] if path in plugins else [last]
+    if "EarlyStopping" in names or ("Timer" in names and arguments.get("duration") is not None):
+        return last
+    return None
+
+
+def long_warmups(configs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """A line for each warm-up that takes more than half of the steps of its cells."""
+    from lightning_app.optim import ScheduleConfig
+
+    found: dict[str, None] = {}
+    for config in configs:
+        schedule = ScheduleConfig(**config["model"]["schedule"])
+        if warning := schedule.warning(config["trainer"].get("max_steps", -1)):
+            found[warning] = None
+    return tuple(found)
 
 
 def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:

@@ -31,7 +31,9 @@ from lightning_app.plugins import used_by
 from lightning_app.precheck import trainer_section
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder
+from lightning_app.sections import model_config
 from lightning_app.task_facts import TASKS
+from lightning_app.trainer_limits import steps_asked
 
 
 class PreparedRun(RunCLI):
@@ -101,7 +103,7 @@ class PreparedRun(RunCLI):
         """Find all mistakes that can be found before a folder is created."""
         super().before_instantiate_classes()
         keep_numbers(self._written, self.tree)
-        check(self.tree)
+        check(self.tree, trains=self._trains)
         self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
         corpus = corpus_of(self.tree["data"])
         stacks = stacks_of(self.tree)
@@ -183,6 +185,11 @@ class PreparedRun(RunCLI):
             if self._checkpoint is not None:
                 check_data(self._checkpoint, self._data)
         self.corpus = self._data.corpus
+        trainer = self.tree["trainer"]
+        if self._trains and (trainer["max_epochs"] or 0) > 0:
+            # How many steps the epochs have is known now.
+            steps = steps_asked(trainer, len(self._data.train_dataloader()))
+            model_config(self.tree["model"]).schedule.check(steps)
 
 
 def run_name(tree: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ from lightning_app.analysis.statistics import (
     sign_flip_p,
     t_interval,
 )
+from lightning_app.grid_axes import label
 
 BEST = 0.0  # in place of a rate: the best one of each seed
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
@@ -283,7 +284,7 @@ def _complete(
     if None in warmups or len(set(known)) < len(known):
         reason = "no reference warm-up to compare with"
     elif missing := [point for point in points if point not in planned]:
-        reason = f"no arm with warm-up {missing[0][0]} at rate {missing[0][1]:g}"
+        reason = f"no arm with warm-up {missing[0][0]} at rate {label(missing[0][1])}"
     elif len(arm.rates) < 2:
         reason = "one rate only"
     elif not pairs.seeds:
@@ -305,7 +306,7 @@ def _entropies(pairs: Paired) -> "np.ndarray[Any, Any]":
 
 
 def _listed(arm: Arm, chosen: "np.ndarray[Any, Any]") -> str:
-    return "/".join(f"{arm.rates[place]:g}" for place in dict.fromkeys(chosen.tolist()))
+    return "/".join(f"{label(arm.rates[place])}" for place in dict.fromkeys(chosen.tolist()))
 
 
 def _by_seed(pairs: Paired, values: "np.ndarray[Any, Any]") -> tuple[tuple[int, float], ...]:

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_app.bounds import SWA_REFUSED
+from lightning_app.bounds import check_callback
 from lightning_app.callbacks.divergence import DivergenceMonitor
 from lightning_app.errors import UserError
 
@@ -16,8 +16,8 @@ from lightning_app.errors import UserError
 def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
     """Return the callbacks of a Trainer that average weights."""
     callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
-        raise UserError(SWA_REFUSED)
+    for callback in callbacks:
+        check_callback(type(callback).__name__, (kind.__name__ for kind in type(callback).__mro__))
     return [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
 
 
