@@ -26,6 +26,7 @@ from lightning_app.ablation.plan_checks import (
     check_baseline,
     check_budgets,
     check_devices,
+    check_effects,
     check_identities,
     check_reference,
     check_reported,
@@ -139,6 +140,7 @@ def _expand(
                 waiting.append(Waiting(name=name, axes=axes, parent=folder, parent_id=parent))
                 without_parent.append(config)
     cells, configs = [], []
+    effects: list[Any] = []
     corpora: dict[str, str | None] = {}
     settings = [
         {**axes, FIELD: str(experiments / folder)} if folder else axes
@@ -152,15 +154,22 @@ def _expand(
         former = identity.former
         cells.append(Cell(id=identity.id, name=name, axes=axes, former=former, parent=folder))
         configs.append(config)
+        effects.append((identity.effect, folder))
         section = {**config["data"], "init_from": folder} if folder else config["data"]
         key = canonical(section)
         data[key], corpora[key] = section, identity.corpus
     check_identities(spec, cells)
-    check_budgets(spec, [*configs, *without_parent])
-    check_reference(spec, [*configs, *without_parent])
-    check_devices(spec, [*configs, *without_parent])
+    whole = [*configs, *without_parent]
+    effects += [
+        (identify(config).effect, cell.parent)
+        for cell, config in zip(waiting, without_parent, strict=True)
+    ]
+    alike = check_effects(spec, [*cells, *waiting], effects)
+    check_budgets(spec, whole)
+    check_reference(spec, whole)
+    check_devices(spec, whole)
     check_baseline(spec, [*cells, *waiting])
-    check_reported(spec, [*configs, *without_parent])
+    check_reported(spec, whole)
     plan = Plan(
         name=spec.name,
         hash=_hash(spec, cells),
@@ -183,7 +192,7 @@ def _expand(
         },
         parent_data=(*above.parent_data, *above.data) if above else (),
         parent_corpora=(*above.parent_corpora, *above.corpora) if above else (),
-        warnings=long_warmups([*configs, *without_parent]),
+        warnings=(*long_warmups(whole), *alike),
     )
     return plan, configs, without_parent
 

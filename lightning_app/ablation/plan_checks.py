@@ -1,6 +1,6 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_app.ablation.cells import Cell, Waiting
@@ -8,7 +8,7 @@ from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.bounds import classes_of
 from lightning_app.errors import UserError, nearest
-from lightning_app.grid_axes import PRESET, label, lookup, same, variant
+from lightning_app.grid_axes import PRESET, RATE, SEED, WARMUP, key_of, label, lookup, same, variant
 from lightning_app.own_class import OWN_CLASS
 from lightning_app.plugins import CALLBACKS
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, NEXT_SENTENCE, TASKS
@@ -43,6 +43,75 @@ def check_identities(spec: GridSpec, cells: list[Cell]) -> None:
             axes = [key for key in cell.axes if not same(cell.axes[key], other.axes[key])]
             values = [f"{key}={label(each.axes[key])}" for each in (other, cell) for key in axes]
             raise UserError(f"{spec.source}: axes: the same experiment twice: {', '.join(values)}")
+
+
+def check_effects(
+    spec: GridSpec, cells: Sequence[Cell | Waiting], effects: Iterable[tuple[Any, str]]
+) -> tuple[str, ...]:
+    """Refuse an axis of which two values change nothing that a run reads.
+
+    What is compared are the arms of a grid: cells that differ in warm-up, rate and seed alone. Two
+    cells of one arm may not train the same, nor may two arms at each warm-up, rate and seed. Arms
+    that meet in some cells, as two couplings do at the reference step, are named.
+
+    Args:
+        spec: The grid.
+        cells: Its cells.
+        effects: What a run of each reads, None where that is not known, and the run that it starts
+            from, in the same order.
+
+    Returns:
+        A sentence on the cells that train the same in arms that do not.
+
+    Raises:
+        UserError: naming two cells, and the axes in which they differ.
+    """
+    arms: dict[Hashable, dict[Hashable, Any]] = {}
+    seen: dict[Any, Cell | Waiting] = {}
+    pairs: list[tuple[Cell | Waiting, Cell | Waiting]] = []
+    for cell, effect in zip(cells, effects, strict=True):
+        if effect[0] is None:
+            continue
+        arm, place = _arm(cell)
+        arms.setdefault(arm, {})[place] = effect
+        other = seen.setdefault(effect, cell)
+        if other is not cell:
+            pairs.append((other, cell))
+    for other, cell in pairs:
+        (one, place), (two, elsewhere) = _arm(other), _arm(cell)
+        if one != two and place == elsewhere:
+            both = arms[one].keys() & arms[two].keys()
+            if any(arms[one][each] != arms[two][each] for each in both):
+                continue
+        raise UserError(
+            f"{spec.source}: axes: {_differing(other, cell)}: the cells {other.name} and "
+            f"{cell.name} train the same, since nothing reads that difference beside their other "
+            "settings; remove a value, or name one of the cells under exclude"
+        )
+    if not pairs:
+        return ()
+    other, cell = pairs[0]
+    count = "1 pair of cells trains" if len(pairs) == 1 else f"{len(pairs)} pairs of cells train"
+    return (f"{count} the same, such as {other.name} and {cell.name}: {_differing(other, cell)}",)
+
+
+def _arm(cell: Cell | Waiting) -> tuple[Hashable, Hashable]:
+    """The arm of a cell, and its place in the arm."""
+    values = [(key, key_of(value)) for key, value in cell.axes.items()]
+    place = (SEED, WARMUP, RATE)
+    return (
+        tuple(each for each in values if each[0] not in place),
+        tuple(each for each in values if each[0] in place),
+    )
+
+
+def _differing(other: Cell | Waiting, cell: Cell | Waiting) -> str:
+    """The axes in which two cells differ, with both values."""
+    return ", ".join(
+        f"{key} {label(other.axes[key])} and {label(value)}"
+        for key, value in cell.axes.items()
+        if not same(value, other.axes[key])
+    )
 
 
 def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
