@@ -115,8 +115,10 @@ def _stacks(text: str) -> dict[str, Any]:
     return {side: asdict(spec) for side, spec in stacks.items()}
 
 
-def effect_of(config: Tree) -> tuple[str, ...]:
+def effect_of(config: Tree) -> tuple[str, str]:
     """Return what a run of a resolved config reads of it: equal for configs that train the same.
+
+    The optimizer is apart, as its whole section: `optimizer_effect` is slow.
 
     What is built counts, not the fields that it is built from: the resolved blocks, the arguments
     of the optimizer, the rate at every step, and what the task reads of the data. A part of a
@@ -131,16 +133,16 @@ def effect_of(config: Tree) -> tuple[str, ...]:
     length = config["data"]["window"] + 2 if known and not facts.pairs else None  # with marks
     wiring = json.dumps([model["architecture"], model["block"], length, digests()], sort_keys=True)
     steps, ends = trainer["max_steps"], json.dumps(trainer["max_epochs"])
-    return (
+    parts = (
         json.dumps(config["seed_everything"]),
         _plain({key: value for key, value in model.items() if key not in apart}),
         _wired(wiring),
-        _optimized(_plain(model["optimizer"])),
         _scheduled(_plain(model["schedule"]), steps, ends),
         _aimed(_plain(model["objective"]), known),
         _fed(_plain(config["data"]), known),
         _trained(_plain(trainer)),
     )
+    return "\n".join(parts), _plain(model["optimizer"])
 
 
 def _plain(section: Tree) -> str:
@@ -212,8 +214,11 @@ def _built(spec: StackSpec, *, cross: bool, causal: bool, to: int | None) -> dic
 
 
 @lru_cache(maxsize=1024)
-def _optimized(text: str) -> str:
-    """The fields of `optimizer` that are read when it is built, and at a step."""
+def optimizer_effect(text: str) -> str:
+    """Return the fields of a section `optimizer` that are read when it is built, and at a step.
+
+    Builds an optimizer, before the first of which torch imports its compiler.
+    """
     hints = {"optimizer": OptimizerConfig}
     config = arguments("model", hints, {"optimizer": json.loads(text)})["optimizer"]
     read: set[str] = set()
@@ -230,6 +235,8 @@ def _optimized(text: str) -> str:
     model(torch.ones(1, 2)).square().sum().backward()
     optimizer.step()
     kept = {field.name: getattr(config, field.name) for field in fields(config)}
+    if config.kind == "adamw" and not config.weight_decay:
+        kept["kind"] = "adam"  # they differ in what a decay is added to
     return _plain({name: value for name, value in kept.items() if name in read | {"kind"}})
 
 
@@ -284,7 +291,7 @@ def _fed(text: str, known: bool) -> str:
         "tokenizer": tree["init_from"] is None,
         "vocab_size": tree["init_from"] is None,
     }
-    if tree["evaluation_stride"] is None:
+    if tree["evaluation_stride"] is None and facts.running_text:
         tree["evaluation_stride"] = tree["window"]
     return _plain({key: value for key, value in tree.items() if reads.get(key, True)})
 

@@ -1,5 +1,6 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
+import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -69,8 +70,8 @@ def check_effects(
     arms: dict[Hashable, dict[Hashable, Any]] = {}
     seen: dict[Any, Cell | Waiting] = {}
     pairs: list[tuple[Cell | Waiting, Cell | Waiting]] = []
-    for cell, effect in zip(cells, effects, strict=True):
-        if effect[0] is None:
+    for cell, effect in zip(cells, _with_optimizers(list(effects)), strict=True):
+        if effect is None:
             continue
         arm, place = _arm(cell)
         arms.setdefault(arm, {})[place] = effect
@@ -93,6 +94,21 @@ def check_effects(
     other, cell = pairs[0]
     count = "1 pair of cells trains" if len(pairs) == 1 else f"{len(pairs)} pairs of cells train"
     return (f"{count} the same, such as {other.name} and {cell.name}: {_differing(other, cell)}",)
+
+
+def _with_optimizers(effects: list[tuple[Any, str]]) -> list[Any]:
+    """The effects, with what an optimizer reads in place of its section where a grid varies it."""
+    sections = {effect[1] for effect, _ in effects if effect is not None}
+    apart_from_rate = {json.dumps({**json.loads(each), "lr": None}) for each in sections}
+    read = {each: each for each in sections}
+    if len(apart_from_rate) > 1:
+        from lightning_app.experiment import optimizer_effect
+
+        read = {each: optimizer_effect(each) for each in sections}
+    return [
+        None if effect is None else (effect[0], read[effect[1]], parent)
+        for effect, parent in effects
+    ]
 
 
 def _arm(cell: Cell | Waiting) -> tuple[Hashable, Hashable]:

@@ -34,7 +34,7 @@ class Identity:
     id: str
     former: str = ""
     corpus: str | None = None
-    effect: tuple[str, ...] | None = None
+    effect: tuple[str, str] | None = None
 
 
 def identify(config: Tree, *, blocks: Tree, corpus: str | None) -> Identity:
