@@ -36,8 +36,8 @@ def label(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, float):
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
+        short, exact = f"{value:g}", repr(value)
+        return short if float(short) == value and len(short) <= len(exact) else exact
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 

@@ -25,6 +25,9 @@ UNCORRECTED = ("adam", "adamw")
 """The optimizers that exist without bias correction."""
 LATE = 2.0**24
 """A number of steps after which ``1 - beta^t`` is 1; in float32 the next number is the same."""
+SMALLEST = 1.0e-30
+"""The smallest rate, and the inverse of the largest: beyond them parameters in float32 do not move
+or are not finite after a step, and no axis of a figure can show them."""
 LONG = 0.5
 """The share of a run's steps above which its warm-up is long. Published ones take 1 % (BERT) to
 10 % (fine-tuning); up to half, the rate is at or after its peak for most of the run."""
@@ -65,8 +68,8 @@ class OptimizerConfig:
             raise ValueError(
                 f"betas {self.betas} with bias_correction false: each at most {HIGHEST}"
             )
-        if not (math.isfinite(self.lr) and self.lr > 0.0):
-            raise ValueError(f"lr {self.lr}: a rate above 0")
+        if not SMALLEST <= self.lr <= 1.0 / SMALLEST:
+            raise ValueError(f"lr {self.lr}: a rate from {SMALLEST:g} to {1.0 / SMALLEST:g}")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {self.betas}: each at least 0 and under 1")
         if self.weight_decay < 0.0:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-from lightning_app.bounds import check_numbers, check_seed
+from lightning_app.bounds import check_numbers, check_seed, check_size
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import (
     BLOCK,
@@ -109,7 +109,9 @@ def _check_value(axis: str, value: Any) -> None:
             _check_value(axis, item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"axes: {axis}: {value} is not a finite number")
-    elif value is not None and not isinstance(value, bool | int | float | str):
+    elif isinstance(value, int):
+        check_size(f"axes: {axis}", value)
+    elif value is not None and not isinstance(value, bool | float | str):
         raise UserError(f"axes: {axis}: unexpected {type(value).__name__} {value!r}")
 
 

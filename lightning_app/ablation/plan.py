@@ -118,7 +118,7 @@ def _expand(
     spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
 ) -> tuple[Plan, list[dict[str, Any]], list[dict[str, Any]]]:
     """The plan, and the configs of its cells and of those that wait for their parents."""
-    check_axes(spec, resolve(dict(spec.base_config), spec.source))
+    check_axes(spec, resolve(dict(spec.base_config), spec.base_source or spec.source))
     chosen = list(combinations(spec))
     if not chosen:
         raise UserError(f"{spec.source}: exclude: no cell is left")

@@ -138,7 +138,8 @@ def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
     for each in schedules:
         if each["reference_steps"] is None or each["reference_steps"] < longest:
             raise UserError(
-                f"{spec.source}: model.schedule.reference_steps: {each['reference_steps']} is "
+                f"{spec.source_of('model.schedule.reference_steps')}: "
+                f"model.schedule.reference_steps: {each['reference_steps']} is "
                 f"below the largest warm-up of the grid; a decoupled schedule needs {longest} or "
                 f"more, the same for every cell"
             )
@@ -153,16 +154,18 @@ def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
     instead = "`ablate run --max-time` ends a grid in time, and the same command continues it"
     for config in configs:
         trainer = config["trainer"]
+        field = "trainer.max_time"
         if trainer.get("max_time") is not None:
             raise UserError(
-                f"{spec.source}: trainer.max_time: {trainer['max_time']} would cut cells short, "
+                f"{spec.source_of(field)}: {field}: {trainer['max_time']} would cut cells short, "
                 f"and only runs of all their steps are compared; {instead}"
             )
+        field = "trainer.callbacks"
         for name, arguments in classes_of(trainer.get("callbacks")):
             if ends := _ends_runs(name, arguments):
                 raise UserError(
-                    f"{spec.source}: trainer.callbacks: {ends} would cut cells short, and only "
-                    f"runs of all their steps are compared; {instead}, `pruner: median` ends "
+                    f"{spec.source_of(field)}: {field}: {ends} would cut cells short, and only "
+                    f"runs of all their steps are compared; {instead}, and `pruner: median` ends "
                     "cells without hope"
                 )
 

@@ -197,16 +197,16 @@ def tolerated(
     return math.log2(rates[-1]), True
 
 
-def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
+def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None) -> Score:
     """`rate_sensitivity w=...`: how much the loss rises over the rates (Wortsman et al. 2023).
 
     `S(w) = mean over ln(rate) of min(l, H_uni) - l(r_w)`, nats per token, the mean by trapezoids
     from the smallest to the largest rate, `r_w(s)` the best rate as in `need`; seed by seed, with
-    an interval as for `need`. With a `reference`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined
+    an interval as for `need`. Without a `warmup`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined
     where a seed never learned: there no rate loses anything against the best one.
     """
-    name = "rate_sensitivity" if reference is not None else f"rate_sensitivity w={warmup}"
-    wanted = (warmup,) if reference is None else (0, reference)
+    name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
+    wanted = (0, reference) if warmup is None else (warmup,)
     reason, pairs, table = _complete(arm, wanted)
     if not reason and len(pairs.seeds) < 2:
         reason = "one seed: no other seed to choose the rate on"
@@ -216,7 +216,7 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
     if any((tops - losses.min(axis=1) < LEARNED).any() for losses in table.values()):
         return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
     found = [_risen(arm, losses) for losses in table.values()]
-    values = found[0] - found[1] if reference is not None else found[0]
+    values = found[0] - found[1] if warmup is None else found[0]
     widen, wider = _widening(table.values())
     low, high, p = t_interval(values.tolist(), widen)
     return Score(
@@ -224,7 +224,7 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
         estimate=float(values.mean()),
         low=low,
         high=high,
-        p=p if reference is not None else math.nan,
+        p=p if warmup is None else math.nan,
         **pairs.counts,
         note=join_notes(pairs.missing, wider),
         values=_by_seed(pairs, values),
