@@ -39,6 +39,25 @@ weights where no config says so, and what to use instead."""
 _EXTENDING = {"BackboneFinetuning": "BaseFinetuning"}
 
 
+LONG_WARMUP = 0.5
+"""The share of a run's steps above which its warm-up is long. Published ones take 1 % (BERT) to
+10 % (fine-tuning); up to half, the rate is at its peak or after it for most of the run."""
+
+
+def long_warmup(warmup: int, steps: int) -> str | None:
+    """Say that a warm-up takes more than `LONG_WARMUP` of the steps; None where it does not.
+
+    The rate is then below its peak in most steps, and the mean rate of runs with different
+    warm-ups differs more than what their warm-ups change.
+    """
+    if not 0 < steps * LONG_WARMUP < warmup:
+        return None
+    return (
+        f"model.schedule.warmup_steps: {warmup} is more than half of the {steps} steps of the run, "
+        "which is below its peak rate for most of them"
+    )
+
+
 def check_bounds(tree: Mapping[str, Any]) -> None:
     """Refuse a complete config that could not train, or whose result would have no meaning.
 

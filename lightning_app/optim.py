@@ -25,12 +25,9 @@ UNCORRECTED = ("adam", "adamw")
 """The optimizers that exist without bias correction."""
 LATE = 2.0**24
 """A number of steps after which ``1 - beta^t`` is 1; in float32 the next number is the same."""
-SMALLEST = 1.0e-30
-"""The smallest rate, and the inverse of the largest: beyond them parameters in float32 do not move
-or are not finite after a step, and no axis of a figure can show them."""
-LONG = 0.5
-"""The share of a run's steps above which its warm-up is long. Published ones take 1 % (BERT) to
-10 % (fine-tuning); up to half, the rate is at or after its peak for most of the run."""
+RATES = (1.0e-30, 1.0e30)
+"""The smallest and the largest rate: beyond them parameters in float32 do not move, or are not
+finite after a step, and no axis of a figure can show them."""
 HIGHEST = 0.999999
 """The largest beta of which that holds: the rest is 5e-8 there."""
 
@@ -68,8 +65,9 @@ class OptimizerConfig:
             raise ValueError(
                 f"betas {self.betas} with bias_correction false: each at most {HIGHEST}"
             )
-        if not SMALLEST <= self.lr <= 1.0 / SMALLEST:
-            raise ValueError(f"lr {self.lr}: a rate from {SMALLEST:g} to {1.0 / SMALLEST:g}")
+        low, high = RATES
+        if not low <= self.lr <= high:
+            raise ValueError(f"lr {self.lr}: a rate from {low:g} to {high:g}")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {self.betas}: each at least 0 and under 1")
         if self.weight_decay < 0.0:
@@ -155,19 +153,6 @@ class ScheduleConfig:
                 f"{self.kind} decay begins; at least warmup_steps {self.warmup_steps} and below "
                 f"the {total} steps of the run"
             )
-
-    def warning(self, total: int) -> str | None:
-        """Say that a warm-up takes more than `LONG` of the `total` steps; None where it does not.
-
-        The rate is then below its peak in most steps, and the mean rate of runs with different
-        warm-ups differs more than what their warm-ups change.
-        """
-        if not 0 < total * LONG < self.warmup_steps:
-            return None
-        return (
-            f"model.schedule.warmup_steps: {self.warmup_steps} is more than half of the {total} "
-            "steps of the run, which is below its peak rate for most of them"
-        )
 
     def factor(self, step: int, total: int) -> float:
         """Return the factor at `step` (from 1) of `total` steps."""

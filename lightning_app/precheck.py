@@ -94,7 +94,7 @@ def _sources(files: Sequence[str | Path], words: Sequence[str]) -> Iterator[tupl
         if str(file) not in given:
             yield str(file), _fields(read_tree(file))
     for name, value in options:
-        if name == "config" and value in map(str, files):
+        if name == "config" and value is not None and value in map(str, files):
             yield value, _fields(read_tree(value))
         elif name in SECTIONS and value is not None and Path(value).is_file():
             yield value, [f"{name}.{field}" for field in _fields(read_tree(value))]
@@ -121,9 +121,9 @@ def read_tree(file: str | Path) -> dict[str, Any]:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"--config {file}: is not text in UTF-8: {error}") from error
+        raise UserError(f"--config {file}: cannot be read as UTF-8 text: {error}") from error
     except OSError as error:
-        raise UserError(f"--config {file}: {error.strerror}") from error
+        raise UserError(f"--config {file}: cannot be read: {error.strerror}") from error
     try:
         tree = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning_app.ablation.cells import Cell, Waiting
 from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
-from lightning_app.bounds import classes_of
+from lightning_app.bounds import classes_of, long_warmup
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import PRESET, RATE, SEED, WARMUP, key_of, label, lookup, same, variant
 from lightning_app.own_class import OWN_CLASS
@@ -182,14 +182,11 @@ def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
 
 def long_warmups(configs: list[dict[str, Any]]) -> tuple[str, ...]:
     """A line for each warm-up that takes more than half of the steps of its cells."""
-    from lightning_app.optim import ScheduleConfig
-
-    found: dict[str, None] = {}
-    for config in configs:
-        schedule = ScheduleConfig(**config["model"]["schedule"])
-        if warning := schedule.warning(config["trainer"].get("max_steps", -1)):
-            found[warning] = None
-    return tuple(found)
+    found = (
+        long_warmup(config["model"]["schedule"]["warmup_steps"], config["trainer"]["max_steps"])
+        for config in configs
+    )
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:

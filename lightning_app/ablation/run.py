@@ -27,6 +27,7 @@ from lightning_app.ablation.run_output import (
     write_result,
 )
 from lightning_app.atomic_write import write_whole, writing_in
+from lightning_app.bounds import long_warmup
 from lightning_app.callbacks.added_loggers import Hyperparameters, added_loggers, close_loggers
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
 from lightning_app.callbacks.csv_logger import Curves
@@ -81,7 +82,7 @@ class Run(PreparedRun):
             check_averaging(self.trainer, path, averaged)
             self._prepare_folder()
             steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
-            if warning := self.model.schedule.warning(steps):
+            if warning := long_warmup(self.model.schedule.warmup_steps, steps):
                 rank_zero_warn(warning)
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):

@@ -80,7 +80,7 @@ def fit(
 
         result = fit(
             "ablations/base/synthetic.yaml",
-            {"model.block.preset": "post_ln", "trainer.max_steps": 20},
+            {"trainer.max_steps": 20, "model.schedule.warmup_steps": 5},
             seed_everything=2,
         )
         result.outcome, result.metrics["val/nll"], result.folder
