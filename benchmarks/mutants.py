@@ -105,8 +105,14 @@ MUTANTS = (
     mutant(
         "the trimmed window is a token too narrow",
         ADAPTIVE,
-        "TRIM * math.ceil((math.ceil(most) - 1) / TRIM)",
-        "TRIM * math.ceil((math.ceil(most) - 2) / TRIM)",
+        "TRIM * math.ceil(math.floor(most) / TRIM)",
+        "TRIM * math.ceil((math.floor(most) - 1) / TRIM)",
+    ),
+    mutant(
+        "a key at the end of the ramp has no gradient",
+        ADAPTIVE,
+        "logarithm = torch.where(end, faint, logarithm)",
+        "logarithm = torch.where(end, faint.detach(), logarithm)",
     ),
     mutant(
         "the soft mask enters carried scores",
@@ -1251,6 +1257,12 @@ MUTANTS = (
         SENSITIVITY,
         "if alike or len(differences) >= FEW_SEEDS:",
         "if True:",
+    ),
+    mutant(
+        "a variant that learned with another warm-up never learned",
+        at("analysis/test_censored.py"),
+        "return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER",
+        "return NEVER",
     ),
     mutant(
         "a constant answer has not failed",

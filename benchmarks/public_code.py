@@ -167,16 +167,17 @@ def adaptive_span(folder: Path) -> Iterator[Difference]:
     """Weights of random scores, their gradients, and the penalty.
 
     Their rows are divided by their sum + 1e-8, which explains differences of 1e-6; their distances
-    count from the token before, ours from the token itself.
+    count from the token before, ours from the token itself. The last draw has spans of 0: both ends
+    of the ramp lie on a key.
     """
     longest, ramp = 39, 7.0
     space = published(folder / "adaptive-span/adaptive_span.py", {})
     theirs = space["AdaptiveSpan"](longest + 1, 2e-6, ramp, 0.0, False, HEADS)
     ours = SpanMask(AdaptiveSpan(longest=longest, ramp=ramp, penalty=2e-6), HEADS)
     distance = torch.arange(longest, -1, -1)[None, None, None]
-    for draw in range(5):
+    for draw in range(6):
         torch.manual_seed(draw)
-        span = longest * torch.rand(HEADS, 1, 1)
+        span = longest * torch.rand(HEADS, 1, 1) * (draw < 5)
         with torch.no_grad():
             theirs._mask.current_val.copy_(span / (longest + 1))
             ours.fraction.copy_(span / longest)

@@ -1,6 +1,5 @@
 """Complete and check the config of one run. Lightning is imported only if the parser is needed."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lightning_app.bounds import check_accumulation, check_bounds
@@ -101,7 +100,11 @@ def check(tree: dict[str, Any], *, trains: bool = True) -> None:
         )
     corpus = DataConfig(**{k: v for k, v in data_arguments.items() if k not in CLASS_FIELDS})
     if corpus.intra_document_masking:
-        _check_documents(stacks)
+        try:
+            for spec in stacks.values():
+                spec.check_documents()
+        except ValueError as error:
+            raise UserError(f"data.{error}") from error
     if stacks[predicting].memory is not None and corpus.order != "streams":
         raise UserError(
             f"data.order: '{corpus.order}' with model.block.memory, which needs the segments of a "
@@ -122,16 +125,3 @@ def _check_classes(tree: dict[str, Any]) -> None:
         from lightning_app.parser import check_callbacks
 
         check_callbacks(tree)
-
-
-def _check_documents(stacks: Mapping[str, Any]) -> None:
-    """Refuse blocks whose meaning depends on where a document lies in its window."""
-    for spec in stacks.values():
-        for block in spec.blocks:
-            span = block.self_attention.localised_span
-            if span is not None and span.query_block > 1:
-                raise UserError(
-                    f"data.intra_document_masking with localised_span query_block "
-                    f"{span.query_block}: blocks of queries are cut from the start of the window, "
-                    "not of a document; use query_block 1"
-                )

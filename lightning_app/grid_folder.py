@@ -2,8 +2,20 @@
 
 from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import Any
 
+from lightning_app.errors import UserError
 from lightning_app.run_folder import RunFolder
+
+
+def is_file_name(value: Any) -> bool:
+    """Whether a value names a file or folder in a folder, and nothing outside of it."""
+    return (
+        isinstance(value, str)
+        and value not in ("", ".", "..")
+        and Path(value).name == value
+        and value.isprintable()
+    )
 
 
 class GridFolder:
@@ -52,7 +64,9 @@ class GridFolder:
         return self.path.name
 
     def run(self, name: str) -> RunFolder:
-        """The folder of the run of this name."""
+        """The folder of the run of this name. Raises `UserError` if it would lie elsewhere."""
+        if not is_file_name(name):
+            raise UserError(f"{self.plan}: name: expected the name of a folder, found {name!r}")
         return RunFolder(self.runs / name)
 
     def all_runs(self) -> list[RunFolder]:

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,64 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT_BYTES = 2**30
 
 
+_LIBRARIES = ("ONEDNN_", "DNNL_", "MKL_", "CUBLAS", "CUDNN_", "NVIDIA_TF32", "ATEN_", "OPENBLAS_")
+_LIBRARIES += ("TORCH_ALLOW_", "TORCH_CUDNN", "HIPBLAS", "ROCBLAS_", "MIOPEN_", "PYTORCH_MPS_")
+"""How the names of environment variables begin that change what libraries compute."""
+
+_NO_NUMBERS = ("VERBOSE", "THREADS", "DYNAMIC", "LOG", "LOGDEST", "LOGINFO", "PROFILE", "CACHE")
+"""How those of them end that do not: they print, or have a record of their own."""
+
+_SWITCHES: Mapping[str, tuple[Callable[[], Any], Any]] = {
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
+    "fp32_precision": (lambda: getattr(torch.backends, "fp32_precision", "none"), "none"),
+    "cuda.matmul.allow_tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
+    "cudnn.allow_tf32": (lambda: torch.backends.cudnn.allow_tf32, True),
+    "fp16_reduced_precision_reduction": (
+        lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        True,
+    ),
+    "bf16_reduced_precision_reduction": (
+        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        True,
+    ),
+    "deterministic_algorithms": (torch.are_deterministic_algorithms_enabled, False),
+    "cudnn.deterministic": (lambda: torch.backends.cudnn.deterministic, False),
+    "cudnn.benchmark": (lambda: torch.backends.cudnn.benchmark, False),
+    "mkldnn": (torch.backends.mkldnn.is_available, True),
+    "default_dtype": (lambda: str(torch.get_default_dtype()), "torch.float32"),
+}
+"""The switches of torch that change arithmetic, each with its default."""
+
+
+def arithmetic() -> dict[str, str]:
+    """What is set outside of a config and changes arithmetic: variables and switches by name.
+
+    What is at its default is left out, so that runs of earlier versions, which did not record this,
+    count as runs with the defaults.
+    """
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_LIBRARIES) and not name.endswith(_NO_NUMBERS) and value
+    }
+    if found.get("ONEDNN_DEFAULT_FPMATH_MODE", "").upper() == "STRICT":  # the default
+        del found["ONEDNN_DEFAULT_FPMATH_MODE"]
+    for name, (read, default) in _SWITCHES.items():
+        try:
+            value = read()
+        except RuntimeError:  # torch's older and newer switches for float32 were both used
+            value = "ambiguous"
+        if value != default:
+            found[name] = str(value)
+    return dict(sorted(found.items()))
+
+
 def hardware(device: torch.device, ids: Sequence[int] = (0,)) -> dict[str, Any]:
     """Describe the hardware and libraries of `device`: `cpu`, `gpus`, `matmul` and `threads`.
 
     `gpus` has a name for each of `ids`; it is empty on a CPU. `matmul` is the library that
-    multiplies float32 matrices, and how: rounding differs between them.
+    multiplies float32 matrices, and how: rounding differs between them. `arithmetic` has what else
+    changes it.
     """
     if device.type == "cpu":
         gpus = []
@@ -31,7 +84,8 @@ def hardware(device: torch.device, ids: Sequence[int] = (0,)) -> dict[str, Any]:
         library = ("cuBLAS" if torch.version.hip is None else "hipBLAS") if is_cuda else device.type
         matmul = f"{library} (float32 {torch.get_float32_matmul_precision()})"
     threads = torch.get_num_threads()
-    return {"cpu": cpu_model(), "gpus": gpus, "matmul": matmul, "threads": threads}
+    found = {"cpu": cpu_model(), "gpus": gpus, "matmul": matmul, "threads": threads}
+    return {**found, "arithmetic": arithmetic()}
 
 
 def keep_freed_blocks() -> None:

@@ -7,10 +7,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lightning_app.records import is_sealed
+
 Record = Mapping[str, Any]
 Groups = dict[str, list[str]]  # names of runs by their provenance
 
 UNKNOWN = "not recorded"
+DEFAULTS = "defaults"
 
 KINDS = {
     "code": "versions of the code",
@@ -18,6 +21,8 @@ KINDS = {
     "device": "kinds of device",
     "threads": "numbers of threads",
     "precision": "precisions",
+    "arithmetic": "settings of arithmetic",
+    "devices": "numbers of devices",
 }
 """The kinds of differences between results besides the data, in plural words."""
 
@@ -37,12 +42,16 @@ def made_by(record: Record) -> dict[str, str]:
     made = record.get("provenance") or {}
     parts = [*(made.get("resumed_from") or ()), made]
     device = _in_turn(map(_device, parts))
+    devices = [str(each["devices"]) for each in parts if each.get("devices")]
     return {
         "code": _in_turn(map(_code, parts)),
         "libraries": _in_turn(map(_libraries, parts)),
         "device": str(record.get("device") or UNKNOWN) if device == UNKNOWN else device,
         "threads": UNKNOWN if made.get("gpus") else str(made.get("threads") or UNKNOWN),
         "precision": str(record.get("precision") or UNKNOWN),
+        "arithmetic": _in_turn(map(_arithmetic, parts)),
+        # Each device draws its own dropout masks.
+        "devices": _in_turn(devices) or str(record.get("devices") or UNKNOWN),
     }
 
 
@@ -164,6 +173,18 @@ def left_out(of: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def unsealed(records: Mapping[str, Record]) -> str:
+    """The sentence for results without a seal, empty if there are none."""
+    names = [name for name, record in records.items() if record and not is_sealed(record)]
+    if not names:
+        return ""
+    results = "1 result has" if len(names) == 1 else f"{len(names)} results have"
+    return (
+        f"{results} no seal, as those of earlier versions ({some({'': names})}): a later change of "
+        "their files would not be found; `ablate doctor GRID --seal` seals them."
+    )
+
+
 def counted(of: Mapping[str, Sequence[str]]) -> str:
     """The number of runs in each group, in one line without the parts that all have in common."""
     parts = [set(label.split(", ")) for label in of if label != UNKNOWN and " then " not in label]
@@ -209,6 +230,12 @@ def _device(made: Record) -> str:
     names = dict.fromkeys(made.get("gpus") or [made.get("cpu")])
     known = [str(each) for each in (*names, made.get("matmul")) if each]
     return ", ".join(known) if len(known) == len(names) + 1 else UNKNOWN
+
+
+def _arithmetic(made: Record) -> str:
+    return ", ".join(f"{key} {value}" for key, value in (made.get("arithmetic") or {}).items()) or (
+        DEFAULTS
+    )
 
 
 def _names_data(axis: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError
-from lightning_app.records import Unsound, outcome, read_json
+from lightning_app.records import Unsound, outcome, read_result
 from lightning_app.run_folder import RunFolder
 
 FIELD = "model.init_from"
@@ -62,7 +62,7 @@ def find_parent(given: str) -> Parent:
     Raises:
         UserError: naming the file that is missing.
     """
-    path, non_finite = Path(given).expanduser(), False
+    path = Path(given).expanduser()
     if path.is_dir():
         folder, checkpoint = RunFolder(path), RunFolder(path).checkpoint("last")
         if not folder.result.is_file():
@@ -70,18 +70,27 @@ def find_parent(given: str) -> Parent:
                 f"{FIELD}: {path} has no {folder.result.name}: a run that is finished is needed, "
                 "or one checkpoint file of a run"
             )
-        non_finite = _is_non_finite(folder.result)
-        if not checkpoint.is_file() and not non_finite:
-            raise UserError(
-                f"{FIELD}: {path} keeps no {checkpoint.relative_to(path)}; name another of its "
-                "checkpoint files, or train it with checkpoints: last"
-            )
     elif path.is_file():
         checkpoint = path
         inside = path.parent.name == "checkpoints"
         folder = RunFolder(path.parent.parent if inside else path.parent)
     else:
         raise UserError(f"{FIELD}: there is no run folder or checkpoint {path}")
+    _check_beside(folder)
+    identity = _id(folder.identity)
+    non_finite = False
+    if path.is_dir():
+        non_finite = _is_non_finite(folder.result, identity)
+        if not checkpoint.is_file() and not non_finite:
+            raise UserError(
+                f"{FIELD}: {path} keeps no {checkpoint.relative_to(path)}; name another of its "
+                "checkpoint files, or train it with checkpoints: last"
+            )
+    return Parent(checkpoint, folder.tokenizer, folder.config, identity, non_finite)
+
+
+def _check_beside(folder: RunFolder) -> None:
+    """Refuse a parent without what its checkpoint is used with."""
     for file in (folder.tokenizer, folder.config, folder.identity):
         if not file.is_file():
             raise UserError(
@@ -89,15 +98,14 @@ def find_parent(given: str) -> Parent:
                 f"{folder.tokenizer.name}, {folder.config.name} and {folder.identity.name} of its "
                 "finished run"
             )
-    identity = _id(folder.identity)
-    return Parent(checkpoint, folder.tokenizer, folder.config, identity, non_finite)
 
 
-def _is_non_finite(file: Path) -> bool:
+def _is_non_finite(file: Path, identity: str) -> bool:
     try:
-        return outcome(read_json(file)) == "non_finite"
-    except (Unsound, KeyError, TypeError) as error:
-        raise UserError(f"{FIELD}: {file}: damaged; it holds no outcome of a run") from error
+        result = read_result(file, identity)
+        return result is not None and outcome(result) == "non_finite"
+    except Unsound as error:
+        raise UserError(f"{FIELD}: {file}: {error}") from error
 
 
 def _id(file: Path) -> str:

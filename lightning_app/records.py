@@ -1,7 +1,9 @@
 """The records that a run writes at its end: their schema and a strict reader, used by all."""
 
+import hashlib
 import json
 import math
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -9,11 +11,16 @@ from typing import Any
 
 import yaml
 
+from lightning_app.run_folder import CONFIG, IDENTITY, METRICS, VOUCHED
 from lightning_app.task_facts import LOSS
 
-SCHEMA = 2
-"""The schema of `result.json` and `pruned.json`. Schema 1, whose id covers only the config, can
-also be read."""
+SCHEMA = 3
+"""The schema of `result.json` and `pruned.json`, which have a seal. Two earlier ones can also be
+read: schema 2, without a seal, and schema 1, whose id covers only the config."""
+
+SEAL = "seal"
+_NEEDED = (CONFIG, IDENTITY, METRICS)
+"""The sealed files without which a result is damaged. A published study leaves others out."""
 
 PLAN_SCHEMA = 2
 """The schema of `plan.json`. Schema 1 can also be read."""
@@ -57,29 +64,107 @@ class Newer(Unsound):
         )
 
 
-def read_result(path: Path, identity: str, metric: str | None = None) -> dict[str, Any] | None:
+def read_result(
+    path: Path, identity: str | None, metric: str | None = None
+) -> dict[str, Any] | None:
     """The checked `result.json` of the cell with this id, None if there is no such file.
 
-    With `metric`, a run that trained must have reported it. Raises `Unsound`.
+    Without an id it may be of any cell. With `metric`, a run that trained must have reported it.
+    Raises `Unsound`, also if the result or a file beside it is not what its seal says.
     """
-    return _read(path, lambda tree: check_result(tree, identity, metric))
+    return _read(path, identity, lambda tree, of: check_result(tree, of, metric))
 
 
-def read_pruned(path: Path, identity: str) -> dict[str, Any] | None:
+def read_pruned(path: Path, identity: str, *, beside: bool = True) -> dict[str, Any] | None:
     """The checked `pruned.json` of the cell with this id, None if there is no such file.
 
-    Raises `Unsound`.
+    Raises `Unsound`, as `read_result` does; without `beside` for its own content alone.
     """
-    return _read(path, lambda tree: check_pruned(tree, identity))
+    return _read(path, identity, check_pruned, beside)
 
 
-def _read(path: Path, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
+def _read(
+    path: Path,
+    identity: str | None,
+    check: Callable[[Mapping[str, Any], str], None],
+    beside: bool = True,
+) -> dict[str, Any] | None:
     try:
         tree = read_json(path)
     except FileNotFoundError:
         return None
-    check(tree)
+    check(tree, str(tree.get("id")) if identity is None else identity)
+    _check_seal(tree, path.parent if beside else None)
     return tree
+
+
+def sealed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A result with its seal: digests of its content and of the files of its run that are read.
+
+    The seal finds accidents and casual edits. It is no signature: whoever can write the files can
+    also compute it.
+    """
+    held = {name: folder / name for name in VOUCHED if (folder / name).is_file()}
+    return sealed_with(tree, {name: bytes_of(path) for name, path in held.items()})
+
+
+def sealed_with(tree: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """A result with its seal over files of this content."""
+    body = {**tree, "schema": SCHEMA}
+    body.pop(SEAL, None)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    return {**body, SEAL: {"sha256": _content_digest(body, digests), "files": digests}}
+
+
+def with_file(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A record after a sealed file beside it was written again: its seal covers the new one.
+
+    Raises `Unsound` if the record itself is not what was sealed.
+    """
+    body, files = _sealed_content(tree)
+    files = {**files, path.name: hashlib.sha256(bytes_of(path)).hexdigest()}
+    return {**body, SEAL: {"sha256": _content_digest(body, files), "files": files}}
+
+
+def is_sealed(tree: Mapping[str, Any]) -> bool:
+    """Whether a checked result has a seal; those of earlier versions have none."""
+    return SEAL in tree
+
+
+def _content_digest(body: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    text = json.dumps([body, files], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sealed_content(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The checked content of a record without its seal, and the digests of files in the seal."""
+    seal = tree.get(SEAL)
+    seal = seal if isinstance(seal, dict) else {}
+    files: Any = seal.get("files")
+    if not _maps(files, is_text) or not files.keys() <= {*VOUCHED}:
+        raise Unsound(f"{SEAL}: is missing or damaged; a result of schema {SCHEMA} has one")
+    body = {key: value for key, value in tree.items() if key != SEAL}
+    if seal.get("sha256") != _content_digest(body, files):
+        raise Unsound(f"damaged: its content is not what its {SEAL} says; it was changed")
+    return body, files
+
+
+def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
+    """Check that a result and the files of its run are those that were sealed."""
+    if tree["schema"] < SCHEMA and SEAL not in tree:
+        return
+    _, files = _sealed_content(tree)
+    for name in VOUCHED if folder is not None else ():
+        try:
+            digest = hashlib.sha256(bytes_of(folder / name)).hexdigest()
+        except FileNotFoundError as error:
+            if name in files and name in _NEEDED:
+                raise Unsound(f"its {SEAL} covers {name}, which is missing") from error
+            continue
+        if name not in files:
+            raise Unsound(f"its {SEAL} knows no {name}, which was added after the run")
+        if digest != files[name]:
+            raise Unsound(f"its {SEAL} is of another {name}, which was changed after the run")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -99,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     try:
         tree = json.loads(
-            _bytes(path).decode(),
+            bytes_of(path).decode(),
             parse_constant=refuse,
             parse_float=lambda text: number(text, float),
             parse_int=lambda text: number(text, int),
@@ -127,7 +212,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises `Unsound`, and `FileNotFoundError` if there is no file.
     """
-    data = _bytes(path)
+    data = bytes_of(path)
     if not data.endswith(b"\n"):
         raise Unsound("torn or damaged: its last line has no end")
     try:
@@ -146,13 +231,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _bytes(path: Path) -> bytes:
+def bytes_of(path: Path) -> bytes:
+    """The content of a file. Raises `Unsound` for a folder, a pipe or a device."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Unsound("is not a file")
         return path.read_bytes()
     except FileNotFoundError:
         raise
-    except IsADirectoryError as error:
-        raise Unsound("is not a file") from error
     except OSError as error:
         raise Unsound(f"cannot be read: {error.strerror}") from error
 

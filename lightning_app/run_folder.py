@@ -1,5 +1,8 @@
 """The files in the folder of a run, the same for `ablate fit` and for cells of a grid."""
 
+import os
+import re
+import stat
 from pathlib import Path
 
 RESULT = "result.json"
@@ -12,9 +15,29 @@ METRICS = "metrics.csv"
 PROBES = "probes.csv"
 HYPOTHESES = "hypotheses.txt"
 REFERENCES = "references.txt"
+PLUGINS = "plugins.json"
+
+VOUCHED = (CONFIG, IDENTITY, METRICS, PROBES, BLOCK, ENVIRONMENT, HYPOTHESES, REFERENCES, PLUGINS)
+"""The files that the seal of a result covers: those that are read after the run, and written
+before its result."""
 
 NAMED = ("last", "best")
 """The checkpoints that a run keeps at most."""
+
+
+_OWN = re.compile(
+    r"result\.json|pruned\.json|config\.yaml|identity\.json|plugins\.json|block\.json|env\.json"
+    r"|metrics\.csv|probes\.csv|tokenizer\.model|hypotheses\.txt|references\.txt|hparams\.yaml"
+    r"|events\.out\.tfevents\.[\w.-]+|plugins|plugins/[\w.-]+\.py|checkpoints"
+    r"|checkpoints/(last|best)\.ckpt|attempts|attempts/\d+|attempts/\d+/(progress\.json|error\.txt"
+    r"|provenance\.json|metrics\.csv|hparams\.yaml|reports\.jsonl|error-rank\d+\.txt"
+    r"|log(-rank\d+)?\.txt)"
+)
+"""The files and folders that a run writes into its folder."""
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 class RunFolder:
@@ -37,6 +60,7 @@ class RunFolder:
         pruned: The step at which the grid's pruner ended the run, which then has no result.
         checkpoints: The folder of `last.ckpt` and `best.ckpt`.
         attempts: The folder of the numbered attempts.
+        added: Below this folder a cell's own loggers and callbacks write.
         lock: Held by the process that trains the run.
     """
 
@@ -44,7 +68,7 @@ class RunFolder:
         self.path = path
         self.config = path / CONFIG
         self.identity = path / IDENTITY
-        self.plugins = path / "plugins.json"
+        self.plugins = path / PLUGINS
         self.plugin_copies = path / "plugins"
         self.block = path / BLOCK
         self.environment = path / ENVIRONMENT
@@ -57,6 +81,7 @@ class RunFolder:
         self.pruned = path / PRUNED
         self.checkpoints = path / "checkpoints"
         self.attempts = path / "attempts"
+        self.added = path / "added"
         self.lock = path / ".lock"
 
     def __str__(self) -> str:
@@ -89,6 +114,24 @@ class RunFolder:
     def is_over(self, prunes: bool) -> bool:
         """Whether the run has its result, or the pruner of a grid that `prunes` has ended it."""
         return self.result.is_file() or (prunes and self.pruned.is_file())
+
+    def own_files(self) -> tuple[list[Path], list[Path]]:
+        """The files in the folder that a run writes, and the links and pipes of such names.
+
+        Nothing is followed, and other files are not listed.
+        """
+        files: list[Path] = []
+        others: list[Path] = []
+        for inside, folders, names in os.walk(self.path, onerror=_refuse):
+            for name in (*folders, *names):
+                path = Path(inside, name)
+                if _OWN.fullmatch(path.relative_to(self.path).as_posix()):
+                    mode = path.lstat().st_mode
+                    if stat.S_ISREG(mode):
+                        files.append(path)
+                    elif not stat.S_ISDIR(mode):
+                        others.append(path)
+        return files, others
 
     def trim_checkpoints(self, keep: str) -> None:
         """Remove the checkpoints of a finished run that are not to be kept.

@@ -85,7 +85,8 @@ def read_state(
                 return RunState(state="failed", attempts=attempts, error=why, short=result)
             return RunState(state="done", attempts=attempts, result=result)
         path = folder.pruned
-        if (pruned := read_pruned(path, identity)) and prunes:
+        # Without a pruner such a run goes on, and the files beside it change.
+        if (pruned := read_pruned(path, identity, beside=prunes)) and prunes:
             return RunState(state="pruned", attempts=attempts, pruned=pruned)
     except Unsound as error:
         raise DamagedRun(path, error) from error

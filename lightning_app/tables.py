@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_app.records import Unsound, read_json
+from lightning_app.records import Unsound, bytes_of, read_json
 from lightning_app.run_folder import (
     BLOCK,
     ENVIRONMENT,
@@ -130,13 +130,6 @@ def check_text(data: bytes) -> None:
         raise Unsound(f"damaged: {error}") from error
     if data and not data.endswith(b"\n"):
         raise Unsound("torn: its last line has no end")
-
-
-def bytes_of(path: Path) -> bytes:
-    """The content of a file. Raises `Unsound` if it is not a file."""
-    if not path.is_file():
-        raise Unsound("is not a file")
-    return path.read_bytes()
 
 
 def _rows(data: bytes) -> Iterator[list[str]]:

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from lightning_app.hardware import arithmetic
 
 PROGRAM = """
 import ctypes, torch
@@ -42,3 +45,48 @@ def test_freed_blocks_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     # A count of page faults would say more, but some kernels do not keep it.
     assert growth(keep=True) > 6 * 2**23  # the heap may have had some room
     assert growth(keep=False) < 2**23
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+        ("DNNL_DEFAULT_FPMATH_MODE", "ANY"),
+        ("ONEDNN_MAX_CPU_ISA", "AVX2"),
+        ("MKL_CBWR", "COMPATIBLE"),
+        ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),
+        ("NVIDIA_TF32_OVERRIDE", "1"),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1"),
+        ("ATEN_CPU_CAPABILITY", "avx2"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+    ],
+)
+def test_variables_that_change_arithmetic_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    before = arithmetic()
+    monkeypatch.setenv(name, value)
+    assert arithmetic() == {**before, name: value}
+
+
+def test_what_changes_no_number_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = arithmetic()
+    monkeypatch.setenv("ONEDNN_VERBOSE", "1")
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "STRICT")
+    assert arithmetic() == before
+
+
+def test_switches_of_torch_are_recorded() -> None:
+    assert "float32_matmul_precision" not in arithmetic()
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert arithmetic()["float32_matmul_precision"] == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert arithmetic() == {"deterministic_algorithms": "True"}
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lightning_app.mixtures import UNKNOWN, groups, mixed, others, statements, strangers
+from lightning_app.mixtures import UNKNOWN, groups, mixed, others, statements, strangers, unsealed
 
 PROVENANCE = {
     "code": "aaaa",
@@ -36,6 +36,9 @@ def record(checksum: str = "c1", digest: str | None = "d1", **changes: Any) -> d
         ("device", {"matmul": "MKL (AVX2)"}),
         ("device", {"gpus": ["H200"], "matmul": "cuBLAS (float32 highest)"}),
         ("threads", {"threads": 2}),
+        ("arithmetic", {"arithmetic": {"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}}),
+        ("arithmetic", {"arithmetic": {"float32_matmul_precision": "medium"}}),
+        ("arithmetic", {"arithmetic": {"MKL_CBWR": "COMPATIBLE"}}),
     ],
 )
 def test_what_differs_is_said(kind: str, changes: dict[str, Any]) -> None:
@@ -55,6 +58,24 @@ def test_what_moves_no_number_is_no_difference() -> None:
 def test_precisions_differ() -> None:
     found = mixed({"one": record(), "two": record() | {"precision": "bf16-mixed"}})
     assert found == {"precision": {"32-true": ["one"], "bf16-mixed": ["two"]}}
+
+
+def test_numbers_of_devices_differ() -> None:
+    """Each draws its own dropout masks; also where one attempt had others."""
+    one, two = record() | {"devices": 1}, record() | {"devices": 2}
+    assert mixed({"one": one, "two": two}) == {"devices": {"1": ["one"], "2": ["two"]}}
+    later = record(devices=1, resumed_from=[{**PROVENANCE, "devices": 2}]) | {"devices": 1}
+    assert mixed({"one": one, "later": later})["devices"] == {"1": ["one"], "2 then 1": ["later"]}
+
+
+def test_defaults_are_alike_whether_they_are_recorded_or_not() -> None:
+    new = record(arithmetic={}, devices=1) | {"devices": 1}
+    assert mixed({"old": record() | {"devices": 1}, "new": new}) == {}
+
+
+def test_results_without_a_seal_are_named() -> None:
+    assert unsealed({"one": {"seal": {}}, "none": {}}) == ""
+    assert "b, c" in unsealed({"a": {"seal": {}}, "b": {"id": 1}, "c": {"id": 2}})
 
 
 def test_a_run_by_two_versions_is_of_neither() -> None:

@@ -25,6 +25,7 @@ from lightning_app.run_folder import RunFolder
 from lightning_app.saved import is_finite, read_checkpoint
 from tests import questions, tables, warm
 from tests.documents import run_tree, write_documents
+from tests.records import reseal
 from tests.tables import changed
 
 ARCHITECTURE = {"positions": "learned", "max_positions": 24, "embedding_norm": "layer_norm"}
@@ -188,10 +189,24 @@ def test_a_changed_parent_is_another_child(
     assert cell_id(resolve(changed(tree, model__init_from=str(file)), "a")) == ids["pairs"]
     ids["windows"] = cell_id(resolve(changed(tree, model__init_from=str(parents["windows"])), "a"))
     ids["none"] = cell_id(resolve(changed(tree, model__init_from=None), "a"))
-    shutil.copyfile(parents["windows"] / "checkpoints" / "last.ckpt", file)
-    shutil.copyfile(parents["windows"] / "tokenizer.model", moved / "tokenizer.model")
+    shutil.copyfile(parents["pairs"] / "checkpoints" / "best.ckpt", file)
     ids["changed"] = cell_id(resolve(changed(tree, model__init_from=str(moved)), "a"))
     assert len(set(ids.values())) == 4
+
+
+def test_the_checkpoint_of_another_run_is_refused_in_a_parent(
+    tmp_path: Path,
+    tree: dict[str, Any],
+    parents: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It would be fine-tuned as if it were the parent's: another seed has the same shapes."""
+    other = tmp_path / "other"
+    shutil.copytree(parents["pairs"], other)
+    identity = other / "identity.json"
+    identity.write_text(json.dumps({**json.loads(identity.read_text()), "id": "0" * 16}))
+    for given in (other / "checkpoints" / "last.ckpt", other / "checkpoints" / "best.ckpt"):
+        refused(changed(tree, model__init_from=str(given)), tmp_path, capsys, "another run")
 
 
 def test_a_parent_that_changes_while_its_child_begins_is_refused(
@@ -305,7 +320,7 @@ def test_a_damaged_parent_is_refused(
     for name, said in (
         ("checkpoints/last.ckpt", "last.ckpt: damaged"),
         ("tokenizer.model", "not the tokenizer of last.ckpt"),
-        ("config.yaml", "damaged; it holds no section data"),
+        ("config.yaml", "its seal is of another config.yaml"),
         ("identity.json", "damaged; it holds no id of a run"),
     ):
         copy = tmp_path / name.replace("/", "-")
@@ -437,7 +452,7 @@ def test_nothing_is_fine_tuned_after_a_parent_that_is_not_finite(
     path = parent / "result.json"
     failure = {"step": 3, "rule": "the training loss is not finite", "last_finite_loss": 4.0}
     failed = {"status": "diverged", "outcome": "non_finite", "diverged": failure}
-    path.write_text(json.dumps(json.loads(path.read_text()) | failed))
+    reseal(path, **failed)
     child = changed(tree, model__init_from=str(parent))
     identity = cell_id(resolve(child, "a"))
     assert identity != cell_id(resolve(tree, "a"))

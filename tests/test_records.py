@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,16 @@ import pytest
 from lightning_app.records import (
     Newer,
     Unsound,
+    is_sealed,
     outcome,
     read_json,
     read_pruned,
     read_result,
     read_yaml,
+    sealed,
+    with_file,
 )
+from lightning_app.run_folder import RunFolder
 from tests.records import pruned, result
 
 ID = "a" * 16
@@ -37,9 +42,9 @@ def test_a_sound_result_is_what_was_written(path: Path) -> None:
     ("changes", "said"),
     [
         ({"schema": "gone"}, "field 'schema' is missing"),
-        ({"schema": 0}, "schema: expected a number up to 2, found '0'"),
-        ({"schema": True}, "schema: expected a number up to 2, found 'True'"),
-        ({"schema": "2"}, "schema: expected a number up to 2, found '2'"),
+        ({"schema": 0}, "schema: expected a number up to 3, found '0'"),
+        ({"schema": True}, "schema: expected a number up to 3, found 'True'"),
+        ({"schema": "2"}, "schema: expected a number up to 3, found '2'"),
         ({"id": "b"}, f"id: 'b' is not the planned {ID}"),
         ({"id": ["a"]}, "is not the planned"),
         ({"status": "fine"}, "status: expected ok or diverged, found 'fine'"),
@@ -173,3 +178,113 @@ def test_an_earlier_result_says_by_its_rule_that_it_was_not_finite() -> None:
     for rule in ("training loss is not finite", "final val/nll is not finite"):
         told = {"step": 3, "rule": rule, "last_finite_loss": 7.0}
         assert outcome(result(ID, "diverged", 7.0, diverged=told)) == "non_finite"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """The folder of a finished run with a sealed result."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    for path in (folder.config, folder.identity, folder.metrics, folder.probes, folder.hypotheses):
+        path.write_text(f"what the run wrote: {path.name}\n")
+    folder.result.write_text(json.dumps(sealed(result(ID), folder.path)))
+    folder.pruned.write_text(json.dumps(sealed(pruned(ID), folder.path)))
+    return folder
+
+
+def edited(path: Path, change: Callable[[dict], object]) -> None:
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["metrics"].update({"val/nll": 1.5}),
+        lambda tree: tree["metrics"].update({"val/nll": 2}),  # for 2.0
+        lambda tree: tree.update(seconds=1.1),
+        lambda tree: tree.update(extra=1),
+        lambda tree: tree.pop("name"),
+        lambda tree: tree.pop("seal"),
+        lambda tree: tree.update(seal=None),
+        lambda tree: tree["seal"].pop("files"),
+        lambda tree: tree["seal"]["files"].pop("metrics.csv"),
+        lambda tree: tree["seal"]["files"].update({"../secret": "0"}),
+        lambda tree: tree["seal"].update(sha256="0" * 64),
+        lambda tree: tree.update(schema=2),
+    ],
+)
+def test_a_changed_result_is_damaged(run: RunFolder, change: Callable[[dict], object]) -> None:
+    for path in (run.result, run.pruned):
+        if path == run.pruned and "metrics" not in json.loads(path.read_text()):
+            edited(path, lambda tree: tree.update(value=1.0))
+        else:
+            edited(path, change)
+    with pytest.raises(Unsound):
+        read_result(run.result, ID)
+    with pytest.raises(Unsound, match="seal"):
+        read_pruned(run.pruned, ID)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", "lr: 3\n"),
+        ("identity.json", "{}"),
+        ("metrics.csv", "step,val/nll\n1,2\n"),
+        ("probes.csv", ""),
+        ("hypotheses.txt", "another line\n"),
+        ("references.txt", "added after the run\n"),
+        ("block.json", "{}"),
+        ("plugins.json", "{}"),
+        ("config.yaml", None),
+        ("identity.json", None),
+        ("metrics.csv", None),
+    ],
+)
+def test_a_file_that_changed_beside_a_result_is_damage(
+    run: RunFolder, name: str, content: str | None
+) -> None:
+    """Also one that was added or removed; each reader gets it from `read_result`."""
+    path = run.path / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(Unsound, match=name):
+        read_result(run.result, ID)
+    with pytest.raises(Unsound, match=name):
+        read_pruned(run.pruned, ID)
+    assert read_pruned(run.pruned, ID, beside=False)
+
+
+def test_a_sealed_result_may_be_written_in_another_form(run: RunFolder) -> None:
+    """And files that nobody reads, or that a published study leaves out, do not count."""
+    tree = json.loads(run.result.read_text())
+    run.result.write_text(json.dumps(tree, indent=4, sort_keys=True))
+    run.probes.unlink()
+    (run.path / "notes.txt").write_text("of the user")
+    assert read_result(run.result, ID) == tree
+
+
+def test_the_file_that_was_written_again_is_sealed_again(run: RunFolder) -> None:
+    run.config.write_text("seed_everything: 1\n")
+    tree = with_file(json.loads(run.result.read_text()), run.config)
+    run.result.write_text(json.dumps(tree))
+    assert read_result(run.result, ID) == tree
+    edited(run.result, lambda tree: tree.update(steps=5))
+    with pytest.raises(Unsound, match="seal"):
+        with_file(json.loads(run.result.read_text()), run.config)
+
+
+def test_a_result_of_an_earlier_version_is_read_without_a_seal(run: RunFolder) -> None:
+    run.result.write_text(json.dumps(result(ID, schema=2)))
+    assert not is_sealed(read_result(run.result, ID) or {"seal": 1})
+
+
+def test_a_pipe_is_not_waited_for(run: RunFolder) -> None:
+    run.result.unlink()
+    os.mkfifo(run.result)
+    with pytest.raises(Unsound, match="is not a file"):
+        read_result(run.result, ID)

@@ -17,7 +17,7 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.atomic_write import disk_full, is_disk_full, write_whole, writing_in
 from lightning_app.grid_axes import lookup
 from lightning_app.parent import FIELD
-from lightning_app.records import Unsound, read_yaml
+from lightning_app.records import Unsound, is_sealed, read_yaml, sealed
 from lightning_app.run_folder import NAMED, RunFolder
 
 
@@ -72,6 +72,8 @@ def _rename(
     former = {"former_id": result["id"]} if result["id"] != each.cell.id else {}
     came = {"taken_from": each.origin}
     named = {**result, "id": each.cell.id, "name": target.name, **former, **came}
+    if is_sealed(result):  # it was checked, and its id, name and places are set here
+        named = sealed(named, folder.path)
     write_whole(folder.result, json.dumps(named, indent=1))
     os.rename(folder.path, target.path)
 
@@ -79,39 +81,34 @@ def _rename(
 def _copy(source: RunFolder, copy: RunFolder, keep: str) -> None:
     """Copy the files of a run, all written to the disk, without those that a cell does not keep.
 
-    Neither modes nor owners are copied: the folder of another user may be read-only.
+    Only what a run writes is copied, and nothing that is behind a link. Neither modes nor owners
+    are copied: the folder of another user may be read-only.
 
     Raises:
         Unsound: if the run has changed meanwhile.
     """
     without = {source.lock, source.pruned}  # a result counts, and `pruned.json` beside it does not
     without |= {source.checkpoint(name) for name in NAMED if keep not in ("all", name)}
-    before = _files(source.path)
+    before = _files(source)
     for path in before:
         if path not in without:
             target = copy.path / path.relative_to(source.path)
             with writing_in(copy.path):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("rb") as original, target.open("wb") as file:
+            # A link, or a pipe, may have taken the place of the file meanwhile.
+            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(opened, "rb") as original, target.open("wb") as file:
                 shutil.copyfileobj(original, file)
                 file.flush()
                 os.fsync(file.fileno())
-    if _files(source.path) != before:
+    if _files(source) != before:
         raise Unsound("a process has changed it meanwhile")
 
 
-def _files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """All files in a folder, also behind links, with the size and the time of each."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    found = {}
-    for inside, _, names in os.walk(folder, onerror=refuse, followlinks=True):
-        for path in (Path(inside, name) for name in names):
-            stat = path.stat()
-            found[path] = (stat.st_size, stat.st_mtime_ns)
-    return found
+def _files(source: RunFolder) -> dict[Path, tuple[int, int]]:
+    """The files that a run has written, with the size and the time of each."""
+    found = {path: path.lstat() for path in source.own_files()[0]}
+    return {path: (each.st_size, each.st_mtime_ns) for path, each in found.items()}
 
 
 def _set_places(copy: RunFolder, each: FinishedElsewhere, grid: Grid) -> None:

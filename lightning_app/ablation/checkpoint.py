@@ -21,7 +21,7 @@ from lightning_app.errors import UserError
 from lightning_app.identity.relevant import leaves
 from lightning_app.own_class import CLASS_FIELDS
 from lightning_app.run_folder import NAMED, RunFolder
-from lightning_app.saved import data_state, read_checkpoint
+from lightning_app.saved import RUN, OtherRun, data_state, other_run, read_checkpoint
 from lightning_app.sections import as_written
 
 OF_EVALUATION: Mapping[str, frozenset[str]] = {
@@ -40,6 +40,7 @@ class Checkpoint(NamedTuple):
         vocab_size: Of its model.
         data: The record of the data of its run; None in old checkpoints, which have no record.
         averaged: Whether its weights are averages, with the raw weights beside them.
+        run: The run that wrote it, by `id`, `seed` and `parent`; None in old checkpoints.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class Checkpoint(NamedTuple):
     vocab_size: int
     data: Mapping[str, Any] | None
     averaged: bool
+    run: Mapping[str, Any] | None = None
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -110,12 +112,16 @@ def find_checkpoint(given: str, folder: Path) -> Path:
 
 
 def checkpoint_of_cell(
-    folder: RunFolder, model: Mapping[str, Any], data: TextDataModule, rank: int = 0
+    folder: RunFolder,
+    identity: str,
+    model: Mapping[str, Any],
+    data: TextDataModule,
+    rank: int = 0,
 ) -> Checkpoint | None:
-    """Return the checkpoint from which a cell continues, or None if it starts at step 0.
+    """Return the checkpoint from which the cell with this id continues, None if from step 0.
 
-    If the checkpoint is damaged or of other data, the first rank renames it, and the cell is
-    trained again.
+    If the checkpoint is damaged, of another run or of other data, the first rank renames it, and
+    the cell is trained again.
     """
     path = folder.checkpoint("last")
     if not path.is_file():
@@ -123,13 +129,18 @@ def checkpoint_of_cell(
     ending = ".damaged"
     try:
         checkpoint = check_checkpoint(path, model)
+        if checkpoint.run is not None and checkpoint.run["id"] != identity:
+            raise OtherRun(other_run(path, checkpoint.run, identity))
         ending = ".other-data"
         check_data(checkpoint, data)
     except UserError as error:
+        ending = ".other-run" if isinstance(error, OtherRun) else ending
         if rank == 0:
             aside = move(path, path.with_suffix(ending))
             _say(f"{error}; renamed to {aside.name}, the cell starts at step 0")
         return None
+    if checkpoint.run is None and rank == 0:
+        _say(f"{path}: does not name its run, as of an earlier version; assumed to be of this one")
     return checkpoint
 
 
@@ -150,7 +161,7 @@ def check_checkpoint(
     try:
         checkpoint = read_checkpoint(path)
     except UserError as error:
-        raise UserError(f"--ckpt_path {error}") from error
+        raise type(error)(f"--ckpt_path {error}") from error
     stored = checkpoint["hyper_parameters"]
     for field in CLASS_FIELDS:
         if stored.get(field) != model.get(field):
@@ -175,6 +186,7 @@ def check_checkpoint(
         checkpoint["vocab_size"],
         data_state(checkpoint),
         "averaging_state" in checkpoint,
+        checkpoint.get(RUN),
     )
 
 

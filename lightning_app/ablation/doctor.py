@@ -6,7 +6,8 @@ damaged queue again.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from lightning_app.ablation.adoption import take_over
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.config_tree import keys_of
+from lightning_app.ablation.finished_checks import check_files
 from lightning_app.ablation.finished_elsewhere import FinishedElsewhere, find_finished
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
@@ -29,15 +31,19 @@ from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import read_record as read_identity
+from lightning_app.mixtures import unsealed
 from lightning_app.plugin_copies import require
 from lightning_app.records import (
     Newer,
     Unsound,
     check_schema,
+    is_sealed,
     read_json,
     read_pruned,
     read_result,
     read_yaml,
+    sealed,
+    with_file,
 )
 from lightning_app.run_folder import RunFolder
 
@@ -72,16 +78,18 @@ def doctor_command(
     *,
     storage: str | None = None,
     fix: bool = False,
+    seal: bool = False,
     program: str = PROGRAM,
 ) -> int:
     """`ablate doctor`: examine the runs of a grid, and print a line for each damage.
 
-    With `fix` the damage is repaired where that is safe. Without `fix` nothing is changed, and
-    cells may run meanwhile. Returns 0 if no damage remains, else 1.
+    With `fix` the damage is repaired where that is safe. With `seal` the results of an earlier
+    version, which have no seal, get one if nothing is wrong with their runs. Without both nothing
+    is changed, and cells may run meanwhile. Returns 0 if no damage remains, else 1.
 
     Raises:
         UserError: if there is no such folder, if a newer version of the program made it or, with
-            `fix`, if a supervisor works in it.
+            `fix` or `seal`, if a supervisor works in it.
     """
     spec = read_spec(grid)
     folder = GridFolder(experiments / spec.name)
@@ -90,24 +98,27 @@ def doctor_command(
     for run in runs_with_plugins(folder):  # refuses a plan of a newer version
         require(run)
     queue = storage_spec(storage, folder.journal)
-    with supervisor_lock(folder, queue.shown) if fix else nullcontext():
+    with supervisor_lock(folder, queue.shown) if fix or seal else nullcontext():
         module = importlib.import_module(program)  # slow: it resolves configs
         planned = Grid(spec, folder, expand(spec, module.resolve, module.identify, experiments)[0])
         doctor = _Doctor(planned, module)
         fixed = doctor.repair() if fix else 0
         findings = doctor.examine()
+        if seal:
+            findings += doctor.seal({each.path for each in findings})
         if fix and not findings and (queue.kind != "journal" or folder.journal.exists()):
             for note in mend(planned, queue):
                 print(note, flush=True)
     for each in findings:
         print(each)
-    for note in doctor.notes:
+    for note in [*doctor.notes, *filter(None, [doctor.without_seal()])]:
         print(f"note: {note}")
     said = [f"{len(planned.cells)} cells"]
     waiting = len(planned.plan.waiting)
     said += [f"{waiting} more wait for their parents"] if waiting else []
     said += [f"{doctor.running} running now"] if doctor.running else []
     said += [f"{fixed} findings fixed"] if fixed else []
+    said += [f"{doctor.sealed} results sealed"] if seal else []
     easy = sum(each.fix is not None for each in findings)
     remain = f"; {len(findings)} findings remain, of which --fix repairs {easy}"
     print(f"{spec.name}: {', '.join(said)}{remain if findings else ': sound'}", flush=True)
@@ -123,6 +134,7 @@ class _Doctor:
         self._refused: dict[Path, str] = {}  # why a fix failed
         self.notes: list[str] = []
         self.running = 0
+        self.sealed = 0
 
     def repair(self) -> int:
         """Repair what can be repaired; return the number of repairs."""
@@ -137,6 +149,37 @@ class _Doctor:
                 except UserError as error:
                     self._refused[each.path] = str(error)
         return fixed
+
+    def seal(self, damaged: Collection[Path]) -> list[Finding]:
+        """Seal what has no seal and is sound; return what disagrees with the files beside it."""
+        found = []
+        for cell, path, tree in self._ended():
+            run = self._grid.run(cell)
+            if is_sealed(tree) or {run.path, run.config, path} & {*damaged} or is_held(run.lock):
+                continue
+            try:
+                if path == run.result:
+                    check_files(run, tree, cell, self._grid)
+                write_whole(path, json.dumps(sealed(tree, run.path), indent=1))
+                self.sealed += 1
+            except Unsound as error:
+                found.append(Finding(path=path, what=f"not sealed: {error}"))
+        return found
+
+    def _ended(self) -> Iterator[tuple[Cell, Path, dict[str, Any]]]:
+        """Every cell that has ended, with its sound `result.json` or `pruned.json`."""
+        for cell in self._grid.cells:
+            run = self._grid.run(cell)
+            readers = {run.result: read_result}
+            readers |= {run.pruned: read_pruned} if self._grid.prunes else {}
+            for path, read in readers.items():
+                with suppress(Unsound):  # a finding
+                    if (tree := read(path, cell.id)) is not None:
+                        yield cell, path, tree
+
+    def without_seal(self) -> str:
+        """The sentence about results that have no seal; empty if all have one."""
+        return unsealed({cell.name: tree for cell, _, tree in self._ended()})
 
     def examine(self) -> list[Finding]:
         """All findings: first wrong names of folders, then damage in the folders."""
@@ -227,13 +270,14 @@ class _Doctor:
             what = f"config.yaml is of another experiment: its id is {other}, not {cell.id}"
             yield self._aside(run.path, what, _RUNS_AGAIN)
             return
-        if damage:
+        if damage:  # the seal of the result can be judged when the config is there again
             yield Finding(
                 path=run.config,
                 what=damage,
                 remedy="write it again from the grid file",
                 fix=lambda: self._restore_config(run, cell),
             )
+            return
         endings = {run.result: read_result, run.pruned: read_pruned}
         for path, read in endings.items():
             try:
@@ -265,6 +309,9 @@ class _Doctor:
         if run.config.exists():
             _put_aside(run.config)
         write_whole(run.config, text)
+        for path in filter(Path.exists, (run.result, run.pruned)):
+            with suppress(Unsound):  # the next examination finds it
+                write_whole(path, json.dumps(with_file(read_json(path), run.config), indent=1))
 
     def _metrics(self) -> Iterator[Finding]:
         """Results without the grid's metric: damaged if most have it, else the grid is wrong."""

@@ -10,7 +10,7 @@ from lightning_app.ablation.config_tree import canonical
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.packed_grid import PACKED, unpack
-from lightning_app.analysis.papers import read_grid_file
+from lightning_app.analysis.papers import read_grid_file, read_plan
 from lightning_app.analysis.read_results import read_results
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
@@ -39,46 +39,70 @@ def found_results(grid: str | Path, experiments: Path) -> Iterator[Found]:
     Raises:
         UserError: if there are no results, or they cannot be read.
     """
-    path = Path(grid)
-    if GridFolder(path).plan.is_file():
-        yield Found(read_results(path))
-    elif (path / PACKED).is_file():
+    if (study := published(grid, experiments)) is not None:
         with tempfile.TemporaryDirectory(prefix="ablate-results-") as held:
-            yield Found(read_results(unpack(path / PACKED, Path(held)).path), restored=True)
+            yield Found(read_results(unpack(study, Path(held)).path), restored=True)
     else:
-        yield Found(_planned(grid, experiments))
+        yield Found(read_results(*find_planned(grid, experiments)))
 
 
-def _planned(grid: str | Path, experiments: Path) -> GridResults:
-    """The results of a grid by its name or its file, whose cells are those of that file."""
+def published(grid: str | Path, experiments: Path) -> Path | None:
+    """The packed grid if `grid` is the folder of a published study, else None.
+
+    Raises:
+        UserError: if it is also the name of a grid in `experiments`, so that either may be meant.
+    """
+    path, named = Path(grid), GridFolder(experiments / grid)
+    if GridFolder(path).plan.is_file() or not (path / PACKED).is_file():
+        return None
+    if len(path.parts) == 1 and named.plan.is_file() and named.path.resolve() != path.resolve():
+        raise UserError(
+            f"{grid}: is the published study {path / PACKED} and the grid {named}; give the path "
+            f"of one: {path.absolute()} or {named}"
+        )
+    return path / PACKED
+
+
+def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str, Any] | None]:
+    """The folder of a grid by its name, its file or its folder; and the content of a file.
+
+    Raises:
+        UserError: if there is none, or it holds other cells than those of the file.
+    """
     path = Path(grid)
     named = GridFolder(experiments / path)
+    if GridFolder(path).plan.is_file():
+        return path, None
     try:
         spec = read_spec(grid)
     except UserError:
         if len(path.parts) == 1 and named.plan.is_file():
-            return read_results(named.path)  # of a file that has gone, or lies elsewhere
+            return named.path, None  # of a file that has gone, or lies elsewhere
         raise
     folder = GridFolder(experiments / spec.name)
     if not folder.plan.is_file():
         raise UserError(f"{folder}: holds no plan yet; `ablate run {grid}` makes one")
-    found = read_results(folder.path)
-    if (differs := _difference(found, spec)) is not None:
+    check_same_cells(folder, spec)
+    return folder.path, spec.tree()
+
+
+def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:
+    """Refuse a grid file that has other cells, or another metric, than the plan in a folder.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    plan, held = read_plan(folder.plan), read_grid_file(folder.specification)
+    differs = "axes" if plan["axes"] != spec.axes else _difference_of_files(held, spec.tree())
+    metric = held.get("metric") or {}
+    known = {key: metric[key] for key in ("name", "mode") if metric.get(key) is not None}
+    if differs is None and not known.items() <= {"name": spec.metric, "mode": spec.mode}.items():
+        differs = "metrics"
+    if differs is not None:
         raise UserError(
             f"{folder}: holds another grid than {spec.source}; its {differs} differ; `ablate run` "
             "plans it again, and its present cells can be read by the path of the folder"
         )
-    return found
-
-
-def _difference(found: GridResults, spec: GridSpec) -> str | None:
-    """What differs between a planned grid and a grid file, None if they have the same cells."""
-    if found.axes != spec.axes:
-        return "axes"
-    held = read_grid_file(GridFolder(found.folder).specification)
-    if (differs := _difference_of_files(held, spec.tree())) is not None:
-        return differs
-    return None if (found.metric, found.mode) == (spec.metric, spec.mode) else "metrics"
 
 
 def _difference_of_files(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from lightning_app.identity.relevant import completed, relevant, relevant_blocks
 from lightning_app.parent import FIELD
 from lightning_app.plugin_copies import needed_by
 from lightning_app.plugins import KEY
-from lightning_app.records import Unsound, check_result, outcome, read_json, read_yaml
+from lightning_app.records import Unsound, outcome, read_json, read_result, read_yaml
 from lightning_app.run_folder import BLOCK, ENVIRONMENT, METRICS, NAMED, RESULT, RunFolder
 from lightning_app.run_state import cut_short
 from lightning_app.tables import CHECKS, read_curves
@@ -45,9 +45,26 @@ def check_finished(folder: RunFolder, cell: Cell, grid: Grid, *, is_copied: bool
     Raises:
         Unsound: with the reason for which it cannot take that place.
     """
+    if is_copied:
+        _check_links(folder)
     result = _result(folder, cell, grid)
     if not is_copied and result["id"] == cell.id:
         return result  # under its planned name, too, this grid would count it by its result alone
+    check_files(folder, result, cell, grid)
+    if is_copied:
+        try:
+            _check_kept(folder, result, cell, grid)
+        except _DAMAGED as error:
+            raise Unsound(f"damaged: {folder.config.name}") from error
+    return result
+
+
+def check_files(folder: RunFolder, result: Mapping[str, Any], cell: Cell, grid: Grid) -> None:
+    """Check that the files of a run agree with each other, and with its result and the cell.
+
+    Raises:
+        Unsound: naming what does not.
+    """
     for name, check in CHECKS.items():
         path = folder.path / name
         if name in (METRICS, BLOCK, ENVIRONMENT) and not path.is_file():
@@ -61,11 +78,18 @@ def check_finished(folder: RunFolder, cell: Cell, grid: Grid, *, is_copied: bool
         else:
             _check_without_record(folder, config, result, cell, grid)
         _check_last_loss(folder, config, result)
-        if is_copied:
-            _check_kept(folder, result, cell, grid)
     except _DAMAGED as error:
         raise Unsound(f"damaged: {folder.config.name} and its other files do not agree") from error
-    return result
+
+
+def _check_links(folder: RunFolder) -> None:
+    """Refuse links and pipes: what they lead to may be another's, and private."""
+    try:
+        links = [folder.path] if folder.path.is_symlink() else folder.own_files()[1]
+    except OSError as error:
+        raise Unsound(f"{error.filename}: {error.strerror}") from error
+    if links:
+        raise Unsound(f"{links[0].name} is a link or a pipe, through which nothing is copied")
 
 
 def _about(path: Path, read: Callable[[Path], Any]) -> Any:
@@ -83,12 +107,9 @@ def _result(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any]:
     if not folder.result.is_file():
         ended = "was ended by the pruner of its grid" if folder.pruned.is_file() else "not finished"
         raise Unsound(f"{ended}: has no {RESULT}")
-    result = _about(folder.result, read_json)
-    earlier = bool(cell.former) and result.get("id") == cell.former
-    try:
-        check_result(result, cell.former if earlier else cell.id, grid.plan.metric)
-    except Unsound as error:
-        raise Unsound(f"{RESULT}: {error}") from error
+    given = _about(folder.result, read_json).get("id")
+    known = cell.former if cell.former and given == cell.former else cell.id
+    result = _about(folder.result, lambda path: read_result(path, known, grid.plan.metric))
     if why := cut_short(folder, result):
         raise Unsound(why)
     return result

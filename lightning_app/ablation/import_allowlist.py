@@ -1,7 +1,8 @@
 """Refuse grid files that import classes other than those listed here, or read other files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 from lightning_app.errors import UserError, nearest
@@ -61,6 +62,12 @@ _TEXT = ("api_key", "artifact_location", "checkpoint_name", "comment", "dir", "d
 _TEXT += ("experiment_name", "filename", "filename_suffix", "monitor", "name", "prefix", "project")
 _TEXT += ("run_name", "save_dir", "sub_dir", "tracking_uri", "version", "workspace")
 
+_FOLDERS = ("dir", "dirpath", "save_dir", "sub_dir")
+"""Those of them that name a folder: in a cell it lies below the folder of the run."""
+
+_ADDRESSES = ("artifact_location", "tracking_uri")
+_ADDRESS = re.compile(r"(?!file:|sqlite:)[a-z][a-z0-9+.-]*://[^/]")
+
 _PARTS = ("block", "architecture", "objective", "optimizer", "schedule", "splits")
 _KEY = re.compile(r"[A-Za-z]\w*|[0-9]+")
 _WORD = re.compile(r"[\w:=-]*")
@@ -68,15 +75,61 @@ _CLASS_KEYS = ("class_path", "init_args")
 
 
 def check_imports(base_config: Mapping[str, Any], axes: Mapping[str, Any]) -> None:
-    """Refuse a config that would import a module or read a file: see `check_config`.
+    """Refuse a config that would import a module or read a file, or write one elsewhere than in the
+    folder of its run: see `check_config`.
 
     Raises:
         UserError: naming the field and its value.
     """
-    check_config(base_config)
-    for axis, values in axes.items():
-        for value in values:
-            check_config(_nested(axis, value))
+    trees = [base_config, *(_nested(axis, value) for axis in axes for value in axes[axis])]
+    for tree in trees:
+        check_config(tree)
+        for field, arguments in _arguments_of("trainer", tree.get("trainer")):
+            for name, value in arguments.items():
+                _check_place(f"{field}.{name}", name, value)
+
+
+def place_below(folder: Path, trainer: Any) -> None:
+    """Let the parsed classes of a trainer's section write below `folder`, where they name a folder.
+
+    Relative to the working folder they could replace the files of another run.
+    """
+    for name in _WORDS:
+        parts = trainer.get(name)
+        for part in parts if isinstance(parts, list) else [parts]:
+            arguments = getattr(part, "init_args", None) or {}
+            for key in _FOLDERS:
+                if isinstance(arguments.get(key), str | Path):
+                    arguments[key] = str(folder / arguments[key])
+
+
+def _arguments_of(field: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The arguments of each class in the value of a field."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _arguments_of(field, part)
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if key == "init_args" and isinstance(part, Mapping):
+                yield f"{field}.{key}", part
+            else:
+                yield from _arguments_of(f"{field}.{key}", part)
+
+
+def _check_place(field: str, name: str, value: Any) -> None:
+    """Refuse an argument by which a class would write outside of the folder of its run."""
+    if not isinstance(value, str) or not value:
+        return
+    if name in _ADDRESSES:
+        if _ADDRESS.match(value):
+            return
+        wanted = "an address such as https://..."
+    else:
+        path = PurePath(value)
+        if name not in _TEXT or not (path.is_absolute() or {"..", "~"} & {*path.parts}):
+            return
+        wanted = "a name or a path below the folder of the run"
+    raise UserError(f"{field}: expected {wanted} in a grid file, found {value!r}")
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from lightning_app.ablation.checkpoint import (
     check_data,
     find_checkpoint,
 )
+from lightning_app.ablation.import_allowlist import place_below
 from lightning_app.ablation.run_identity import check_folder, with_checkpoint
 from lightning_app.callbacks.added_loggers import Labels, label_loggers
 from lightning_app.config import check
@@ -125,6 +126,8 @@ class PreparedRun(RunCLI):
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
                 self.id = self.record.id
+        if self.subcommand is None:  # a cell
+            place_below(self.folder.added, self._get(self.config, "trainer"))
         if self._trains:
             label_loggers(self._get(self.config, "trainer.logger"), self._labels())
 

@@ -1,5 +1,6 @@
 """`ablate report`: the report of a grid, or of several side by side."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.ablation.counts import by_status
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.documents import document
-from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.plan import runs_with_plugins
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
 from lightning_app.plugin_copies import require
+from lightning_app.records import is_sealed
 
 if TYPE_CHECKING:
     from lightning_app.analysis.grid_results import GridResults
@@ -42,6 +43,7 @@ def report_command(
     such a folder. With a `port` the page is served together with TensorBoard until a signal
     arrives; port 0 takes a free one. Raises `UserError`.
     """
+    from lightning_app.ablation.find_results import find_planned
     from lightning_app.analysis.merge_grids import different, together
     from lightning_app.analysis.publish import publish
     from lightning_app.analysis.read_results import read_results
@@ -51,38 +53,54 @@ def report_command(
 
     if publish_in is not None and len(grids) > 1:
         raise UserError(f"--publish: takes the results of one grid, found {len(grids)} grids")
-    folders = [_folder(Path(grid), experiments) for grid in grids]
+    if publish_in is not None and GridFolder(publish_in).plan.is_file():
+        raise UserError(f"--publish: {publish_in}: is the folder of a grid; name another folder")
+    found = [find_planned(_restored(grid, experiments), experiments) for grid in grids]
+    folders = [folder for folder, _ in found]
     for run in (run for folder in folders for run in runs_with_plugins(GridFolder(folder))):
         require(run)  # what is known of a task may come from it
     with ExitStack() as held, document("report", as_json) as tree:
         claimed = None if port is None else held.enter_context(claim(port))
-        read = [read_results(folder) for folder in folders]
+        read = [read_results(folder, file) for folder, file in found]
         grid = read[0] if len(read) == 1 else together(read)
         if grid.parts:
             _check_apart(out or grid.folder)
-        page = write(grid, out or grid.folder)
+        if as_json and out is None and port is None and not _can_write(grid.folder):
+            print(f"{grid.folder}: may only be read: no report.html", file=sys.stderr)
+            page = None
+        else:
+            page = write(grid, out or grid.folder)
         if publish_in is not None:
             publish(grid, publish_in)
-        for folder in folders:
+        for folder in filter(_can_write, folders):
             write_index(folder)
         cells = different(grid)
         words = Counter(cell.word for cell in cells)
         words["waiting"] += len(grid.without_parent)
         tree |= {"grids": [each.name for each in read], "report": page, "cells": words.total()}
         tree |= {**by_status(words, _STATES), **show_headline(grid)}
-        print(f"report: {page}")
-        if claimed is not None:
+        if page is not None:
+            print(f"report: {page}")
+        if page is not None and claimed is not None:
             serve(page, folders, claimed)
     return 1 if tree["damaged"] else 0
 
 
-def _folder(grid: Path, experiments: Path) -> Path:
-    """The folder of a grid; a published study is restored first."""
-    from lightning_app.analysis.packed_grid import PACKED, unpack
+def _can_write(folder: Path) -> bool:
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return os.access(there, os.W_OK)
 
-    if (grid / PACKED).is_file() and not GridFolder(grid).plan.is_file():
-        return unpack(grid / PACKED, experiments).path
-    return experiments / read_spec(grid).name
+
+def _restored(grid: str | Path, experiments: Path) -> str | Path:
+    """The folder in which a published study was restored; another grid as it was given."""
+    from lightning_app.ablation.find_results import published
+    from lightning_app.analysis.packed_grid import unpack
+
+    if (study := published(grid, experiments)) is None:
+        return grid
+    folder = unpack(study, experiments).path
+    print(f"{study}: read in {folder}, which holds the same runs", file=sys.stderr, flush=True)
+    return folder
 
 
 def _check_apart(out: Path) -> None:
@@ -102,6 +120,7 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
     from lightning_app.analysis.failed_runs import failed_runs, failure_tests
     from lightning_app.analysis.headline import findings
     from lightning_app.analysis.metric import metrics_document
+    from lightning_app.analysis.run_summary import records_of
     from lightning_app.analysis.sensitivity import sensitivity_scores
     from lightning_app.analysis.task_scores import task_scores
     from lightning_app.analysis.terminal import headline_document, mixtures, show_report
@@ -123,4 +142,5 @@ def show_headline(grid: "GridResults") -> dict[str, Any]:
         "task_scores": [asdict(score) for score in task_scores(grid)],
         "mixtures": mixtures(grid),
         "left_out": dict(grid.strangers),
+        "unsealed": [name for name, each in records_of(grid).items() if not is_sealed(each)],
     }

@@ -122,7 +122,9 @@ class Run(PreparedRun):
             code: dict[str, Any] = {KEY: digests(), f"{KEY}_used": self.used}
             code["classes"] = foreign_classes(self.tree, apart=digests())
             made = {**self._software, **code, **origin_of(self.tree)}
-            self.origin = Origin(self.attempt_folder.provenance, made, self.resumed)
+            named = {"id": self.id, "seed": self.tree["seed_everything"]}
+            named["parent"] = made.get("parent", {}).get("id")
+            self.origin = Origin(self.attempt_folder.provenance, made, self.resumed, named)
             callbacks += [self.origin, self.divergence, self.throughput, self.clock]
             callbacks += [GainLogger(), progress]
             callbacks += [Agreement(self.id), Pictures()]

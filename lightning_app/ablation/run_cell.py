@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.ablation.checkpoint import checkpoint_of_cell
 from lightning_app.ablation.run import Run
+from lightning_app.experiment import cell_id
 from lightning_app.parser import data_module, load_yaml
 from lightning_app.run_folder import RunFolder
 
@@ -44,7 +45,7 @@ def run_cell(
         tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
         tree["trainer"] |= _devices(tree["trainer"], slot)
         data = data_module(tree["data"])
-        checkpoint = checkpoint_of_cell(folder, tree["model"], data, rank)
+        checkpoint = checkpoint_of_cell(folder, cell_id(tree), tree["model"], data, rank)
         run = Run(
             tree,
             folder=run_dir,

@@ -41,7 +41,7 @@ def run_command(
         tree |= {"report": None, **dict.fromkeys(("damaged", "findings", "headline"), ())}
         of_runs = ("comparisons", "effects", "metrics", "failed_runs", "failure_tests")
         tree |= {**dict.fromkeys((*of_runs, "task_scores"), ()), "mixtures": {}, "left_out": {}}
-        tree |= {"waiting": ()}
+        tree |= {"waiting": (), "unsealed": ()}
         tree["exit_code"] = _run(spec, folder, options, tree)
     return tree["exit_code"]
 
@@ -86,17 +86,16 @@ def _count(grid: Grid, tree: dict[str, Any]) -> Counter[str]:
 
 
 def _report(grid: Grid) -> dict[str, Any]:
-    """Write the report unless it is newer than its sources; show it, return it for the document."""
+    """Write the report unless it is of the present files; show it, return it for the document."""
     from lightning_app.analysis.read_results import read_results
-    from lightning_app.analysis.report import write
+    from lightning_app.analysis.report import is_current, write
+    from lightning_app.analysis.tensorboard import write_index
 
     folder = grid.folder
     why = f"{folder.report}: another supervisor writes it; waiting"
     with turn(folder.report_lock, lambda: False, why):
-        runs = [grid.run(cell) for cell in grid.cells]
-        sources = [path for run in runs for path in (run.result, run.pruned)]
-        newest = max(path.stat().st_mtime for path in (*sources, folder.plan) if path.is_file())
         results = read_results(folder.path)
-        if not folder.report.is_file() or folder.report.stat().st_mtime < newest:
+        if not is_current(results, folder.report):
             write(results, folder.path)
+            write_index(folder.path)
     return {"report": folder.report, **show_headline(results)}

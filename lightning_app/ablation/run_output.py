@@ -15,7 +15,7 @@ import torch
 
 from lightning_app.atomic_write import write_whole
 from lightning_app.out_of_memory import peak_resident_bytes
-from lightning_app.records import CUT_SHORT
+from lightning_app.records import CUT_SHORT, sealed
 from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import words_of_short
 
@@ -50,7 +50,7 @@ def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data:
     ):
         if lines:
             write_whole(path, "".join(f"{line}\n" for line in lines))
-    write_whole(folder.result, json.dumps(result, indent=1, allow_nan=False))
+    write_whole(folder.result, json.dumps(sealed(result, folder.path), indent=1))
     folder.pruned.unlink(missing_ok=True)  # from an earlier grid with a pruner
     scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
     ended = result["outcome"].replace("_", " ")
@@ -61,7 +61,7 @@ def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data:
 
 def write_pruned(folder: RunFolder, pruned: Mapping[str, Any]) -> None:
     """Write `pruned.json`, and print where the run ended."""
-    write_whole(folder.pruned, json.dumps(pruned, indent=1, allow_nan=False))
+    write_whole(folder.pruned, json.dumps(sealed(pruned, folder.path), indent=1))
     ended = f"{pruned['metric']} {pruned['value']}"
     print(f"{folder}: pruned after step {pruned['step']}, {ended}")
 

@@ -8,6 +8,7 @@ from typing import Any
 from lightning_app.ablation.counts import by_status, describe
 from lightning_app.ablation.display import bar, clock, plain_console, running_table, states_table
 from lightning_app.ablation.documents import document
+from lightning_app.ablation.find_results import check_same_cells
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
@@ -30,13 +31,13 @@ def status_command(
 
     Time left: the mean seconds of finished cells, divided over the cells that run now.
     """
-    spec = read_spec(grid)
-    folder = GridFolder(experiments / spec.name)
+    held = GridFolder(Path(grid))
+    spec = read_spec(held.specification if held.plan.is_file() else grid)
+    folder = held if held.plan.is_file() else GridFolder(experiments / spec.name)
     plan = load_plan(folder.plan)
     if plan is None:
         raise UserError(f"{folder}: holds no plan yet; `ablate plan` or `ablate run` makes one")
-    if plan.axes != spec.axes:
-        raise UserError(f"{folder}: holds another grid than {spec.source}; its axes differ")
+    check_same_cells(folder, spec)
     with document("status", as_json) as tree:
         tree |= {"grid": plan.name, "folder": folder.path, **_look(Grid(spec, folder, plan))}
         _print(tree)

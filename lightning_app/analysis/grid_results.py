@@ -157,7 +157,7 @@ class GridResults:
 
     `config` is the grid's base over the resolved config of one run, which has every default.
     `metric` is the metric of the grid, and `mode` whether `min` or `max` is best.
-    `pruner` is the rule by which hopeless cells were ended early, if there was one. `published`
+    `pruner` is the rule by which hopeless cells were ended early, if any were. `published`
     holds the figures of papers to compare with, as the grid file has them. `parts` are the grids
     that this one joins (`analysis.together`). `strangers` names the cells whose state is
     `other_data`, by their digest. `reruns` has the cells under perturbed rounding; `cells` has not.

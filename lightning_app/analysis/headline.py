@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from lightning_app.analysis.comparison import BETTER, SAME, WORSE, comparisons
 from lightning_app.analysis.failed_runs import FailureTest, failure_tests
-from lightning_app.analysis.formatting import DASH, p_value
+from lightning_app.analysis.formatting import DASH, p_value, rate
 from lightning_app.analysis.grid_results import GridResults, failures
-from lightning_app.analysis.pairing import IS_BASELINE, NEVER, NOT_YET, Arm, arms
+from lightning_app.analysis.pairing import ELSEWHERE, IS_BASELINE, NEVER, NOT_YET, Arm, arms
 from lightning_app.analysis.run_summary import budget_of
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.stall_test import stall_counts, stall_tables
@@ -48,6 +48,7 @@ OWN = {
     UNSHOWN: "no effect is shown for {}",
     EDGE: "nothing is shown for {}, whose best rate may lie outside the rates tried",
     NEVER: "{} never learned, not even with warm-up",
+    ELSEWHERE: "{} learned, but not with the reference warm-up, so that no difference is defined",
     NOT_YET: "{} had not yet learned, so that nothing can be said",
     DASH: "no test is possible for {}",
 }
@@ -72,7 +73,7 @@ def own_reading(own: Mapping[str, Score], name: str = "delta") -> str:
     than the steps of rate that warm-up loses.
     """
     score = own[name]
-    for word in (NEVER, NOT_YET):
+    for word in (NEVER, ELSEWHERE, NOT_YET):
         if word in score.note and math.isnan(score.estimate):
             return word
     if math.isnan(score.p_holm):
@@ -101,6 +102,11 @@ def relation(own: Mapping[str, Score]) -> str:
     if not shows_sign(versus):
         return CAPPED
     return MORE if versus.estimate > 0 else LESS
+
+
+def with_p(words: str, score: Score) -> str:
+    """A label with the p value, corrected by Holm, that decides it: `helps (p 0.012)`."""
+    return words if math.isnan(score.p_holm) else f"{words} (p {p_value(score.p_holm)})"
 
 
 def shows_sign(score: Score) -> bool:
@@ -151,9 +157,11 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
             where = "" if group == "all" else f"{group}: "
             own_runs = tuple(cell for cell in grid.cells if cell.group == group)
             budget = budget_of(replace(grid, cells=own_runs))
-            start = f"Within {budget}{', ' if where else ': '}{where}"
+            at = f" at learning rate {rate(rates.pop())}" if len(rates) == 1 else ""
+            start = f"Within {budget}{at}{', ' if where else ': '}{where}"
             found.append(f"{start}{texts[0]}.")
-            found += [f"{where or text[0].upper()}{text[not where :]}." for text in texts[1:]]
+            for text in texts[1:]:
+                found.append(f"{where}{text}." if where else f"{_capitalized(text, grid)}.")
     return found
 
 
@@ -162,7 +170,8 @@ def _compared(grid: GridResults) -> list[str]:
     read: dict[tuple[str, str, str, str], dict[str, list[str]]] = {}
     for row in comparisons(grid):
         kinds = read.setdefault((row.axis, row.baseline, row.where, row.metric), {})
-        kinds.setdefault(row.reading, []).append(row.value)
+        p = "" if math.isnan(row.p_holm) else f" (p {p_value(row.p_holm)})"
+        kinds.setdefault(row.reading, []).append(f"{row.value}{p}")
     found = []
     for (axis, baseline, where, metric), kinds in read.items():
         name = axis.rsplit(".", 1)[-1]
@@ -196,7 +205,7 @@ def _by_score(grid: GridResults) -> list[str]:
         found.append(
             f"Δ and the labels of the loss are about {grid.monitored.loss}, not about these scores"
         )
-    return [f"{text[0].upper()}{text[1:]}." for text in found]
+    return [f"{_capitalized(text, grid)}." for text in found]
 
 
 def _corpora(grid: GridResults) -> list[str]:
@@ -322,7 +331,7 @@ def _helped(
     for variant, of in own.items():
         reading = own_reading(of, name) if name in of else DASH
         if reading != DASH or (name in of and not math.isnan(of[name].estimate)):
-            read.setdefault(reading, []).append(variant)
+            read.setdefault(reading, []).append(with_p(variant, of[name]))
     at = "at the best rates of each, " if several else ""
     known = [of[name] for of in own.values() if name in of and not math.isnan(of[name].estimate)]
     if known and all(score.seeds == 1 for score in known):
@@ -334,11 +343,18 @@ def _helped(
     if grid.baseline is not None and not several:
         for variant, of in own.items():
             if "interaction" in of:
-                versus.setdefault(relation(of), []).append(variant)
+                words = with_p(variant, of["interaction"])
+                versus.setdefault(relation(of), []).append(words)
     parts = [text.format(_listed(versus[kind])) for kind, text in VERSUS.items() if kind in versus]
     if parts:
         sentences.append(f"compared with {grid.baseline}, {'; '.join(parts)}")
     return sentences
+
+
+def _capitalized(text: str, grid: GridResults) -> str:
+    """The text with a capital, unless it begins with a variant, whose name has none."""
+    starts = tuple(f"{variant}{end}" for variant in grid.variants for end in (" ", ","))
+    return text if text.startswith(starts) else f"{text[0].upper()}{text[1:]}"
 
 
 def _listed(names: Sequence[str]) -> str:

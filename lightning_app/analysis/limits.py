@@ -17,7 +17,7 @@ from lightning_app.analysis.run_summary import (
 from lightning_app.analysis.statistics import FEW_SEEDS, LEVEL, wilson_interval
 from lightning_app.analysis.strays import stray_runs
 from lightning_app.grid_axes import label
-from lightning_app.mixtures import left_out, statements
+from lightning_app.mixtures import left_out, statements, unsealed
 from lightning_app.task_facts import LOSS, glue_task_of
 
 SHORT = 3  # of the other limits are in view on the page, one line each
@@ -33,6 +33,8 @@ def limits(grid: GridResults) -> list[str]:
         f"Every run ended after {budget_of(grid)}: a run that stalls can learn later, so “stalls” "
         "and Δ hold for this budget only.",
     ]
+    if text := unsealed(records_of(grid)):
+        items.append(text)
     rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
     if len(rates) == 1:
         items.append(f"One learning rate, {label(rates[0])}: another rate can change the order.")

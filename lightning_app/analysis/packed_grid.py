@@ -9,22 +9,33 @@ score is computed, would be five sixths of the file. The metadata of the file ho
 
 import csv
 import io
+import json
 import tempfile
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.frames import SUMS
 from lightning_app.analysis.grid_results import CellResult, GridResults
-from lightning_app.analysis.papers import is_file_name, read_grid_file, read_plan
+from lightning_app.analysis.papers import read_grid_file, read_plan
 from lightning_app.analysis.steps_saved import LEARNING_RATE
 from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
-from lightning_app.run_folder import BLOCK, CONFIG, ENVIRONMENT, IDENTITY, METRICS, PRUNED, RESULT
+from lightning_app.records import SEAL, is_sealed, sealed_with
+from lightning_app.run_folder import (
+    BLOCK,
+    CONFIG,
+    ENVIRONMENT,
+    IDENTITY,
+    METRICS,
+    PRUNED,
+    RESULT,
+    VOUCHED,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +43,10 @@ if TYPE_CHECKING:
 PACKED = "results.parquet"
 FILES = (RESULT, PRUNED, CONFIG, IDENTITY, BLOCK, ENVIRONMENT, METRICS)
 """The files of a run that are packed, once it has finished or was pruned."""
+
+_LARGEST = 2**28
+"""The bytes of text at most, in a file of the grid and in all runs together; more is refused before
+it is in memory. The largest study of this repository has 18 MB."""
 
 _OVER = ("ok", "diverged", "pruned", "other_data")
 
@@ -43,8 +58,9 @@ def pack(grid: GridResults, table: "pd.DataFrame", path: Path) -> None:
 
     folder = GridFolder(grid.folder)
     packed = pa.Table.from_pandas(table, preserve_index=False)
+    held = [_texts(cell) if cell.state in _OVER else {} for cell in grid.cells]
     for name in FILES:
-        texts = [_text(cell, name) if cell.state in _OVER else None for cell in grid.cells]
+        texts = [each.get(name) for each in held]
         packed = packed.append_column(name, pa.array(texts, pa.string()))
     grid_files = (folder.plan, folder.specification)
     whole = {file.name: b64encode(zlib.compress(file.read_bytes(), 9)) for file in grid_files}
@@ -68,8 +84,6 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
         read_grid_file(made.specification)
         if {cell["id"] for cell in plan["cells"]} != runs.keys():
             raise UserError(f"{path}: its rows are not the cells of its plan")
-        if not is_file_name(plan["name"]):
-            raise UserError(f"{path}: name: expected the name of a folder, found {plan['name']!r}")
         there = GridFolder(experiments / plan["name"])
         for cell in plan["cells"]:
             folder = made.run(cell["name"]).path
@@ -88,21 +102,62 @@ def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    columns = ["id", *FILES]
     try:
-        packed = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        # As dictionaries: a text that all rows share is in memory once.
+        file = pq.ParquetFile(path, read_dictionary=columns)
+        metadata = file.schema_arrow.metadata or {}
+        grid = GridFolder(Path())
+        names = [each.name for each in (grid.plan, grid.specification)]
+        held = {name: metadata.get(name.encode()) for name in names}
+        if not all(held.values()) or not {*columns} <= {*file.schema_arrow.names}:
+            raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
+        found = {name: _inflated(path, name, text) for name, text in held.items() if text}
+        _check_size(path, sum(_uncompressed(file.metadata)))
+        packed = file.read(columns)
+        if not all(pa.types.is_dictionary(packed.schema.field(name).type) for name in columns):
+            raise UserError(f"{path}: holds no grid: its columns are no texts")
+        sizes = [_text_size(part) for name in FILES for part in packed.column(name).chunks]
+        _check_size(path, sum(sizes))
+    except (pa.ArrowException, OSError, ValueError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
-    grid = GridFolder(Path())
-    metadata = packed.schema.metadata or {}
-    held = {file.name: metadata.get(file.name.encode()) for file in (grid.plan, grid.specification)}
-    found = {name: zlib.decompress(b64decode(text)) for name, text in held.items() if text}
-    if found.keys() != held.keys() or not {"id", *FILES} <= {*packed.column_names}:
-        raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
     runs = {
         row.pop("id"): {name: text for name, text in row.items() if text is not None}
-        for row in packed.select(["id", *FILES]).to_pylist()
+        for row in packed.to_pylist()
     }
     return found, runs
+
+
+def _inflated(path: Path, name: str, text: bytes) -> bytes:
+    """The content of a compressed file, of which no more than the limit is ever in memory."""
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(b64decode(text), _LARGEST + 1)
+    if len(data) > _LARGEST:
+        _check_size(f"{path}: {name}", len(data))
+    if not unpacking.eof:
+        raise UserError(f"{path}: {name}: torn or damaged")
+    return data
+
+
+def _uncompressed(metadata: Any) -> Iterator[int]:
+    """The bytes of each column of a Parquet file in memory, as its footer gives them."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(group.num_columns):
+            yield group.column(place).total_uncompressed_size
+
+
+def _text_size(part: Any) -> int:
+    """The characters of the texts of a column, each counted as often as rows have it."""
+    sizes = [len(text) for text in part.dictionary.to_pylist()]
+    return sum(sizes[place] for place in part.indices.to_pylist() if place is not None)
+
+
+def _check_size(what: str | Path, size: int) -> None:
+    if size > _LARGEST:
+        raise UserError(
+            f"{what}: holds more than {_LARGEST / 2**20:.0f} MiB of text, which no study has"
+        )
 
 
 @contextmanager
@@ -118,18 +173,48 @@ def _check_same(made: Path, there: Path, packed: Path) -> None:
     for file in sorted(each for each in made.rglob("*") if each.is_file()):
         name = file.relative_to(made)
         other = there / name
-        if name.name == METRICS:
-            continue  # of which only a part is packed
-        if not other.is_file() or other.read_bytes() != file.read_bytes():
+        if not other.is_file() or not _is_same(other, file):
             raise UserError(
                 f"{there}: {name} is not the one in {packed}; name another --experiments"
             )
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return _packed(one) == _packed(other)
+    except (ValueError, csv.Error, AttributeError):  # damaged
+        return False
+
+
+def _packed(path: Path) -> Any:
+    """What is packed of a file, without the seal, which is over it."""
+    data = path.read_bytes()
+    if path.name == METRICS:
+        return _without_training(data.decode())
+    if path.name in (RESULT, PRUNED):
+        return {
+            key: value for key, value in json.loads(data).items() if key not in (SEAL, "schema")
+        }
+    return data
+
+
+def _texts(cell: CellResult) -> dict[str, str]:
+    """The texts of the files of a run by name; its seal is over what is packed of them."""
+    found = {name: text for name in FILES if (text := _text(cell, name)) is not None}
+    for name in (RESULT, PRUNED):
+        tree = json.loads(found.get(name, "{}"))
+        if is_sealed(tree):
+            beside = {each: found[each].encode() for each in VOUCHED if each in found}
+            found[name] = json.dumps(sealed_with(tree, beside), indent=1)
+    return found
 
 
 def _text(cell: CellResult, name: str) -> str | None:
     path = cell.sound(name)
     if path is None:
         return None
+    if path.is_symlink():
+        raise UserError(f"{path}: is a link, through which nothing is published")
     try:
         text = path.read_bytes().decode()
     except ValueError as error:

@@ -1,6 +1,6 @@
 """The runs of each variant, and runs of the same seeds compared at several settings."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from lightning_app.analysis.statistics import FEW_SEEDS, ended_alike, mean, seed
 from lightning_app.errors import UserError
 
 NEVER = "never learned"
+ELSEWHERE = "learned only without the reference warm-up"
 IS_BASELINE = "is the baseline"
 NOT_YET = "not yet learned within this budget"
 LEARNED = 0.1  # a variant has learned if its mean loss is this many nats under `H_uni`
@@ -99,6 +100,17 @@ class Paired:
         if not counted:
             return ""
         return f"not yet learned {' and '.join(counted)}, counted as the unigram entropy"
+
+    def learned_with_another_warmup(self, rates: Container[float]) -> bool:
+        """Whether the finished runs of any warm-up learned, in the mean over seeds at one rate.
+
+        Of the arms of this variant, those outside of the compared points count as well.
+        """
+        margins: dict[tuple[int, float], list[float]] = {}
+        for (warmup, lr, _), cell in self._cells.items():
+            if lr in rates:
+                margins.setdefault((warmup, lr), []).append(cell.entropy - cell.loss)
+        return any(mean(each) >= LEARNED for each in margins.values())
 
     def failed(self, point: tuple[int, float]) -> list[bool]:
         return [self.runs[point, seed].state == "diverged" for seed in self.seeds]
@@ -198,12 +210,13 @@ def why_nothing(pairs: Paired) -> str:
 
 
 def why_never_learned(pairs: Paired, point: tuple[int, float]) -> str:
-    """Why no score is defined, if the variant never learned at this point; else empty."""
+    """Why no score is defined, if the variant did not learn at this point; else empty."""
     if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
         return ""
     ends = {pairs.runs[point, seed].outcome for seed in pairs.seeds}
-    early = "not_yet_learned" in ends and ends <= {"not_yet_learned", "trained"}
-    return NOT_YET if early else NEVER
+    if "not_yet_learned" in ends and ends <= {"not_yet_learned", "trained"}:
+        return NOT_YET
+    return ELSEWHERE if pairs.learned_with_another_warmup({point[1]}) else NEVER
 
 
 def score_identity(arm: Arm, lr: float, score: str) -> dict[str, Any]:

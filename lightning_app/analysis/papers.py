@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app.errors import UserError
+from lightning_app.grid_folder import is_file_name
 from lightning_app.records import (
     PLAN_SCHEMA,
     Unsound,
@@ -28,7 +29,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     except Unsound as error:
         raise UserError(f"{path}: {error}") from error
     check = _Checker(path)
-    check("name", tree, is_text, "text")
+    check("name", tree, is_file_name, "the name of a folder")
     axes = check("axes", tree, lambda value: _is_mapping(value, _is_list), "lists by dotted key")
     cells = check("cells", tree, _is_list, "a list")
     for number, cell in enumerate(cells):
@@ -42,7 +43,7 @@ def read_plan(path: Path) -> dict[str, Any]:
             raise check.unexpected("axes", unknown[0], "an axis of the plan")
     for number, cell in enumerate(tree.get("waiting", ())):
         check.within = f"waiting[{number}]."
-        check("name", cell, is_text, "text")
+        check("name", cell, is_file_name, "the name of a folder")
     return tree
 
 
@@ -134,7 +135,3 @@ def _is_mapping(value: Any, is_right: Callable[[Any], bool] = lambda value: True
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_file_name(value: Any) -> bool:
-    return is_text(value) and value not in ("", ".", "..") and Path(value).name == value

@@ -13,6 +13,7 @@ import numpy as np
 
 from lightning_app.analysis.grid_results import CellResult, failures
 from lightning_app.analysis.pairing import (
+    ELSEWHERE,
     LEARNED,
     NEVER,
     Arm,
@@ -89,7 +90,8 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
         return undefined(arm, math.nan, "need", reason, pairs)
     entropy = pairs.entropy
     if entropy - table[reference].mean(axis=0).min() < LEARNED:
-        return undefined(arm, math.nan, "need", NEVER, pairs)
+        reason = ELSEWHERE if pairs.learned_with_another_warmup(arm.rates) else NEVER
+        return undefined(arm, math.nan, "need", reason, pairs)
     rows = np.arange(len(pairs.seeds))
     chosen = {warmup: chosen_rates(losses) for warmup, losses in table.items()}
     values = table[0][rows, chosen[0]] - table[reference][rows, chosen[reference]]
@@ -110,7 +112,7 @@ def need_at_best_rates(arm: Arm, reference: int | None) -> Score:
         bound=bound_of(at_most=edges[0], at_least=edges[reference] or capped),
         **pairs.counts,
         note=join_notes(
-            pairs.missing,
+            runs.missing,
             runs.mixed,
             "no run without warm-up trained at any rate" if capped else "",
             f"best rates {_listed(arm, chosen[0])} without warm-up, "

@@ -29,18 +29,20 @@ from lightning_app.run_state import cut_short
 from lightning_app.task_facts import TASKS, glue_task_of, task_facts
 
 
-def read_results(folder: Path) -> GridResults:
+def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridResults:
     """Read `grid.yaml`, `plan.json` and each cell's `result.json`.
 
-    A cell whose result is damaged counts as not finished. Raises `UserError` for a folder that is
-    no grid, for a plan or grid file that cannot be understood, and for what a newer version made.
+    `file` is the content of a grid file of the same cells, which takes the place of `grid.yaml`: a
+    question or a label may be another now. A cell whose result is damaged counts as not finished.
+    Raises `UserError` for a folder that is no grid, for a plan or grid file that cannot be
+    understood, and for what a newer version made.
     """
     folder = Path(folder)
     paths = GridFolder(folder)
     for needed in (paths.specification, paths.plan):
         if not needed.is_file():
             raise UserError(f"{folder}: holds no {needed.name}, so it is not the folder of a grid")
-    plan, grid = read_plan(paths.plan), read_grid_file(paths.specification)
+    plan, grid = read_plan(paths.plan), file or read_grid_file(paths.specification)
     scores, metric = grid.get("sensitivity") or {}, grid.get("metric") or {}
     factors, compare = grid.get("factors") or {}, grid.get("compare") or {}
     config, damaged = _config(paths, plan, grid)
@@ -58,7 +60,7 @@ def read_results(folder: Path) -> GridResults:
         baseline=scores.get("baseline"),
         cells=tuple(cell for cell in cells if not cell.axes.get(ROUNDING)),
         reruns=tuple(cell for cell in cells if cell.axes.get(ROUNDING)),
-        pruner=grid.get("pruner"),
+        pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
         published=tuple(grid.get("published") or ()),
         damaged_configs=tuple(damaged),
         factors={name: axis for name, axis in factors.items() if axis in plan["axes"]},
@@ -84,6 +86,11 @@ def _config(
         except Unsound as error:
             damaged.append(f"{path}: {error}")
     return dict(base), damaged
+
+
+def _may_be_pruned(cell: CellResult) -> bool:
+    """Whether a pruner ended the cell; without any such cell it has selected nothing."""
+    return cell.state in ("pruned", "damaged")
 
 
 def _merge(under: Any, over: Any) -> Any:

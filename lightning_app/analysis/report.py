@@ -1,5 +1,6 @@
 """The report of a grid: tables, figures, and one HTML page that opens offline."""
 
+import hashlib
 from pathlib import Path
 
 from lightning_app.analysis.bleu import bleu_scores
@@ -10,9 +11,15 @@ from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.document import page
 from lightning_app.analysis.published import comparison
 from lightning_app.analysis.read_results import read_results
+from lightning_app.analysis.run_summary import superseded
 from lightning_app.analysis.sensitivity import sensitivity_scores
+from lightning_app.analysis.strays import stray_runs
 from lightning_app.analysis.tensorboard import write_index
 from lightning_app.atomic_write import write_whole
+from lightning_app.grid_folder import GridFolder
+from lightning_app.run_folder import PRUNED, RESULT, VOUCHED
+
+_HEAD = 1000  # characters of a page that hold the digest of its inputs
 
 
 def write_report(grid_dir: Path, out_dir: Path | None = None) -> Path:
@@ -41,6 +48,33 @@ def write(grid: GridResults, out: Path) -> Path:
         drawings=drawings,
         published=comparison(grid),
         out=out,
+        made_from=inputs_digest(grid),
     )
     write_whole(out / "report.html", page(contents))
     return out / "report.html"
+
+
+def is_current(grid: GridResults, path: Path) -> bool:
+    """Whether a page was made from the present files of a grid, whatever their times are."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return inputs_digest(grid) in file.read(_HEAD)
+    except (OSError, ValueError):
+        return False
+
+
+def inputs_digest(grid: GridResults) -> str:
+    """A digest of what a report is made from: the plan, which has that of the code, the grid file,
+    and the state and the files of every run."""
+    digest = hashlib.sha256()
+    for part in grid.parts or (grid,):
+        folder = GridFolder(part.folder)
+        files = [folder.plan, folder.specification]
+        for cell in part.cells + part.reruns:
+            files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]
+            digest.update(f"{cell.name} {cell.state} {cell.error}\n".encode())
+        for path in filter(Path.is_file, files):
+            digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        # Finished runs that are not planned, and repeated ones, are counted.
+        digest.update(f"{stray_runs(part)} {superseded(part)}\n".encode())
+    return digest.hexdigest()

@@ -62,7 +62,7 @@ def facts(grid: GridResults) -> dict[str, str]:
         "Code": _code(grid),
         "Metric of the grid": _metric(grid),
         "Versions": _versions(grid),
-        "Superseded": _superseded(grid),
+        "Superseded": superseded(grid),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -257,7 +257,7 @@ def _code(grid: GridResults) -> str:
     return counted(found) if len(found) > 1 else next(iter(found), "")
 
 
-def _superseded(grid: GridResults) -> str:
+def superseded(grid: GridResults) -> str:
     """The number of earlier runs that were repeated and are not counted."""
     folder = grid.folder / SUPERSEDED
     count = len(list(folder.iterdir())) if folder.is_dir() else 0

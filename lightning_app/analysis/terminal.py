@@ -11,15 +11,22 @@ from rich.text import Text
 
 from lightning_app.analysis.exports.tables import PaperTable
 from lightning_app.analysis.exports.task_tables import task_tables
-from lightning_app.analysis.formatting import DASH, bounded, interval, measured, nats, p_value
+from lightning_app.analysis.formatting import DASH, bounded, interval, measured, nats
 from lightning_app.analysis.grid_results import GridResults, failures
-from lightning_app.analysis.headline import STALLS, by_slice, findings, own_reading, relation
+from lightning_app.analysis.headline import (
+    STALLS,
+    by_slice,
+    findings,
+    own_reading,
+    relation,
+    with_p,
+)
 from lightning_app.analysis.merge_grids import different
 from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled
-from lightning_app.analysis.run_summary import state_counts
+from lightning_app.analysis.run_summary import records_of, state_counts
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, mean
-from lightning_app.mixtures import KINDS, left_out, mixed
+from lightning_app.mixtures import KINDS, left_out, mixed, unsealed
 
 ROWS = 60  # of all tables together; the first one is always whole
 TRACK, LEAST = 60, 16  # characters of the plot's scale: with enough room, and at least
@@ -45,7 +52,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         write.line("No cell has finished yet, so there are no scores.")
         return
     if grid.pruner is not None:
-        write.line("Cells were ended early by the pruner, so there are no scores.")
+        pruned = sum(cell.state == "pruned" for cell in grid.cells)
+        write.line(f"The pruner ended {pruned} cells early, so there are no scores.")
     write.line(state_counts(grid))
     found = by_slice([score for score in scores if not math.isnan(score.lr)])
     seen = 0
@@ -70,7 +78,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         write.metric(part)
     for table in task_tables(grid, theirs=False):
         write.paper_table(table)
-    for text in [*findings(grid, scores), left_out(grid.strangers), mixture_line(grid)]:
+    said = (left_out(grid.strangers), mixture_line(grid), unsealed(records_of(grid)))
+    for text in [*findings(grid, scores), *said]:
         if text:
             write.line(text)
 
@@ -226,17 +235,16 @@ class Writer:
 
 def _titles(variants: Variants, failed: str) -> list[Words]:
     level = f"[{LEVEL:.0%}]"
-    fixed = [*WORDS, ("Δ", level), ("interaction", level), ("p", "(Holm)")]
+    fixed = [*WORDS, ("Δ", level), ("interaction", level)]
     return [*fixed, *((failed, f"w={warmup}") for warmup in _warmups(variants))]
 
 
 def _values(variants: Variants, own: Mapping[str, Score]) -> list[str]:
     return [
-        own_reading(own),
-        relation(own),
+        with_p(own_reading(own), own["delta"]),
+        with_p(relation(own), own["interaction"]),
         _estimate(own["delta"]),
         _estimate(own["interaction"]),
-        p_value(own["interaction"].p_holm),
         *(_stalls(own.get(f"{STALLS}{warmup}")) for warmup in _warmups(variants)),
     ]
 

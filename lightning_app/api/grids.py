@@ -103,7 +103,8 @@ def compare(
         experiments: The folder that holds the folders of grids.
 
     Raises:
-        UserError: for an unknown axis, value or metric, and for a grid with a pruner.
+        UserError: for an unknown axis, value or metric, and for a grid whose pruner
+            ended cells.
     """
     with found_results(grid, Path(experiments)) as found:
         return compare_axis(found.grid, axis, baseline, metric=metric, mode=mode)

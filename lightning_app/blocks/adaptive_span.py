@@ -18,6 +18,11 @@ from lightning_app.blocks.window import LocalisedSpan, LocalMask, Window
 TRIM = 64
 """A trimmed window is rounded up to a multiple of this, so that its size changes seldom."""
 
+FAINT = 2.0**-60
+"""The weight in place of an exact 0 at the end of the ramp. It changes no output: float64 keeps 52
+bits. But a key there has a gradient, that of ``clamp`` in the authors' code, which a weight of 0
+cannot pass through its logarithm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveSpan:
@@ -144,13 +149,16 @@ class SoftMask(LearnedScalars, AuxiliaryTerms):
         """Return ``log m_z(x)``, and -finfo.max / 4 instead of the logarithm of 0.
 
         Finite, so that the row of a padded query, which may see nothing near it, has no NaN. At
-        both ends of the ramp the gradient is 0, where the authors' code has that of the ramp.
+        both ends of the ramp the gradient is that of the ramp, as in the authors' code.
         """
         below_one = (spans - distance) / self.spec.ramp
         zero = torch.zeros_like(below_one)
-        on_ramp = (below_one > -1.0) & (below_one < 0.0)
+        on_ramp = (below_one > -1.0) & (below_one <= 0.0)
         logarithm = torch.where(on_ramp, below_one, zero).log1p()
-        return logarithm.masked_fill(below_one <= -1.0, -torch.finfo(zero.dtype).max / 4)
+        end = below_one == -1.0
+        faint = torch.where(end, below_one + 1.0, zero).add(FAINT).log()
+        logarithm = torch.where(end, faint, logarithm)
+        return logarithm.masked_fill(below_one < -1.0, -torch.finfo(zero.dtype).max / 4)
 
 
 @final
@@ -184,10 +192,10 @@ class SpanMask(SoftMask):
         """The keys that some head may see: all up to S, or if trimmed up to ``max_h z_h + R``."""
         reach = self.spec.longest
         if self.spec.trim:
-            # m_z(x) > 0 means x < z + R.
+            # A key with x <= z + R has a weight or a gradient.
             most = float(self.tokens.detach().max()) + self.spec.ramp
             if math.isfinite(most):  # a model that diverged is not trimmed
-                reach = min(reach, TRIM * math.ceil((math.ceil(most) - 1) / TRIM))
+                reach = min(reach, TRIM * math.ceil(math.floor(most) / TRIM))
         return Window(before=reach, after=reach)
 
     def forward(self, u: Float[Tensor, "batch query model"]) -> Float[Tensor, "1 head 1 1"]:

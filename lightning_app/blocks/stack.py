@@ -85,6 +85,21 @@ class StackSpec:
         self._check_memory()
         self._check_dual_stream()
 
+    def check_documents(self) -> None:
+        """Refuse blocks whose meaning depends on where a document lies in its row.
+
+        Raises:
+            ValueError: for blocks of queries, which are cut from the start of the row.
+        """
+        for block in self.blocks:
+            span = block.self_attention.localised_span
+            if span is not None and span.query_block > 1:
+                raise ValueError(
+                    f"intra_document_masking with localised_span query_block {span.query_block}: "
+                    "blocks of queries are cut from the start of the window, not of a document; "
+                    "use query_block 1"
+                )
+
     def _check_dual_stream(self) -> None:
         if not self.dual_stream:
             return

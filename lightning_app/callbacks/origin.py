@@ -9,9 +9,15 @@ import lightning.pytorch as pl
 
 from lightning_app.atomic_write import write_whole
 from lightning_app.hardware import hardware
+from lightning_app.saved import RUN
 
 _MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")
-_LATER = ("classes", "plugins_used")  # an earlier version did not write them
+_LATER = (
+    "classes",
+    "plugins_used",
+    "arithmetic",
+    "devices",
+)  # an earlier version did not write them
 
 
 class Origin(pl.Callback):
@@ -23,10 +29,14 @@ class Origin(pl.Callback):
         path: The file of this attempt.
         software: The version of the code, libraries and command line.
         resumed: Whether the run continues from a checkpoint.
+        run: What each checkpoint says of the run that wrote it: its id, its seed, its parent's id.
     """
 
-    def __init__(self, path: Path, software: Mapping[str, Any], resumed: bool) -> None:
+    def __init__(
+        self, path: Path, software: Mapping[str, Any], resumed: bool, run: Mapping[str, Any]
+    ) -> None:
         self._path = path
+        self._run = dict(run)
         self.record: dict[str, Any] = dict(software)
         # A checkpoint without a record was written by an earlier version.
         self.record["resumed_from"] = [dict.fromkeys(_MAKERS)] if resumed else []
@@ -37,6 +47,7 @@ class Origin(pl.Callback):
             ids = getattr(trainer, "device_ids", [0])
             self.record["data"] = data["digest"]
             self.record |= hardware(trainer.strategy.root_device, ids)
+            self.record["devices"] = trainer.world_size
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         makers = [*state_dict["resumed_from"], _makers(state_dict)]
@@ -49,6 +60,11 @@ class Origin(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {**_makers(self.record), "resumed_from": self.record["resumed_from"]}
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[RUN] = self._run
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:

@@ -178,6 +178,9 @@ def build_parser() -> Parser:
     add_grid(command)
     add_storage(command)
     command.add_argument("--fix", action="store_true", help="repair what can be repaired safely")
+    command.add_argument(
+        "--seal", action="store_true", help="seal sound results of earlier versions, without a seal"
+    )
     command = add(
         "storage", calls.storage, "serve a database: the queue for a grid on several hosts"
     )

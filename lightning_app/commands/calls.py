@@ -173,7 +173,9 @@ def submit(args: argparse.Namespace) -> int:
 def doctor(args: argparse.Namespace) -> int:
     from lightning_app.ablation.doctor import doctor_command
 
-    return doctor_command(args.grid, args.experiments, storage=args.storage, fix=args.fix)
+    return doctor_command(
+        args.grid, args.experiments, storage=args.storage, fix=args.fix, seal=args.seal
+    )
 
 
 def storage(args: argparse.Namespace) -> int:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_app.errors import UserError, named, nearest
+from lightning_app.plugin_copies import require
 from lightning_app.precheck import options_of
+from lightning_app.records import Unsound, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 
 EXPERIMENTS = Path("experiments")
@@ -124,7 +126,7 @@ def evaluation_words(run: str | Path, checkpoint: str, words: Sequence[str]) -> 
     folder = find_run(run)
     check_flags(words)
     path = find_checkpoint_of(folder, checkpoint)
-    config = config_of(folder)
+    config = checked_config_of(folder)
     return [*("--config", str(config), "--ckpt_path", str(path), "--trainer.logger=false"), *words]
 
 
@@ -134,7 +136,24 @@ def probed_configs(runs: Sequence[str], checkpoint: str, words: Sequence[str]) -
     folders = [find_run(run) for run in runs]
     for folder in folders:
         find_checkpoint_of(folder, checkpoint)
-    return [config_of(folder) for folder in folders]
+    return [checked_config_of(folder) for folder in folders]
+
+
+def checked_config_of(folder: RunFolder) -> Path:
+    """Return the config of a run after the checks of a grid file: it names no other code.
+
+    The folder may come from somebody else. Raises `UserError`.
+    """
+    from lightning_app.ablation.import_allowlist import check_config
+
+    path = config_of(folder)
+    require(folder.path)
+    with named(f"--run {folder}: {path.name}"):
+        try:
+            check_config(read_yaml(path))
+        except Unsound as error:
+            raise UserError(str(error)) from error
+    return path
 
 
 def config_of(folder: RunFolder) -> Path:

@@ -9,7 +9,7 @@ from lightning_app.errors import UserError
 from lightning_app.grid_axes import BLOCK, PRESET
 from lightning_app.identity.record import Record, read_record
 from lightning_app.identity.relevant import completed, leaves, relevant
-from lightning_app.records import Unsound, read_json, read_yaml
+from lightning_app.records import Unsound, is_sealed, read_json, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.run_state import DamagedRun, RunState, read_progress, read_state
 from lightning_app.task_facts import task_facts
@@ -120,6 +120,7 @@ def described_run(run: Recorded) -> dict[str, Any]:
         "step": progress.get("step") if progress else result.get("step"),
         **{name: result.get(name) for name in _OF_RESULT},
         "attempts": run.state.attempts,
+        "sealed": is_sealed(result) if result else None,
         "checkpoints": [name for name in NAMED if run.folder.checkpoint(name).is_file()],
         "metrics": dict(result.get("metrics") or {}),
         "provenance": dict(result.get("provenance") or {}),

@@ -10,9 +10,11 @@ from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.find_results import found_results
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.run_summary import records_of
 from lightning_app.api.grids import frame_of
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import BLOCK, RATE, SEED, WARMUP
+from lightning_app.mixtures import unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +41,7 @@ def results_command(
     pair = _pair(compare) if compare is not None else None
     with found_results(grid, experiments) as found:
         damaged = damaged_files(found.grid)
+        without_seal = unsealed(records_of(found.grid))
         if pair is None:
             frame = frame_of(found)
             shown = frame if query is None else select(frame, query)
@@ -53,7 +56,7 @@ def results_command(
             print(short.to_string(index=False, na_rep="-"))
         what = "runs" if compare is None else "comparisons"
         print(f"{len(short)} {what} of {found.grid.name}")
-    for line in damaged:
+    for line in [*damaged, *filter(None, [without_seal])]:
         print(line, file=sys.stderr)
     return 1 if damaged else 0
 

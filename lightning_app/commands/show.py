@@ -61,6 +61,8 @@ def lines_of(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "time", f"{clock(run['seconds'])} in {run['attempts']} {noun}"
     if run["device"]:
         yield "device", f"{run['device']}, precision {run['precision']}"
+    if run["sealed"] is False:
+        yield "seal", "none, as results of earlier versions; a change of its files is not found"
     yield "checkpoints", ", ".join(run["checkpoints"]) or "none"
     yield from _made(run["provenance"])
 

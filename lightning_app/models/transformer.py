@@ -129,9 +129,13 @@ class BlockStack(nn.Module):
             in_document: `Places.in_document` of a whole text, whose mask separates documents.
             recurrence: The memory of each layer, with the positions before those of `x`. The input
                 of each layer is appended to its inputs.
+
+        Raises:
+            ValueError: for documents in a stack whose attention has blocks of queries.
         """
         given, places = places, places or Places.whole(x.shape[1], x.device)
         if in_document is not None:
+            self.spec.check_documents()
             places = places._replace(in_document=in_document)
         placed = None
         if self.place is not None:

@@ -13,7 +13,7 @@ from lightning_app.data.tokenizer import Tokenizer, load_tokenizer, sha256
 from lightning_app.errors import UserError
 from lightning_app.own_class import named_class
 from lightning_app.plugin_copies import require, require_of
-from lightning_app.records import Newer, Unsound, check_result, read_json, read_yaml
+from lightning_app.records import Unsound, read_result, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 from lightning_app.saved import data_state, read_checkpoint
 from lightning_app.task_facts import task_facts
@@ -231,7 +231,7 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
     # Lightning is imported here, so that the checks above are fast.
     from lightning_app.module import TransformerModule
 
-    stored = read_checkpoint(file)
+    stored = read_checkpoint(file, folder.path)
     data = data_state(stored)
     if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
         raise UserError(f"{folder.tokenizer}: damaged, or not the tokenizer of {file.name}")
@@ -253,12 +253,11 @@ def result_of(folder: RunFolder) -> dict[str, Any]:
         UserError: if it is missing or damaged.
     """
     try:
-        tree = read_json(folder.result)
-        check_result(tree, str(tree.get("id")))
-    except FileNotFoundError as error:
-        raise UserError(f"{folder.result}: is missing; the run has not finished") from error
-    except (Newer, Unsound) as error:
+        tree = read_result(folder.result, None)
+    except Unsound as error:
         raise UserError(f"{folder.result}: {error}") from error
+    if tree is None:
+        raise UserError(f"{folder.result}: is missing; the run has not finished")
     return tree
 
 

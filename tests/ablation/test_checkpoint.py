@@ -1,5 +1,7 @@
 """A checkpoint on disk is always complete, however its writer ends."""
 
+import hashlib
+import json
 import os
 import random
 import signal
@@ -17,7 +19,7 @@ from lightning_app.ablation.checkpoint import (
 )
 from lightning_app.archive import Damaged, check_archive
 from lightning_app.errors import UserError
-from lightning_app.saved import read_checkpoint
+from lightning_app.saved import OtherRun, read_checkpoint
 from tests import warm
 from tests.bits import flip
 
@@ -174,3 +176,34 @@ def test_weights_are_finite_where_the_run_was(
             read_checkpoint(path)
     else:
         assert read_checkpoint(path)["global_step"] == 7
+
+
+def in_run(folder: Path, identity: dict, named: dict | None) -> Path:
+    """A checkpoint that says `named` of its run, in the folder of a run."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "identity.json").write_text(json.dumps(identity))
+    path = folder / "checkpoints" / "last.ckpt"
+    WholeCheckpoints().save_checkpoint({**CONTENTS, **({"run": named} if named else {})}, path)
+    return path
+
+
+def test_a_checkpoint_is_read_in_the_folder_of_its_run_alone(tmp_path: Path) -> None:
+    """Another seed has the same shapes, so nothing else would notice."""
+    mine = {"id": "a" * 16, "seed": 1, "parent": None}
+    path = in_run(tmp_path / "mine", {"id": "a" * 16}, mine)
+    assert read_checkpoint(path)["run"] == mine
+    other = in_run(tmp_path / "other", {"id": "b" * 16}, mine)
+    with pytest.raises(OtherRun, match=r"last\.ckpt: is of another run .*seed 1"):
+        read_checkpoint(other)
+    with pytest.raises(OtherRun):
+        read_checkpoint(path, tmp_path / "other")
+    old = in_run(tmp_path / "old", {"id": "b" * 16}, None)
+    assert read_checkpoint(old)["global_step"] == 7
+
+
+def test_a_run_goes_on_from_the_checkpoints_that_its_identity_lists(tmp_path: Path) -> None:
+    path = in_run(tmp_path / "mine", {"id": "b" * 16}, {"id": "a" * 16, "seed": 1, "parent": None})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    identity = {"id": "b" * 16, "config": {"continued_from": ["0" * 16, digest]}}
+    (tmp_path / "mine" / "identity.json").write_text(json.dumps(identity))
+    assert read_checkpoint(path)["global_step"] == 7

@@ -17,6 +17,7 @@ from lightning_app.ablation.status_command import status_command
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.read_results import read_results as read_folder
 from lightning_app.errors import UserError
+from lightning_app.records import read_result, sealed
 from tests.postgres import serve
 
 pytestmark = pytest.mark.xdist_group("doctor")  # what they share is made once
@@ -518,3 +519,35 @@ def test_all_commands_agree_on_a_result_without_a_finite_loss(
     assert damaged_files(read_folder(sick.folder)) == [f"{path}: {said}"]
     assert examine(sick) == 1
     assert said in capsys.readouterr().out
+
+
+def test_a_changed_digit_is_found_and_the_cell_runs_again(
+    sick: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command sees it: none counts the cell."""
+    run = a_run(sick)
+    path = run / "result.json"
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()), run)))
+    assert examine(sick) == 0
+    changed = json.loads(path.read_text())
+    changed["metrics"]["val/nll"] -= 1.0
+    path.write_text(json.dumps(changed))
+    with pytest.raises(UserError, match="seal"):
+        sick.runs()
+    cells = read_folder(sick.folder).cells
+    assert [cell.state for cell in cells if cell.folder == run] == ["damaged"]
+    assert examine(sick) == 1
+    assert "seal" in capsys.readouterr().out
+    assert examine(sick, fix=True) == 0
+    assert (run / "result.json.damaged").is_file()
+    assert_one_result_each(sick)
+
+
+def test_a_config_that_is_written_again_is_sealed_again(sick: World) -> None:
+    run = a_run(sick)
+    path = run / "result.json"
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()), run)))
+    (run / "config.yaml").write_text("seed_everything: 1\ntrainer: {")
+    assert examine(sick, fix=True) == 0
+    assert read_result(path, json.loads(path.read_text())["id"]) is not None
+    assert not (run / "result.json.damaged").exists()

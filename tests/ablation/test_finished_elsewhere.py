@@ -28,6 +28,7 @@ from lightning_app.experiment import identity_of, stacks_of
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import Record, write_record
 from lightning_app.project import read_project
+from lightning_app.records import is_sealed, read_result, sealed
 from lightning_app.run_folder import RunFolder
 
 FORMER = Path(__file__).parent / "made_at_b91519c"
@@ -369,27 +370,62 @@ def test_the_folder_of_another_user_may_be_read_only(
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_what_is_behind_links_is_copied(made: Grid, results: Path, tmp_path: Path) -> None:
-    run, _ = runs_in(results)
-    run.checkpoints.rename(tmp_path / "large disk")
-    run.checkpoints.symlink_to(tmp_path / "large disk")
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.csv", "attempts", "env.json"])
+def test_nothing_is_copied_through_a_link_or_from_a_pipe(
+    made: Grid, results: Path, tmp_path: Path, name: str
+) -> None:
+    """It may lead to a private file, or never end."""
+    run, other = runs_in(results)
+    if name == "env.json":
+        run.environment.unlink()
+        os.mkfifo(run.environment)
+    else:
+        (run.path / name).rename(tmp_path / "elsewhere")
+        (run.path / name).symlink_to(tmp_path / "elsewhere")
+    grid = mine(made, tmp_path)
+    found, refused = find_finished(grid, [results])
+    assert [each.folder.path for each in found] == [other.path]
+    assert [name in each.reason for each in refused] == [True]
+
+
+def test_files_that_no_run_writes_are_not_copied(made: Grid, results: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("private key")
+    for run in runs_in(results):
+        (run.path / "notes.txt").symlink_to(secret)
+        (run.path / "evil.html").write_text("<script>")
+        (run.path / "attempts" / "more").symlink_to(tmp_path)
     grid = mine(made, tmp_path)
     take_over(grid, find_finished(grid, [results]).found)
-    copy = grid.folder.run(run.name)
-    assert copy.checkpoint("last").read_text() == "last"
-    assert not copy.checkpoints.is_symlink()
+    assert states(grid) == ["done", "done"]
+    copied = {path.name for path in grid.folder.path.rglob("*")}
+    assert not copied & {"notes.txt", "evil.html", "more", "secret"}
 
 
-def test_a_linked_run_of_this_grid_is_copied(made: Grid, results: Path, tmp_path: Path) -> None:
-    """Its result would be written through the link otherwise."""
+def test_a_linked_run_is_not_copied(made: Grid, results: Path, tmp_path: Path) -> None:
     before = files(results)
     grid = mine(made, tmp_path)
     grid.folder.runs.mkdir(parents=True)
     for run in runs_in(results):
         (grid.folder.runs / f"old-{run.name[-8:]}").symlink_to(run.path)
-    take_over(grid, find_finished(grid).found)
-    assert states(grid) == ["done", "done"]
+    found, refused = find_finished(grid)
+    assert not found
+    assert all("link" in each.reason for each in refused)
     assert files(results) == before
+
+
+def test_a_seal_holds_after_a_run_was_copied(made: Grid, results: Path, tmp_path: Path) -> None:
+    """Name, id and places are written anew by this program; one that does not hold is refused."""
+    first, second = runs_in(results)
+    for run in (first, second):
+        run.result.write_text(json.dumps(sealed(json.loads(run.result.read_text()), run.path)))
+    second.metrics.write_text(second.metrics.read_text().replace("1", "2", 1))
+    grid = mine(made, tmp_path)
+    found, refused = find_finished(grid, [results])
+    take_over(grid, found)
+    copy = grid.folder.run(first.name)
+    assert is_sealed(read_result(copy.result, json.loads(copy.result.read_text())["id"]) or {})
+    assert ["metrics.csv" in each.reason for each in refused] == [True]
 
 
 def test_a_run_that_changes_while_it_is_copied_is_left(

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonargparse import Namespace
 
 from lightning_app.ablation.grid_spec import read_spec
+from lightning_app.ablation.import_allowlist import place_below
 from lightning_app.blocks.block_config import BlockConfig
 from lightning_app.cli import main
 from lightning_app.errors import UserError
@@ -355,3 +357,57 @@ def test_a_name_cannot_leave_the_experiments_folder(tmp_path: Path, name: str) -
     path.write_text(path.read_text().replace("name: mine", f"name: {name!r}"))
     with pytest.raises(UserError, match="name: expected letters"):
         read_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("loggers.CSVLogger", "save_dir", "/tmp/there"),
+        ("loggers.CSVLogger", "save_dir", "../../other/runs"),
+        ("loggers.CSVLogger", "save_dir", "~/curves"),
+        ("loggers.CSVLogger", "version", "../victim"),
+        ("loggers.TensorBoardLogger", "name", "/tmp/there"),
+        ("loggers.TensorBoardLogger", "sub_dir", "a/../../b"),
+        ("loggers.WandbLogger", "dir", "/tmp/there"),
+        ("loggers.MLFlowLogger", "tracking_uri", "file:/tmp/there"),
+        ("loggers.MLFlowLogger", "tracking_uri", "sqlite:////tmp/there.db"),
+        ("loggers.MLFlowLogger", "tracking_uri", "mlruns"),
+        ("loggers.MLFlowLogger", "artifact_location", "../there"),
+        ("callbacks.ModelCheckpoint", "dirpath", "/tmp/there"),
+        ("callbacks.ModelCheckpoint", "filename", "../../victim/checkpoints/last"),
+        ("callbacks.OnExceptionCheckpoint", "dirpath", "x/../../.."),
+        ("profilers.SimpleProfiler", "dirpath", "/tmp/there"),
+        ("profilers.PyTorchProfiler", "filename", "/tmp/there"),
+    ],
+)
+def test_nothing_is_written_outside_of_the_folder_of_a_cell(
+    folder: Path, kind: str, name: str, value: str
+) -> None:
+    """A grid file is data: it cannot replace the files of another grid's run."""
+    field = {"loggers": "logger", "callbacks": "callbacks"}.get(kind.partition(".")[0], "profiler")
+    entry = known(kind, **{name: value})
+    write(folder, trainer(**{field: entry if field == "profiler" else [entry]}))
+    with pytest.raises(UserError, match=rf"{field}.*\.{name}: .*{value[-6:]}"):
+        read_spec("grid.yaml")
+
+
+def test_addresses_of_servers_stay_possible(folder: Path) -> None:
+    server = known("loggers.MLFlowLogger", tracking_uri="https://mlflow.example.org:5000/a")
+    write(folder, trainer(logger=[server]))
+    assert read_spec("grid.yaml").base_config["trainer"]["logger"] == [server]
+
+
+def test_folders_of_a_cells_classes_are_below_its_own(tmp_path: Path) -> None:
+    parsed = Namespace(
+        logger=[
+            Namespace(class_path="A", init_args=Namespace(save_dir="logs", name="x")),
+            Namespace(class_path="B", init_args=Namespace(save_dir=None)),
+        ],
+        callbacks=Namespace(class_path="C", init_args=Namespace(dirpath="a/b.c")),
+        profiler="simple",
+        strategy="auto",
+    )
+    place_below(tmp_path, parsed)
+    assert parsed.logger[0].init_args.save_dir == str(tmp_path / "logs")
+    assert parsed.logger[1].init_args.save_dir is None
+    assert parsed.callbacks.init_args.dirpath == str(tmp_path / "a/b.c")

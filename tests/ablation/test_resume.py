@@ -15,10 +15,11 @@ import pytest
 import torch
 import yaml
 
-from lightning_app.ablation.checkpoint import checkpoint_of_cell
+from lightning_app.ablation.checkpoint import WholeCheckpoints, checkpoint_of_cell
 from lightning_app.config import resolve
 from lightning_app.parser import data_module
 from lightning_app.run_folder import RunFolder
+from lightning_app.saved import read_checkpoint
 from tests import warm
 
 STEPS = 60
@@ -203,14 +204,35 @@ def test_a_stopped_run_goes_on_at_the_step_where_it_stopped(
         assert_same(whole, broken)
 
 
+def test_the_checkpoint_of_another_cell_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
+    """It fits in everything but its seed; one that names no run is used, and that is said."""
+    tree = config(tmp_path / "run", cache)
+    folder, data = RunFolder(tmp_path / "run"), data_module(tree["data"])
+    finish(fit(folder.path))
+    mine = read_checkpoint(folder.checkpoint("last"))["run"]
+    assert mine["seed"] == tree["seed_everything"]
+    found = checkpoint_of_cell(folder, mine["id"], tree["model"], data)
+    assert found is not None
+    assert found.run == mine
+    capsys.readouterr()
+    assert checkpoint_of_cell(folder, "b" * 16, tree["model"], data) is None
+    assert "is of another run" in capsys.readouterr().err
+    (aside,) = folder.checkpoints.glob("last.other-run")
+    named = torch.load(aside, weights_only=True)
+    del named["run"]
+    WholeCheckpoints().save_checkpoint(named, folder.checkpoint("last"))
+    assert checkpoint_of_cell(folder, "b" * 16, tree["model"], data) is not None
+    assert "does not name its run" in capsys.readouterr().err
+
+
 def test_a_damaged_checkpoint_is_put_aside(tmp_path: Path, cache: str, capsys) -> None:
     tree = config(tmp_path / "run", cache)
     folder, data = tmp_path / "run" / "checkpoints", data_module(tree["data"])
-    assert checkpoint_of_cell(RunFolder(folder.parent), tree["model"], data) is None
+    assert checkpoint_of_cell(RunFolder(folder.parent), "a", tree["model"], data) is None
     folder.mkdir()
     for names in (["last.damaged"], ["last.damaged", "last.damaged.2"]):
         (folder / "last.ckpt").write_bytes(b"half a file")
-        assert checkpoint_of_cell(RunFolder(folder.parent), tree["model"], data) is None
+        assert checkpoint_of_cell(RunFolder(folder.parent), "a", tree["model"], data) is None
         said = f"renamed to {names[-1]}, the cell starts at step 0"
         assert said in capsys.readouterr().err
         assert sorted(path.name for path in folder.iterdir()) == names

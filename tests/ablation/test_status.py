@@ -1,12 +1,17 @@
+import errno
 import json
+import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from conftest import World  # pyright: ignore[reportMissingImports]
+from filelock import FileLock
 
 from lightning_app.ablation.display import bar
 from lightning_app.ablation.status_command import status_command
+from lightning_app.ablation.supervision.locks import is_held
 from lightning_app.errors import UserError
 
 
@@ -105,3 +110,36 @@ def test_pruned_cells_count_where_the_grid_has_a_pruner(
     assert "tiny: 4 cells: 3 ok, 1 waiting\n" in status(world, capsys)
     world.write(seeds=2, steps=1, axes=axes, pruner="median")
     assert "tiny: 4 cells: 3 ok, 1 pruned\n" in status(world, capsys)
+
+
+def test_other_cells_than_those_of_the_file_are_refused(world: World) -> None:
+    """Another base, other axes, other exclusions: the states would be those of other cells."""
+    world.write(seeds=1, delay=0)
+    assert world.run().returncode == 0
+    text = world.grid.read_text()
+    for changes in ({"axes": {"data.behaviour": ["ok"]}}, {"steps": 9}):
+        world.write(seeds=1, delay=0, **changes)
+        with pytest.raises(UserError, match="holds another grid"):
+            status_command(world.grid, world.folder.parent)
+    world.grid.write_text(text.replace("Does it run?", "Another question?"))
+    assert status_command(world.grid, world.folder.parent) == 0
+
+
+def test_a_lock_is_seen_without_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of another user may only be read."""
+    lock, opened = tmp_path / ".lock", os.open
+
+    def read_only(path: Path, flags: int, *mode: int, **more: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "read-only")
+        return opened(path, flags, *mode, **more)
+
+    held = FileLock(lock)
+    held.acquire()
+    monkeypatch.setattr(os, "open", read_only)
+    assert is_held(lock)
+    assert is_held(lock)
+    held.release()
+    assert not is_held(lock)
+    assert not is_held(tmp_path / "none")
+    assert [path.name for path in tmp_path.iterdir()] in ([], [".lock"])

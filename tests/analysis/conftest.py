@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from lightning_app.analysis.figures.style import STYLE
+from tests.records import pruned
 
 ENTROPY = 4.5
 STARTED = "2026-01-02T03:04:05+00:00"
@@ -144,6 +145,16 @@ class FakeGrid:
             if self.curves:
                 self.metrics_csv(run / "metrics.csv", outcome)
             self.result(run, cell, outcome)
+
+    def prune(self, *cells: int) -> None:
+        """Name a pruner in the grid file, and end these cells by it."""
+        path = self.folder / "grid.yaml"
+        path.write_text(f"{path.read_text()}pruner: median\n", encoding="utf-8")
+        for number in cells:
+            run = self.run(self.cells[number])
+            (run / "result.json").unlink(missing_ok=True)
+            record = json.dumps(pruned(self.cells[number]["id"]))
+            (run / "pruned.json").write_text(record, encoding="utf-8")
 
     def metrics_csv(self, path: Path, loss: float | None) -> None:
         end = ENTROPY if loss is None else loss

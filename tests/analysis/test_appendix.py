@@ -301,10 +301,10 @@ def test_a_grid_without_reference_or_baseline_has_fewer_cells(make_grid, monkeyp
     assert {score.split()[0] for score in found["score"]} == {"stalls", "R_w", "loss"}
 
 
-@pytest.mark.parametrize("pruner", [None, "median"])
-def test_nothing_to_recompute(make_grid, pruner):
-    fake = make_grid(lambda axes: "waiting" if pruner is None else 2.0, {SEED: [1, 2]})
-    path = fake.folder / "grid.yaml"
-    path.write_text(f"{path.read_text()}\npruner: {pruner or 'null'}\n")
+@pytest.mark.parametrize("prunes", [False, True])
+def test_nothing_to_recompute(make_grid, prunes):
+    fake = make_grid(lambda axes: 2.0 if prunes else "waiting", {SEED: [1, 2]})
+    if prunes:
+        fake.prune(0)
     grid = read_results(fake.folder)
     assert notebook(grid, sensitivity_scores(grid)) == []

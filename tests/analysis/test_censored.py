@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightning_app.analysis.formatting import p_value
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import (
     CAPPED,
@@ -21,7 +22,7 @@ from lightning_app.analysis.headline import (
     own_reading,
     relation,
 )
-from lightning_app.analysis.pairing import arms
+from lightning_app.analysis.pairing import ELSEWHERE, NEVER, arms
 from lightning_app.analysis.rate_scores import largest_rate
 from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.score import Score
@@ -115,8 +116,29 @@ def test_a_best_rate_at_the_edge_makes_no_label_that_a_better_one_could_undo(
     assert own_reading(found, "need") == reads
     if reads == EDGE:
         text = " ".join(findings(grid, sensitivity_scores(grid)))
-        assert "nothing is shown for pre_ln, whose best rate may lie outside" in text
+        assert f"nothing is shown for pre_ln (p {p_value(found['need'].p_holm)})" in text
         assert "warm-up helps pre_ln" not in text
+
+
+@pytest.mark.parametrize(
+    ("learns", "word"), [(None, NEVER), (0, ELSEWHERE), (20, ELSEWHERE), (60, "")]
+)
+def test_a_variant_never_learned_only_if_no_arm_of_it_learned(
+    make_grid: Any, learns: int | None, word: str
+) -> None:
+    """Warm-up 60 is the reference; the arm that learns may be another one."""
+
+    def outcome(axes: Mapping[str, Any]) -> float:
+        return 2.0 + noise(axes) if axes[WARMUP] == learns else STALL
+
+    axes = {PRESET: ["pre_ln"], WARMUP: [0, 20, 60], SEED: [1, 2, 3, 4, 5]}
+    for rates, name in ({RATE: [0.001]}, "delta"), (RATES, "need"):
+        grid = read_results(make_grid(outcome, axes | rates, curves=False, name=name).folder)
+        score = scores(grid, "pre_ln")[name]
+        assert math.isnan(score.estimate) == (learns != 60)
+        assert (own_reading({name: score}, name) == word) == bool(word)
+        text = " ".join(findings(grid, sensitivity_scores(grid)))
+        assert ("never learned" in text) == (word == NEVER)
 
 
 def test_where_nothing_is_learned_no_rate_loses_anything(make_grid: Any) -> None:
@@ -191,7 +213,10 @@ def test_one_seed_has_numbers_instead_of_a_test(make_grid: Any) -> None:
     grid = read_results(make_grid(outcome, axes, curves=False).folder)
     (text,) = findings(grid, sensitivity_scores(grid))
     numbers = "Δ is 0.06 for pre_ln and 1.04 for post_ln, in nats per token."
-    assert text == f"Within 200 steps: one seed, so no test is possible: {numbers}"
+    assert (
+        text
+        == f"Within 200 steps at learning rate 0.004: one seed, so no test is possible: {numbers}"
+    )
 
 
 def test_each_group_names_its_own_budget(make_grid: Any) -> None:
@@ -205,7 +230,10 @@ def test_each_group_names_its_own_budget(make_grid: Any) -> None:
     grid = read_results(fake.folder)
     texts = findings(grid, sensitivity_scores(grid))
     for count in (100, 200):
-        assert any(text.startswith(f"Within {count} steps, {steps}={count}: ") for text in texts)
+        assert any(
+            text.startswith(f"Within {count} steps at learning rate 0.004, {steps}={count}: ")
+            for text in texts
+        )
 
 
 def test_a_choice_that_is_not_clear_widens_the_interval(make_grid: Any) -> None:

@@ -20,7 +20,7 @@ from lightning_app.analysis.exports.tables import (
     tex,
 )
 from lightning_app.analysis.exports.write import write_exports
-from lightning_app.analysis.formatting import nats
+from lightning_app.analysis.formatting import nats, p_value
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.read_results import read_results
@@ -170,9 +170,11 @@ def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
     delta = found["sas", "delta"]
     assert rows["sas"][3] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"
     assert rows["post_ln"][1].endswith("stalls without it (3/3 against 0/3)")
-    assert rows["post_ln"][7].split("\n")[0] == "3 / 3"
+    assert rows["post_ln"][6].split("\n")[0] == "3 / 3"
     assert rows["pre_ln"][2] == "the baseline"
     assert rows["pre_ln"][5] == "–"
+    for column, name in ((1, "delta"), (2, "interaction")):
+        assert f"(p {p_value(found['sas', name].p_holm)})" in rows["sas"][column]
     means = {row[0]: row for row in loss_by_warmup(grid, sensitivity_scores(grid)).bodies[""]}
     own = [cell.loss for cell in grid.cells if (cell.variant, cell.warmup) == ("sas", 60)]
     assert means["sas"][2].split("\n")[0] == nats(sum(own) / 3)

@@ -150,7 +150,7 @@ def test_a_grid_of_stalls_has_a_sentence(make_grid: Any) -> None:
     text, *_ = findings(grid, sensitivity_scores(grid))
     stalls = "post_ln (3 of 3 runs without warm-up, 0 of 3 with it) stalls more often without"
     chance = "warm-up, but this may be chance (exact p 0.100)."
-    assert text == f"Within 200 steps: {stalls} {chance}"
+    assert text == f"Within 200 steps at learning rate 0.004: {stalls} {chance}"
     own = of(grid.folder, "post_ln")
     assert stall_words(own, 60) == "stalls without it (3/3 against 0/3)"
     # Three seeds that stalled may have done so by chance, so that Delta has no test either.

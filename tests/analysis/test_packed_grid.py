@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
@@ -9,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lightning_app.ablation.find_results import found_results
 from lightning_app.ablation.report_command import report_command
+from lightning_app.analysis import packed_grid
 from lightning_app.analysis.frames import results_frame
 from lightning_app.analysis.packed_grid import PACKED, unpack
 from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.errors import UserError
+from lightning_app.records import is_sealed, sealed
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -151,3 +157,97 @@ def test_one_grid_is_published_at_a_time(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--publish: takes the results of one grid, found 2"):
         report_command(["demo", "demo_mlm"], runs.parent, publish_in=tmp_path / "study")
     assert not (tmp_path / "study").exists()
+
+
+def seal_all(runs: Path) -> None:
+    for path in (*runs.glob("runs/*/result.json"), *runs.glob("runs/*/pruned.json")):
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()), path.parent), indent=1))
+
+
+def test_seals_survive_publishing_restoring_and_publishing_again(
+    runs: Path, tmp_path: Path
+) -> None:
+    """Of the curves only a part is packed; the seal is over that part."""
+    seal_all(runs)
+    grid = read_results(runs)
+    publish(grid, tmp_path / "study")
+    unpack(tmp_path / "study" / PACKED, runs.parent)  # beside the runs that it comes from
+    restored = read_results(unpack(tmp_path / "study" / PACKED, tmp_path / "there").path)
+    assert {cell.name: cell.state for cell in restored.cells} == {
+        cell.name: cell.state for cell in grid.cells
+    }
+    assert all(is_sealed(cell.record) for cell in restored.finished)
+    publish(restored, tmp_path / "again")
+    again = read_results(unpack(tmp_path / "again" / PACKED, tmp_path / "elsewhere").path)
+    assert [cell.record for cell in again.cells] == [cell.record for cell in restored.cells]
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.csv", "config.yaml", "env.json"])
+def test_an_edited_cell_of_a_published_study_is_damaged(
+    runs: Path, tmp_path: Path, name: str
+) -> None:
+    for config in runs.glob("runs/*"):
+        (config / "env.json").write_text('{"threads": 1}')
+    seal_all(runs)
+    grid = read_results(runs)
+    publish(grid, tmp_path / "study")
+    path = tmp_path / "study" / PACKED
+    table = pq.read_table(path)
+    texts = table.column(name).to_pylist()
+    place = next(k for k, text in enumerate(texts) if text and re.search(r"\d", text))
+    texts[place] = re.sub(
+        r"\d", lambda found: "7" if found[0] != "7" else "8", texts[place], count=1
+    )
+    column = table.column_names.index(name)
+    pq.write_table(table.set_column(column, name, pa.array(texts, pa.string())), path)
+    with found_results(tmp_path / "study", tmp_path) as found:
+        damaged = [cell for cell in found.grid.cells if cell.state == "damaged"]
+        assert [cell.id for cell in damaged] == [table.column("id").to_pylist()[place]]
+        assert damaged[0].result is None
+
+
+def test_a_text_that_decompresses_beyond_the_limit_is_refused(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is in memory; also one that all rows of a column share."""
+    monkeypatch.setattr(packed_grid, "_LARGEST", 2**20)
+    path, whole = study / PACKED, pq.read_table(study / PACKED)
+    for name in (b"plan.json", b"grid.yaml"):
+        packed = b64encode(zlib.compress(b" " * 2**24, 9))
+        pq.write_table(whole.replace_schema_metadata({**whole.schema.metadata, name: packed}), path)
+        with pytest.raises(UserError, match=f"{name.decode()}: holds more than 1 MiB"):
+            unpack(path, tmp_path / "there")
+    for text in (" " * 2**21, " " * 2**17):  # a large one, and one that is large in all rows
+        column = pa.array([text] * whole.num_rows, pa.string())
+        where = whole.column_names.index("config.yaml")
+        pq.write_table(whole.set_column(where, "config.yaml", column), path, compression="zstd")
+        with pytest.raises(UserError, match="holds more than 1 MiB"):
+            unpack(path, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_linked_file_is_not_published(runs: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("private: key\n")
+    config = next(iter(sorted(runs.glob("runs/*/result.json")))).with_name("config.yaml")
+    config.unlink(missing_ok=True)
+    config.symlink_to(secret)
+    with pytest.raises(UserError, match="link"):
+        publish(read_results(runs), tmp_path / "study")
+
+
+def test_a_study_and_a_grid_of_its_name_are_not_mixed(
+    runs: Path, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of the two a name means is asked; a path says it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs, tmp_path / "experiments" / study.name)
+    with (
+        pytest.raises(UserError, match=r"is the published study .* and the grid"),
+        found_results(study.name, Path("experiments")),
+    ):
+        pass
+    with found_results(Path("experiments") / study.name, Path("experiments")) as found:
+        assert not found.restored
+    with found_results(study, Path("experiments")) as found:
+        assert found.restored

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pandas as pd
 import pytest
 
+from lightning_app.analysis.formatting import p_value
 from lightning_app.analysis.report import write_report
 from lightning_app.errors import UserError
 
@@ -133,7 +134,7 @@ def test_what_the_page_says(make_grid, outcome):
         "Which blocks need warm-up?",
         "30 of 30 planned cells finished: of them 5 stalled.",
         "post_ln (5 of 5 runs without warm-up, 0 of 5 with it) stalls more often without warm-up",
-        "Compared with pre_ln, warm-up helps post_ln more, or costs it less",
+        "Compared with pre_ln, warm-up helps post_ln (p < 0.001) more, or costs it less",
         "built-in grammar, seed 0; train 30,000, valid 500, test 500",
         "Every run ended after 200 steps:",
         "One learning rate, 0.004:",
@@ -159,7 +160,9 @@ def test_the_headline_table_says_what_the_csv_says(make_grid, outcome):
             shown = [float(x.replace("−", "-")) for x in re.findall(r"[−\d.]+", cell)]
             estimate = own.loc[name, ["estimate", "low", "high"]].astype(float)
             assert shown == pytest.approx(estimate.tolist(), abs=6e-4)
-        assert (row[2] in ("more", "less")) == (own.loc["interaction", "p_holm"] < 0.05)
+        for cell, name in ((row[1], "delta"), (row[2], "interaction")):
+            assert f"(p {p_value(own.loc[name, 'p_holm'])})" in cell
+        assert row[2].startswith(("more", "less")) == (own.loc["interaction", "p_holm"] < 0.05)
         assert row[1].startswith(("helps", "costs")) == (own.loc["delta", "p_holm"] < 0.05)
 
 

@@ -1,15 +1,20 @@
 """`ablate report`: of one grid, of several, and for scripts."""
 
 import json
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lightning_app.ablation.plan_command import plan_command
 from lightning_app.ablation.report_command import report_command
 from lightning_app.ablation.status_command import status_command
+from lightning_app.analysis.read_results import read_results
+from lightning_app.analysis.report import is_current
 from lightning_app.analysis.serve import claim
 from lightning_app.errors import UserError
 
@@ -90,3 +95,72 @@ def test_a_taken_port_is_reported_before_any_work(grids: list[str]) -> None:
     with claim(0) as other, pytest.raises(UserError, match=r"--port: .* in use"):
         report_command(grids[:1], port=other.getsockname()[1])
     assert not list(Path("experiments").glob("*/report.html"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["axes"].update({PRESET: ["pre_ln"]}),
+        lambda tree: tree["axes"].update({WARMUP: [0, 4000]}),
+        lambda tree: tree["base_config"].setdefault("trainer", {}).update(max_steps=4000),
+        lambda tree: tree.update(metric={"name": "val/accuracy", "mode": "max"}),
+        lambda tree: tree.update(exclude=[{PRESET: "sas", WARMUP: 60}]),
+    ],
+)
+def test_results_of_other_cells_than_those_of_the_file_are_refused(
+    grids: list[str], change: Callable[[dict], object]
+) -> None:
+    """As `results` does, in one line; and nothing is written."""
+    path = Path(grids[0])
+    tree = yaml.safe_load(path.read_text())
+    change(tree)
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(UserError, match="holds another grid"):
+        report_command(grids[:1])
+    with pytest.raises(UserError, match="holds another grid"):
+        report_command(grids, publish_in=None)
+    assert not Path("experiments/flat/report.html").exists()
+    assert report_command([Path("experiments/flat")]) == 0  # by the path of the folder
+
+
+def test_an_edited_question_is_shown(grids: list[str]) -> None:
+    path = Path(grids[0])
+    tree = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**tree, "question": "Does it matter at all?"}))
+    assert report_command(grids[:1]) == 0
+    assert "Does it matter at all?" in Path("experiments/flat/report.html").read_text()
+
+
+def test_a_page_is_current_by_what_it_is_made_from(grids: list[str]) -> None:
+    """Not by the times of files: they may come from another machine, or a clock was set back."""
+    assert report_command(grids[:1]) == 0
+    folder = Path("experiments/flat")
+    page = folder / "report.html"
+    assert is_current(read_results(folder), page)
+    os.utime(page, (0, 0))
+    assert is_current(read_results(folder), page)
+    os.utime(page, (2**32, 2**32))
+    result = sorted(folder.glob("runs/*/result.json"))[0]
+    before = result.read_text()
+    result.write_text(before.replace('"seconds": ', '"seconds": 1'))
+    assert not is_current(read_results(folder), page)
+    result.write_text(before)
+    assert is_current(read_results(folder), page)
+    (folder / "grid.yaml").write_text((folder / "grid.yaml").read_text() + "question: Why?\n")
+    assert not is_current(read_results(folder), page)
+
+
+def test_a_folder_that_may_only_be_read_gives_its_document(
+    grids: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    before = sorted(Path().rglob("*"))
+    assert report_command(grids[:1], as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["report"], told["cells"]) == (None, 4)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_study_is_not_published_into_the_folder_of_a_grid(grids: list[str]) -> None:
+    with pytest.raises(UserError, match="--publish"):
+        report_command(grids[:1], publish_in=Path("experiments/deep"))

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
+from lightning_app.analysis.limits import limits
 from lightning_app.analysis.merge_grids import together
 from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.sensitivity import sensitivity_scores
@@ -55,7 +56,7 @@ def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outc
         delta = fmean(a - b for a, b in zip(without, with_, strict=True))
         row = next(line for line in text.splitlines() if line.startswith(variant))
         assert f" {delta:.3f} [" in row, row
-    assert re.search(r"^post_ln +helps +more .* 5/5 +0/5$", text, re.M)
+    assert re.search(r"^post_ln +helps \(p .*\) +more \(p .*\) .* 5/5 +0/5$", text, re.M)
     for sentence in findings(grid, sensitivity_scores(grid)):
         assert sentence in text
 
@@ -117,11 +118,23 @@ def test_grids_with_little_to_tell(make_grid: Make, outcome: Any, axes: Any, exp
 
 
 def test_a_pruned_grid_has_no_scores_to_show(make_grid: Make, outcome: Any) -> None:
-    folder = make_grid(outcome).folder
-    (folder / "grid.yaml").write_text((folder / "grid.yaml").read_text() + "pruner: median\n")
-    text = show(read_results(folder), width=1000)
-    assert "Cells were ended early by the pruner, so there are no scores.\n" in text
+    fake = make_grid(outcome)
+    fake.prune(0, 1)
+    grid = read_results(fake.folder)
+    assert sensitivity_scores(grid) == []
+    text = show(grid, width=1000)
+    assert "pruner ended 2 cells" in text
     assert "reads" not in text
+
+
+def test_a_pruner_that_ended_no_cell_takes_no_score_away(make_grid: Make, outcome: Any) -> None:
+    fake = make_grid(outcome)
+    scores = sensitivity_scores(read_results(fake.folder))
+    fake.prune()
+    grid = read_results(fake.folder)
+    assert repr(sensitivity_scores(grid)) == repr(scores)
+    assert "pruner ended" not in show(grid, width=1000)
+    assert not [text for text in limits(grid) if text.startswith("Pruner")]
 
 
 def test_of_very_many_slices_the_first_are_shown(make_grid: Make) -> None:

@@ -123,7 +123,7 @@ def test_a_method_that_a_task_does_not_have_is_refused(
         (lambda: load_run(causal.folder / "nowhere"), "best.ckpt is missing"),
         (
             lambda: load_run(causal.folder, translation.folder / "checkpoints" / "best.ckpt"),
-            "not the tokenizer of best.ckpt",
+            "best.ckpt: is of another run",
         ),
     ]:
         with pytest.raises(UserError, match=said) as found:

@@ -30,7 +30,7 @@ def fit(
     """Train on to `steps` with that version of the code, or with one that kept no record."""
     path, last = folder / str(steps) / "provenance.json", folder / "last.ckpt"
     software = {"code": code, "plugins": {}, "libraries": {"torch": "2"}, "command": ["ablate"]}
-    origin = Origin(path, software, resumed)
+    origin = Origin(path, software, resumed, {"id": "a", "seed": 1, "parent": None})
     look = Look(path)
     datamodule = data(cache)
     fitter = trainer(folder, max_steps=steps, callbacks=[origin, look] if code else [])

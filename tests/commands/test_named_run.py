@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_app.ablation.run import Run
 from lightning_app.cli import main
@@ -148,3 +150,43 @@ def test_another_checkpoint_never_takes_the_place_of_a_missing_one(tmp_path: Pat
     (run / "checkpoints/last.ckpt").touch()
     with pytest.raises(UserError, match=r"best\.ckpt is missing.*the run has --checkpoint last"):
         evaluation_words(run, "best", [])
+
+
+EVIL = """
+import pathlib
+pathlib.Path(__file__).with_name("sprung").touch()
+from lightning.pytorch import Callback
+class Trap(Callback): pass
+"""
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        {"class_path": "copied.trap.Trap"},
+        {"class_path": "lightning.pytorch.callbacks.LambdaCallback"},
+        {
+            "class_path": "lightning.pytorch.callbacks.LambdaCallback",
+            "init_args": {"on_validation_start": "builtins.print"},
+        },
+        "copied.trap.Trap",
+        {"class_path": "Timer", "init_args": {"duration": {"class_path": "copied.trap.Trap"}}},
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "test", "predict", "probe"])
+def test_nothing_that_the_config_of_a_run_names_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, callback: object, command: str
+) -> None:
+    """The folder may come from somebody else; it is importable from the working folder."""
+    run = Path(shutil.copytree(ONE, tmp_path / "copied"))
+    (run / "trap.py").write_text(EVIL)
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    tree["trainer"]["callbacks"] = [callback]
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([command, "--run", "copied"]) == 2
+    error = capsys.readouterr().err
+    assert "trainer.callbacks" in error
+    assert error.count("\n") == 1
+    assert not (run / "sprung").exists()

@@ -9,6 +9,7 @@ import yaml
 
 from lightning_app.cli import main
 from lightning_app.commands.diff import differing
+from tests.records import reseal, unseal
 
 pytestmark = pytest.mark.xdist_group("trained")
 FORMER = Path("tests/ablation/made_at_b91519c/former/runs").resolve()
@@ -54,6 +55,7 @@ def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path
     run = copy(tmp_path)
     change(run / "config.yaml", {"norm": "rms_norm"})
     (run / "identity.json").unlink()  # as in a run of an early version
+    unseal(run / "result.json")
     assert parsed(capsys, "show", str(run))["block"] == {"norm": "rms_norm"}
     assert "pre_ln, norm=rms_norm" in shown(capsys, "show", str(run))
 
@@ -62,9 +64,13 @@ def test_a_config_that_was_changed_after_the_run_is_refused(capsys, tmp_path: Pa
     run = copy(tmp_path)
     change(run / "config.yaml", {"norm": "rms_norm"})
     assert main(["show", str(run)]) == 2
+    assert "its seal is of another config.yaml" in capsys.readouterr().err
+    unseal(run / "result.json")
+    assert main(["show", str(run)]) == 2
     assert "model.block.norm was changed after the run" in capsys.readouterr().err
     shutil.rmtree(run)
     run = copy(tmp_path)
+    unseal(run / "result.json")
     tree = yaml.safe_load((run / "config.yaml").read_text())
     tree["trainer"]["max_steps"] = 20000  # the default, which no record holds
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
@@ -147,7 +153,7 @@ def test_equal_ids_are_said_plainly(capsys, tmp_path: Path) -> None:
     run = copy(tmp_path)
     result = json.loads((run / "result.json").read_text())
     result["provenance"]["libraries"]["torch"] = "1.0"
-    (run / "result.json").write_text(json.dumps(result))
+    reseal(run / "result.json", provenance=result["provenance"])
     tree = parsed(capsys, "diff", "mine/one", str(run))
     assert tree["same_experiment"] is True
     assert [row["field"] for row in tree["provenance"]] == ["libraries.torch"]

@@ -1,5 +1,6 @@
 """Adaptive spans: soft masks that the heads learn, against the equations of the paper."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -159,8 +160,30 @@ def test_the_soft_mask_by_hand() -> None:
     same(found[1], [1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
     some = mask.log_weights(spans, torch.tensor([[[[0, 5]]]]))
     (gradient,) = torch.autograd.grad(some.sum(), mask.fraction)
-    # The own key has weight 1 for every span; at distance 5 the slope is S / (R m), or none.
-    same(gradient.flatten(), [0.0, 10.0 / (4.0 * 0.5)])
+    # The slope is S / (R m) up to the ends of the ramp: m is 1 at distance 0 with span 0.
+    same(gradient.flatten(), [10.0 / 4.0, 10.0 / (4.0 * 0.5)])
+
+
+@pytest.mark.parametrize("trim", [False, True])
+@pytest.mark.parametrize("span", [0.0, 1.0, 2.5, 6.0])
+def test_the_gradient_at_both_ends_of_the_ramp_is_that_of_clamp(span: float, trim: bool) -> None:
+    """The authors' code weights exp(s) with `clamp(.., 0, 1)`, whose ends have a gradient."""
+    spec = AdaptiveSpan(longest=8, ramp=4.0, trim=trim)
+    mask = SpanMask(spec, 1)
+    with torch.no_grad():
+        mask.fraction.fill_(span / 8)
+    scores, values = torch.randn(9), torch.randn(9)
+    distance = torch.arange(9)[None, None, None]
+    assert mask.window.before >= min(math.floor(span + spec.ramp), spec.longest)
+    logits = scores + mask.log_weights(mask(torch.zeros(1, 1, 3)), distance)[0, 0, 0]
+    ours = logits.softmax(dim=-1) @ values
+    z = mask.fraction.flatten() * 8
+    weights = ((4.0 + z - torch.arange(9)) / 4.0).clamp(0, 1) * scores.softmax(dim=-1)
+    theirs = weights / weights.sum() @ values
+    same(ours, theirs)
+    (own,) = torch.autograd.grad(ours, mask.fraction)
+    (other,) = torch.autograd.grad(theirs, mask.fraction)
+    same(own, other)
 
 
 @pytest.mark.parametrize("start", [0.0, 0.5])

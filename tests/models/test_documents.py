@@ -1,6 +1,7 @@
 """Several documents in one row: each has the states and gradients that it has alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,17 @@ def build(block: BlockConfig | str, **changes: Any) -> CausalLanguageModel:
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_packed_documents_are_documents_alone(preset: str, positions: str) -> None:
     check(build(preset, positions=positions))
+
+
+def test_blocks_of_queries_are_refused_from_python_too() -> None:
+    """They are cut from the start of the row, so a packed document would see other keys."""
+    tokens = tiny.words(len(SHORT), sum(SHORT[0]))
+    blocks = LocalisedSpan(query_block=2, memory=4)
+    model = build(BlockConfig(preset="pre_ln", localised_span=blocks))
+    assert model(tokens).isfinite().all()
+    with pytest.raises(ValueError, match="query_block 2"):
+        model(tokens, numbers())
+    check(build(BlockConfig(preset="pre_ln", localised_span=replace(blocks, query_block=1))))
 
 
 @pytest.mark.parametrize("positions", ["rope", "relative", "relative_untied", "learned_per_layer"])

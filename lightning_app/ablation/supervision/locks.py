@@ -104,14 +104,15 @@ def if_free(lock: Path) -> Iterator[bool]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a living process holds a lock file."""
-    if not lock.is_file():
-        return False
+    """Whether a living process holds a lock file. The file is only read, never made or changed."""
     try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
+        file = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False  # there is none, or it is another user's and cannot be read
+    try:
+        return not _flock(file, fcntl.LOCK_SH)
+    finally:
+        os.close(file)
 
 
 def _flock(file: int, kind: int) -> bool:

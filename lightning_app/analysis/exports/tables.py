@@ -11,7 +11,6 @@ from lightning_app.analysis.formatting import (
     bounded,
     interval,
     nats,
-    p_value,
     share_interval,
     share_of,
 )
@@ -23,6 +22,7 @@ from lightning_app.analysis.headline import (
     relation,
     score_notes,
     stall_words,
+    with_p,
 )
 from lightning_app.analysis.pairing import mean_loss
 from lightning_app.analysis.run_summary import in_short
@@ -74,23 +74,25 @@ def headline_table(grid: GridResults, scores: Sequence[Score]) -> PaperTable:
     def row(variant: str, own: Own) -> tuple[str, ...]:
         rates = (_share(own.get(f"stalls w={warmup}")) for warmup in grid.warmups)
         versus = own["interaction"]
-        numbers = (*(_estimate(own[name]) for name in wanted), p_value(versus.p_holm), *rates)
-        words = "; ".join(filter(None, (own_reading(own), stall_words(own, reference))))
-        return variant, words, relation(own), *numbers, str(own["delta"].seeds)
+        numbers = (*(_estimate(own[name]) for name in wanted), *rates)
+        reading = with_p(own_reading(own), own["delta"])
+        words = "; ".join(filter(None, (reading, stall_words(own, reference))))
+        compared = with_p(relation(own), versus)
+        return variant, words, compared, *numbers, str(own["delta"].seeds)
 
     baseline = f" of {grid.baseline}" if grid.baseline else " of the baseline"
     caption = (
         "The effect of no warm-up: Δ is the loss without warm-up minus that with the "
         f"reference{_reference(grid)}, in nats per token, seed by seed; relative Δ is its share of "
         f"what is learned; interaction Δ minus that{baseline}. In brackets: {LEVEL:.0%} intervals "
-        "(t over seeds, Fieller for the ratio, Wilson for shares of runs); p by Holm. "
+        "(t over seeds, Fieller for the ratio, Wilson for shares of runs); p of a label by Holm. "
         f"{in_short(grid)}"
     )
     stalls = (
         f"{failures(grid.finished) or 'stalled'}, warm-up {warmup:,}" for warmup in grid.warmups
     )
     versus = f"against {grid.baseline}" if grid.baseline else "against the baseline"
-    scored = ("Δ", "relative Δ", "interaction", "p (Holm)")
+    scored = ("Δ", "relative Δ", "interaction")
     header = ("variant", "warm-up", versus, *scored, *stalls, "seeds")
     return PaperTable(
         name="headline",

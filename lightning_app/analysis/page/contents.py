@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Contents:
     """The grid, the values computed from it, and the folder `out` of the page.
 
-    `results` has a row for each cell; `published` the figures of papers beside ours.
+    `results` has a row for each cell; `published` the figures of papers beside ours, `made_from`
+    the digest of all inputs.
     """
 
     grid: GridResults
@@ -29,6 +30,7 @@ class Contents:
     drawings: Sequence[FigureFiles]
     published: "pd.DataFrame"
     out: Path
+    made_from: str = ""
     _tables: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False)
 
     def next_table(self) -> str:

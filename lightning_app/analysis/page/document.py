@@ -38,6 +38,7 @@ def page(contents: Contents) -> str:
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="made-from", content=contents.made_from),
         element("meta", name="color-scheme", content="light dark"),
         element("title", f"{grid.name}: {_kind(grid)}"),
         element("style", Markup(css.read_text(encoding="utf-8"))),

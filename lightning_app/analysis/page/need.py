@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from lightning_app.analysis.exports.task_tables import task_tables
-from lightning_app.analysis.formatting import DASH, nats, p_value
+from lightning_app.analysis.formatting import DASH, nats
 from lightning_app.analysis.grid_results import CellResult, failures
 from lightning_app.analysis.headline import (
     SAME,
@@ -13,6 +13,7 @@ from lightning_app.analysis.headline import (
     own_reading,
     relation,
     stall_words,
+    with_p,
 )
 from lightning_app.analysis.markup import Child, Markup, element
 from lightning_app.analysis.page.comparison import comparison_table
@@ -91,7 +92,6 @@ def _headline(contents: Contents) -> Markup:
         column("Δ", "nats per token"),
         column("relative Δ", "of what is learned"),
         column("interaction", f"Δ − Δ of {grid.baseline}" if grid.baseline else "no baseline"),
-        column("p", "Holm"),
         column("steps saved", "by warm-up"),
         *(
             column(failures(grid.finished) or "stalled", f"warm-up {warmup:,}")
@@ -105,9 +105,8 @@ def _headline(contents: Contents) -> Markup:
             "tr",
             head(variant),
             element("td", *_readings(own, grid.reference_warmup), class_="text"),
-            element("td", relation(own), class_="text"),
+            element("td", with_p(relation(own), own["interaction"]), class_="text"),
             *(estimate(own[name]) for name in HEADLINE),
-            element("td", p_value(own["interaction"].p_holm)),
             _steps(own),
             *(stalled_share(own.get(f"stalls w={warmup}")) for warmup in grid.warmups),
             element("td", str(own["delta"].seeds)),
@@ -117,7 +116,8 @@ def _headline(contents: Contents) -> Markup:
     booted = any(score.bootstrap for score in shown)
     caption = (
         "The effect of no warm-up. Δ: loss without warm-up minus loss with it, seed by seed; "
-        "interaction: Δ of the variant minus Δ of the baseline. In brackets: "
+        "interaction: Δ of the variant minus Δ of the baseline. The p value that decides a label "
+        "is printed beside it, corrected by Holm. In brackets: "
         f"{LEVEL:.0%} intervals (t over seeds for Δ and the interaction, Fieller for the ratio, "
         f"Wilson for shares of runs). {'Below them: the values of the seeds. ' if few else ''}"
         f"{'Bootstrap-t intervals are in sensitivity.csv. ' if booted else ''}"
@@ -129,7 +129,7 @@ def _headline(contents: Contents) -> Markup:
 
 def _readings(own: dict[str, Score], reference: int | None) -> list[Child]:
     """What warm-up does to the variant, and whether its runs stall."""
-    shown: list[Child] = [own_reading(own)]
+    shown: list[Child] = [with_p(own_reading(own), own["delta"])]
     if stalls := stall_words(own, reference):
         shown.append(element("span", stalls, class_="interval"))
     return shown
