@@ -101,8 +101,10 @@ def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
     Earlier versions recorded the steps of a run and not those that were asked for: these are the
     `max_steps` of its config, unless its epochs may have been fewer.
     """
+    if outcome(result) == "non_finite":
+        return None
     asked = result.get("steps_asked")
-    if asked is None and result["status"] != CUT_SHORT and outcome(result) != "non_finite":
+    if asked is None and result["status"] != CUT_SHORT:
         asked = _steps_of(folder)
     if result["status"] == CUT_SHORT or (asked is not None and result["steps"] < asked):
         return words_of_short(result["steps"], asked)

@@ -90,6 +90,7 @@ ALLOWED: dict[str, set[str]] = {
         "importing",
         "names",
         "own_class",
+        "run_folder",
         "sections",
         "task_facts",
         "trainer_arguments",
@@ -109,7 +110,10 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"blocks", "models", "atomic_write"},
     "shipped": set(),
     "identity": {"atomic_write", "run_folder"},
-    "experiment": {"data", "identity", "parent", "plugins", "sections"},
+    "experiment": {
+        *MODEL,
+        *("data", "identity", "parent", "plugins", "sections", "task_facts"),
+    },
     "analysis": {
         *("task_facts", "scores", "atomic_write", "identity", "mixtures", "version"),
         *FOLDERS,
@@ -138,6 +142,7 @@ ALLOWED: dict[str, set[str]] = {
         "saved",
         "shipped",
         "task_facts",
+        "trainer_limits",
         "analysis",
     },
     "bench": {

@@ -132,6 +132,11 @@ def test_states_are_counted_in_a_fixed_order() -> None:
         ({}, "{max_steps: -1, max_time: '00:00:01:00'}", False),
         ({"status": "diverged", "outcome": "stalled"}, "{max_steps: 9}", True),
         ({"status": "diverged", "outcome": "non_finite"}, "{max_steps: 9}", False),
+        (
+            {"status": "diverged", "outcome": "non_finite", "steps_asked": 9},
+            "{max_steps: 9}",
+            False,
+        ),
     ],
 )
 def test_a_result_of_fewer_steps_than_its_config_is_cut_short(

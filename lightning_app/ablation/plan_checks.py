@@ -75,8 +75,7 @@ def check_effects(
             continue
         arm, place = _arm(cell)
         arms.setdefault(arm, {})[place] = effect
-        other = seen.setdefault(effect, cell)
-        if other is not cell:
+        if (other := seen.setdefault(effect, cell)) != cell:
             pairs.append((other, cell))
     for other, cell in pairs:
         (one, place), (two, elsewhere) = _arm(other), _arm(cell)
