@@ -1297,8 +1297,8 @@ MUTANTS = (
     mutant(
         "the setting of the mean is the best one",
         FINE_TUNING,
-        'chosen = _fixed(grid, cells) if kind == "mean" else _best(by_setting)',
-        "chosen = _best(by_setting)",
+        'if kind == "best_median":\n        chosen',
+        "if kind:\n        chosen",
     ),
     mutant(
         "stalls of other rates count",
@@ -1579,6 +1579,24 @@ MUTANTS = (
         "mode=best, asked=False)",
     ),
     mutant(
+        "losses of two tokenizers are compared by themselves",
+        at("analysis/test_comparison.py", "test_rulers.py"),
+        '_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")',
+        '_TOKENIZER = ("data.splits.train",)',
+    ),
+    mutant(
+        "a comparison asks for a common ruler and goes on without one",
+        at("analysis/test_comparison.py"),
+        "if common is None:\n            return _not_comparable(row, why)",
+        "if common is None:\n            common = measure",
+    ),
+    mutant(
+        "runs that became non-finite count as a smaller budget",
+        at("analysis/test_comparison.py"),
+        'if c.outcome != "non_finite"] for cells in (own, other))',
+        "if c.outcome] for cells in (own, other))",
+    ),
+    mutant(
         "a comparison of one axis has the rows of another",
         API_GRIDS,
         "(compared_axes(part) if axes is None else axes)",
@@ -1687,6 +1705,48 @@ MUTANTS = (
         at("test_precheck.py"),
         "return holding[-1]",
         "return holding[0]",
+    ),
+    mutant(
+        "a key of a YAML file may be given twice",
+        at("test_strict_yaml.py"),
+        "seen.add(key)",
+        "seen.add(node)",
+    ),
+    mutant(
+        "merge keys count once, however often they are written out",
+        at("test_strict_yaml.py"),
+        "            values, levels = found",
+        "            values, levels = 1, found[1]",
+    ),
+    mutant(
+        "unknown text across two parts of a long line is two tokens",
+        at("data/test_tokenizer.py"),
+        "            if ids and found and ids[-1] == found[0] == UNK:",
+        "            if False:",
+    ),
+    mutant(
+        "windows that cross two parts of train are not found",
+        at("data/test_tokenizer.py"),
+        "begin + _PLACES + window - 1",
+        "begin + _PLACES",
+    ),
+    mutant(
+        "a row of the first split alone is held against the positions",
+        at("test_config.py"),
+        '    for split in corpus.meta["sizes"]:\n        for column',
+        '    for split in ["train"]:\n        for column',
+    ),
+    mutant(
+        "text of a console may hold control characters",
+        at("ablation/test_display.py"),
+        "yield segment if own else",
+        "yield segment if True else",
+    ),
+    mutant(
+        "the group of a plug-in may write it, whoever its members are",
+        at("plugins/test_loading.py"),
+        "        if not private:",
+        "        if False:",
     ),
 )
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lightning_app.commands.arguments import parse_arguments
-from lightning_app.errors import UserError
+from lightning_app.errors import UserError, printable_output
 from lightning_app.plugins import load_all
 
 
@@ -17,10 +17,24 @@ def interrupted() -> int:
     return 130
 
 
+_OF_LIGHTNING = ("fit", "validate", "test")
+"""Commands whose progress bars write escape sequences."""
+_OF_TEXT = ("predict", "translate", "generate", "completion")
+"""Commands whose output is data."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if any(command in words for command in _OF_LIGHTNING):
+        return _main(words)
+    with printable_output(only_terminals=any(command in words for command in _OF_TEXT)):
+        return _main(words)
+
+
+def _main(words: Sequence[str]) -> int:
     try:
-        args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        args = parse_arguments(words)
         if args.plugin or args.uses_parts:
             load_all(args.plugin)
         if getattr(args, "threads", None) is not None and args.command != "bench":

@@ -1,13 +1,17 @@
 """Complete and check the config of one run. Lightning is imported only if the parser is needed."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_app.bounds import check_accumulation, check_bounds
 from lightning_app.completion import complete_plain
 from lightning_app.data.config import DataConfig
+from lightning_app.data.corpus import resolved_data
+from lightning_app.data.prepare import PreparedCorpus, find
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
-from lightning_app.names import check_names
+from lightning_app.names import check_names, check_once
 from lightning_app.own_class import CLASS_FIELDS
 from lightning_app.parent_weights import check_parent
 from lightning_app.sections import PARTS, DataSection, arguments, hints_of, model_config
@@ -43,6 +47,7 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     with named(source):
         check_names(tree)
+        check_once(tree)
         complete = None if by_parser else complete_plain(tree)
         if complete is None:
             from lightning_app.parser import parse_config
@@ -115,6 +120,38 @@ def check(tree: dict[str, Any], *, trains: bool = True) -> None:
         require_test(corpus)
 
 
+def check_rows(tree: Mapping[str, Any], corpus: PreparedCorpus | None = None) -> None:
+    """Refuse a complete config whose positions end before a row of any split does.
+
+    `check` compares them with the length of windows and training sentences. Of pairs, no row of
+    valid and test is left out or cut.
+
+    Args:
+        tree: The config.
+        corpus: Its corpus; None to look for it, and to check nothing where it is not prepared.
+
+    Raises:
+        UserError: naming the field, the row and both numbers.
+    """
+    architecture = model_config(tree["model"]).architecture
+    longest = architecture.order().longest
+    if longest == math.inf or not TASKS[tree["model"]["objective"]["kind"]].pairs:
+        return
+    corpus = corpus or find(resolved_data(tree["data"]))
+    if corpus is None:
+        return
+    for split in corpus.meta["sizes"]:
+        for column in corpus.meta["tokens"][split]:
+            lengths = corpus.lengths(split, column)
+            if (needed := int(lengths.max())) > longest:
+                raise UserError(
+                    f"model.architecture.max_positions: {architecture.max_positions} "
+                    f"{architecture.positions} positions are too few for row "
+                    f"{int(lengths.argmax()) + 1} of the {split} split, whose {column} has "
+                    f"{needed} tokens; at least {needed}"
+                )
+
+
 def _check_classes(tree: dict[str, Any]) -> None:
     """Check the classes that a config names; Lightning is imported only if it names one."""
     if any(tree[section][field] is not None for section in PARTS for field in CLASS_FIELDS):
@@ -122,6 +159,6 @@ def _check_classes(tree: dict[str, Any]) -> None:
 
         check_classes(tree)
     if tree["trainer"]["callbacks"]:
-        from lightning_app.parser import check_callbacks
+        from lightning_app.callbacks.averaging import check_callbacks
 
         check_callbacks(tree)

@@ -1,9 +1,12 @@
 """The one exception for a user's mistake, and the hint that goes with it."""
 
 import difflib
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TextIO
 
 
 class UserError(Exception):
@@ -37,3 +40,52 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return ""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return text with control characters and marks of direction as escapes, except \\n and tabs.
+
+    Names, labels and error lines may be from files, which must not control a terminal.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class PrintableStream:
+    """A stream that writes only `printable` text; the rest is that of `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def printable_output(*, only_terminals: bool = False) -> Iterator[None]:
+    """Let what is written to standard output and standard error be `printable`.
+
+    Args:
+        only_terminals: Whether a file or a pipe gets its text as it is, since the text is data.
+    """
+    streams = sys.stdout, sys.stderr
+    kept = (only_terminals and not each.isatty() for each in streams)
+    sys.stdout, sys.stderr = (  # type: ignore[assignment]
+        each if keep else PrintableStream(each) for each, keep in zip(streams, kept, strict=True)
+    )
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams

@@ -1,7 +1,7 @@
 """The axes of a grid: the keys with a special meaning, equal values, names of variants."""
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 SEED = "seed_everything"
@@ -10,6 +10,7 @@ RATE = "model.optimizer.lr"
 BLOCK = "model.block."
 PRESET = "model.block.preset"
 CORPUS = "data.name"
+ROOT = "data.root"
 ROUNDING = "model.rounding"  # over 0 a rerun, which no score includes
 
 Labels = Mapping[str, Mapping[Hashable, str]]
@@ -46,6 +47,25 @@ def lookup(tree: Any, key: str) -> Any:
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
+
+
+def cell_setting(axes: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[str], Any]:
+    """The values of the dotted fields of a cell: those of its axes, else those of `config`.
+
+    `data.root` is null without an axis of it: it says where files lie, not what they hold.
+    """
+
+    def setting(key: str) -> Any:
+        if key in axes:
+            return axes[key]
+        for axis, value in axes.items():
+            if key.startswith(f"{axis}."):
+                return lookup(value, key.removeprefix(f"{axis}."))
+        found = None if key == ROOT else lookup(config, key)
+        inside = {axis: value for axis, value in axes.items() if axis.startswith(f"{key}.")}
+        return [found, inside] if inside else found
+
+    return setting
 
 
 def variant(

@@ -52,6 +52,21 @@ def check_names(tree: Mapping[str, Any], others: Iterable[str] = ()) -> None:
             )
 
 
+def check_once(tree: Mapping[str, Any]) -> None:
+    """Refuse a dotted key that says again what another one, or a nested mapping, says.
+
+    Raises:
+        UserError: naming the key.
+    """
+    names = (str(name) for name, _ in leaves(tree))
+    before = ""
+    for name in sorted(names, key=lambda name: name.split(".")):
+        if before and f"{name}.".startswith(f"{before}."):
+            again = f", as {name}" if name != before else ""
+            raise UserError(f"key '{before}' is given twice, dotted and nested{again}; keep one")
+        before = name
+
+
 def _check_key(key: str) -> None:
     """Refuse an unknown dotted key of a known section, such as ``trainer.max_stepz``."""
     section, *rest = key.split(".")

@@ -11,10 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lightning_app.errors import UserError
 from lightning_app.parent import FIELD, Parent, find_parent
+from lightning_app.records import Unsound, read_yaml
 
 _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
 _POOLER = "pooler."
@@ -151,9 +150,9 @@ def _unchanged(given: str, known: str | None) -> Parent:
 def _data_of(config: Path) -> Mapping[str, Any]:
     """Return the section `data` of a run's config."""
     try:
-        section = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]
+        section = read_yaml(config)["data"]
         return {field: section[field] for field in ("tokenizer", "vocab_size")}
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, Unsound, KeyError, TypeError) as error:
         raise UserError(f"{FIELD}: {config}: damaged; it holds no section data") from error
 
 

@@ -1,33 +1,32 @@
 """The parser of a run's config, that of LightningCLI. Slow to import: it imports Lightning."""
 
-import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from functools import cache, lru_cache
+from functools import cache, partial
 from itertools import product
 from pydoc import locate
 from typing import Any, NoReturn, get_type_hints
 
 import lightning.pytorch as pl
-import yaml
-from jsonargparse import Namespace, set_parsing_settings
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from jsonargparse import Namespace, get_loader, set_dumper, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from yaml import YAMLError
 
-from lightning_app.bounds import check_callback, check_seed
+from lightning_app import strict_yaml
+from lightning_app.bounds import check_seed
 from lightning_app.data.corpus import resolved_data
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
+from lightning_app.grid_axes import lookup
+from lightning_app.identity.relevant import leaves
 from lightning_app.importing import no_foreign_imports
 from lightning_app.module import TransformerModule
 from lightning_app.names import SECTIONS
 from lightning_app.own_class import CLASS_FIELDS, named_class
-from lightning_app.run_folder import NAMED
 from lightning_app.sections import (
     arguments,
     as_written,
@@ -35,7 +34,7 @@ from lightning_app.sections import (
     model_config,
     type_name,
 )
-from lightning_app.task_facts import TASKS, Monitored, fill_by_task, glue_task_of
+from lightning_app.task_facts import fill_by_task, glue_task_of
 from lightning_app.trainer_arguments import TRAINER_DEFAULTS
 
 # Warnings of Lightning and torch that do not apply to this program.
@@ -62,6 +61,20 @@ class _Advertisement(logging.Filter):
 
 _NO_TIPS = _Advertisement()
 
+_MODE = "yaml_1_2"
+
+
+def _load(text: str) -> Any:
+    """Return a value or a config of YAML 1.2; text such as `{a}` and `a:` stays text, as usual."""
+    value = strict_yaml.load_yaml_value(text)
+    if isinstance(value, dict) and not any(each is not None for each in value.values()):
+        usual = get_loader("yaml")(text)
+        return usual if isinstance(usual, str) else value
+    return value
+
+
+set_loader(_MODE, _load, (YAMLError,))
+set_dumper(_MODE, partial(strict_yaml.dump_yaml, allow_unicode=True))
 # The help of a field is its docstring in the dataclass.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -71,7 +84,7 @@ class ConfigParser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A later version may have an option of which this one is a prefix.
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "parser_mode": _MODE, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(explain(message, self)) from ex
@@ -180,25 +193,20 @@ def dump(
 ) -> dict[str, Any]:
     """Return `config` as a tree of plain values. Raises `UserError`."""
     try:
-        text = parser.dump(config, skip_link_targets=False, skip_unset=False, format="yaml")
+        text = parser.dump(config, skip_link_targets=False, skip_unset=False, format=_MODE)
     except ValueError as error:
         what = re.search(r"cannot represent an object', (.*)\)", str(error))
         raise UserError(
             f"trainer: {what[1] if what else error} cannot be written to config.yaml, which holds "
             f"only text, numbers, lists and mappings"
         ) from error
-    tree = load_yaml(text)
+    tree = strict_yaml.load_yaml(text, bounded=False)
     tree = tree[subcommand] if subcommand else tree
     arguments(
         "trainer", get_type_hints(pl.Trainer.__init__), tree["trainer"]
     )  # refuses a wrong null
     # Arguments of the subcommand, such as ckpt_path, are not part of the run.
     return {section: tree[section] for section in SECTIONS}
-
-
-def load_yaml(text: str) -> Any:
-    """Return the plain values of YAML that this program wrote: by libyaml, ten times as fast."""
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def parse_config(tree: dict[str, Any]) -> dict[str, Any]:
@@ -211,20 +219,61 @@ def parse_config(tree: dict[str, Any]) -> dict[str, Any]:
     with no_foreign_imports():
         # A copy, since the parser inserts its own objects into lists of callbacks.
         complete = dump(parser, parser.parse_object(deepcopy(tree)))
-    keep_numbers(tree, complete)
+    keep_numbers(dict(leaves(tree)), complete)
     return complete
 
 
-def keep_numbers(written: dict[str, Any], complete: dict[str, Any]) -> None:
-    """Give each number of the Trainer the type in which it was written.
+def keep_numbers(written: Mapping[str, Any], complete: dict[str, Any]) -> None:
+    """Give each number of the Trainer the type in which it was written, and refuse text as one.
 
     For some of its fields an integer is a count and a float is a share. The order of the two in
     such a union depends on earlier imports, and without this function the id would too.
+
+    Args:
+        written: The values as they are written, by dotted key.
+        complete: The complete config.
+
+    Raises:
+        UserError: for a text that the parser has read as a number of YAML 1.1.
     """
-    section = written.get("trainer")
-    for key, value in (section if isinstance(section, dict) else {}).items():
-        if type(value) in (int, float) and complete["trainer"][key] == value:
-            complete["trainer"][key] = value
+    for key, value in written.items():
+        _check_text(key, value, lookup(complete, key))
+        section, _, name = key.partition(".")
+        known = complete["trainer"].get(name) if section == "trainer" else None
+        if type(value) in (int, float) and known == value:
+            complete["trainer"][name] = value
+
+
+def _check_text(key: str, written: Any, found: Any) -> None:
+    """Refuse a text such as 1:30, 1_000 or yes where a number or a truth value was made of it.
+
+    jsonargparse reads a text in the place of one by YAML 1.1, whatever its loader.
+    """
+    if isinstance(written, str):
+        if found is not None and not isinstance(found, bool | int | float):
+            return
+        if _only_in_yaml_1_1(written):
+            raise UserError(
+                f"{key}: expected a number, true or false, found the text {written!r} "
+                "(YAML 1.2 has no underscores, times or yes and no)"
+            )
+    elif isinstance(written, Mapping):
+        for name, value in written.items():
+            part = found.get(name) if isinstance(found, Mapping) else None
+            _check_text(f"{key}.{name}", value, part)
+    elif isinstance(written, list) and isinstance(found, list) and len(written) == len(found):
+        for value, part in zip(written, found, strict=True):
+            _check_text(key, value, part)
+
+
+def _only_in_yaml_1_1(text: str) -> bool:
+    """Whether a text is text in YAML 1.2, and a number or a truth value in YAML 1.1."""
+    try:
+        if not isinstance(strict_yaml.load_yaml(text), str):
+            return False
+        return isinstance(get_loader("yaml")(text), bool | int | float)
+    except (UserError, ValueError, YAMLError):
+        return False
 
 
 BASES = {"model": TransformerModule, "data": TextDataModule}
@@ -269,63 +318,8 @@ def _class_with_arguments(section: str, fields: dict[str, Any]) -> tuple[Any, di
     parser = ConfigParser(exit_on_error=False)
     parser.add_class_arguments(kind, key, skip=set(fields), instantiate=False)
     parsed = parser.parse_object({section: {"init_args": given}})
+    _check_text(key, given, parsed[key].as_dict())
     return kind, vars(parser.instantiate_classes(parsed)[section]["init_args"])
-
-
-def check_callbacks(tree: dict[str, Any]) -> None:
-    """Refuse callbacks of a complete config that cannot be used, or not beside our own.
-
-    Raises:
-        UserError: naming the callback, and what would be right.
-    """
-    given = tree["trainer"]["callbacks"]
-    monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
-    _check_callbacks(json.dumps(given if isinstance(given, list) else [given]), monitored)
-
-
-@lru_cache(maxsize=64)  # cells of a grid have the same ones
-def _check_callbacks(given: str, monitored: Monitored) -> None:
-    parser = ConfigParser(exit_on_error=False)
-    parser.add_subclass_arguments(pl.Callback, "callback")
-    own = {
-        ModelCheckpoint(monitor=monitored.metric, mode=monitored.mode).state_key: "best",
-        ModelCheckpoint().state_key: "last",
-    }
-    seen: set[str] = set()
-    for each in json.loads(given):
-        name = str(each["class_path"]).rpartition(".")[2]
-        try:
-            made = parser.instantiate_classes(parser.parse_object({"callback": each}))["callback"]
-        except (MisconfigurationException, ValueError, TypeError) as error:
-            raise UserError(f"trainer.callbacks: {name}: {error}") from error
-        check_callback(name, (kind.__name__ for kind in type(made).__mro__))
-        if type(made).state_dict is pl.Callback.state_dict:
-            continue
-        if isinstance(made, ModelCheckpoint):
-            _check_own_checkpoints(name, each.get("init_args") or {}, own.get(made.state_key))
-        if made.state_key in seen:
-            raise UserError(
-                f"trainer.callbacks: {name}: two of the same settings, of which Lightning stores "
-                "one in a checkpoint; remove one"
-            )
-        seen.add(made.state_key)
-
-
-def _check_own_checkpoints(name: str, given: dict[str, Any], same: str | None) -> None:
-    """Refuse a ModelCheckpoint that is `same`, one of ours, or that writes one of its files."""
-    if same is not None:
-        which = f"monitor: {given.get('monitor') or 'null'}, mode: {given.get('mode')}"
-        raise UserError(
-            f"trainer.callbacks: {name} with {which} and no every_n_train_steps is the callback "
-            f"that already keeps checkpoints/{same}.ckpt of each run; remove it, or give it "
-            "every_n_train_steps or another monitor"
-        )
-    if given.get("dirpath") is None and (given.get("filename") in NAMED or given.get("save_last")):
-        field = "save_last" if given.get("save_last") else f"filename: {given['filename']}"
-        raise UserError(
-            f"trainer.callbacks: {name} with {field} would write checkpoints/best.ckpt or "
-            "last.ckpt, which each run keeps already; remove it, or give it another filename"
-        )
 
 
 def explain(message: str, parser: LightningArgumentParser) -> str:

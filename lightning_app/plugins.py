@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.plugin_imports import check_neighbours, imports_of, origins_of
-from lightning_app.project import PROJECT, read_project
+from lightning_app.project import PROJECT, check_own, read_project
 from lightning_app.registry import Registry, owners, registering, remove_parts, strays
 
 ENTRY_POINTS = "lightning_app.plugins"
@@ -128,6 +128,9 @@ def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
     for each in _of_project(folder):
         if _name(each) not in names:
             with named(PROJECT):
+                for file in [Path(each)] if _is_file(each) else _files_of(each.partition(".")[0]):
+                    if file.exists():  # else `load` says so
+                        check_own(file)
                 load(each)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         load(point.module)

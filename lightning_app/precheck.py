@@ -7,11 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lightning_app import strict_yaml
 from lightning_app.errors import UserError, named
 from lightning_app.identity.relevant import leaves
-from lightning_app.names import SECTIONS, check_names
+from lightning_app.names import SECTIONS, check_names, check_once
 from lightning_app.plugin_copies import require
 from lightning_app.trainer_arguments import trainer_arguments
 
@@ -42,6 +41,7 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
     for file, tree in trees.items():
         with named(file):
             check_names(tree, known)
+            check_once(tree)
     with named(COMMAND_LINE):
         check_names(dict.fromkeys(options), (*known, *_OPTIONS))
     with located(files, words):
@@ -111,31 +111,12 @@ def _holds_part(names: Iterable[str], field: str) -> bool:
 
 
 def _fields(tree: Mapping[str, Any]) -> list[str]:
-    with suppress(RecursionError):
-        return [name for name, _ in leaves(tree) if isinstance(name, str)]
-    return []
+    return [name for name, _ in leaves(tree)]
 
 
 def read_tree(file: str | Path) -> dict[str, Any]:
-    """Return the mapping in a config file, or an empty one if only the parser can read it."""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"--config {file}: cannot be read as UTF-8 text: {error}") from error
-    except OSError as error:
-        raise UserError(f"--config {file}: cannot be read: {error.strerror}") from error
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" line {mark.line + 1}:" if mark else ""
-        raise UserError(f"{file}:{line} {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: not valid YAML: {error}") from error
-    except RecursionError as error:
-        raise UserError(f"{file}: the config is nested too deeply") from error
-    except ValueError:  # from text that looks like a date
-        return {}
+    """Return the mapping in a config file."""
+    tree, _ = strict_yaml.read_yaml_file(Path(file))
     if not isinstance(tree, dict | None):
         raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
     return tree or {}
@@ -154,23 +135,22 @@ def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield name.rstrip("+"), value if equals else follows
 
 
-def trainer_section(words: Sequence[str]) -> dict[str, Any]:
-    """Return the section `trainer` as the files and options of a call write it: values of YAML.
+def written_values(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values by dotted key as the files and options of a call write them.
 
     Raises:
         UserError: for a file that cannot be read.
     """
-    section: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in options_of(words):
         if value is None:
             continue
         if name == "config":
-            found = read_tree(value).get("trainer")
-            section |= found if isinstance(found, dict) else {}
-        elif name.startswith("trainer.") and name.count(".") == 1:
-            with suppress(yaml.YAMLError):  # the parser says what is wrong with it
-                section[name.removeprefix("trainer.")] = yaml.safe_load(value)
-    return section
+            found |= leaves(read_tree(value))
+        elif name.partition(".")[0] in SECTIONS:
+            with suppress(UserError):  # the parser says what is wrong with it
+                found[name] = strict_yaml.load_yaml(value)
+    return found
 
 
 def _check_preset(trees: Iterable[Mapping[str, Any]], options: Mapping[str, str | None]) -> None:

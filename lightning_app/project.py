@@ -4,6 +4,7 @@ Fast to import: without torch.
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,20 +58,18 @@ def read_project(folder: Path | None = None) -> Project:
             another user.
     """
     path = (folder or Path.cwd()) / PROJECT
+    if path.is_symlink():
+        raise UserError(
+            f"{path}: is a symbolic link, but its plug-ins would be those of this folder; copy the "
+            "file, or work in the folder that it names"
+        )
     if not path.is_file():
         return Project(path)
-    owner = path.stat().st_uid
-    if hasattr(os, "getuid") and owner not in (os.getuid(), 0):
-        raise UserError(
-            f"{path}: belongs to another user (uid {owner}), whose code `ablate` does not run; "
-            "make the file yours, or work in another folder"
-        )
-    import yaml
+    check_own(path)
+    # Imported here, since most commands work in a folder without such a file.
+    from lightning_app import strict_yaml
 
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from error
+    tree = strict_yaml.read_yaml_file(path)[0] or {}
     known = {PLUGINS, RESULTS}
     if not isinstance(tree, dict) or set(tree) - known:
         unknown = next(iter(set(tree) - known), None) if isinstance(tree, dict) else tree
@@ -83,6 +82,45 @@ def read_project(folder: Path | None = None) -> Project:
         _listed(path, tree, PLUGINS, "files and modules"),
         _listed(path, tree, RESULTS, "folders"),
     )
+
+
+def check_own(path: Path) -> None:
+    """Refuse a file that other users may have written: its code, or that which it names, would run.
+
+    The file, and a link to it, must belong to the user, to root, or to the owner of this program.
+    Others may not write it, nor may its group, unless that is the owner's private one: a group of
+    the owner's name without further members, as with umask 002.
+
+    Raises:
+        UserError: naming the file, and what would be right.
+    """
+    if not hasattr(os, "getuid"):
+        return
+    import grp
+    import pwd
+
+    trusted = {os.getuid(), 0, os.stat(__file__).st_uid}
+    found = path.stat()
+    for owner in (path.lstat().st_uid, found.st_uid):
+        if owner not in trusted:
+            raise UserError(
+                f"{path}: belongs to another user (uid {owner}), whose code `ablate` does not run; "
+                "make the file yours, or work in another folder"
+            )
+    if found.st_mode & stat.S_IWOTH:
+        raise UserError(f"{path}: every user may write it, so its code is not run; chmod o-w")
+    if found.st_mode & stat.S_IWGRP:
+        try:
+            group, owner = grp.getgrgid(found.st_gid), pwd.getpwuid(found.st_uid).pw_name
+        except KeyError:  # a group or a user without a name, as in some containers
+            private = found.st_gid == found.st_uid
+        else:
+            private = group.gr_name == owner and not {*group.gr_mem} - {owner}
+        if not private:
+            raise UserError(
+                f"{path}: the members of its group (gid {found.st_gid}) may write it, so its code "
+                "is not run; chmod g-w"
+            )
 
 
 def _listed(path: Path, tree: Mapping[str, Any], key: str, what: str) -> tuple[str, ...]:

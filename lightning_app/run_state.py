@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from lightning_app.errors import UserError
 from lightning_app.records import (
     CUT_SHORT,
     OUTCOMES,
-    YAML,
     Newer,
     Unsound,
     outcome,
@@ -19,6 +17,7 @@ from lightning_app.records import (
     read_result,
 )
 from lightning_app.run_folder import RunFolder
+from lightning_app.strict_yaml import load_yaml
 
 
 class DamagedRun(Exception):
@@ -119,10 +118,10 @@ def words_of_short(steps: int, asked: int | None) -> str:
 def _steps_of(folder: RunFolder) -> int | None:
     """The steps that `max_steps` alone asks for; other checks say what is wrong with the config."""
     try:
-        tree = yaml.load(folder.config.read_text(encoding="utf-8"), Loader=YAML)
+        tree: Any = load_yaml(folder.config.read_text(encoding="utf-8"))
         trainer = tree["trainer"]
         steps, epochs = trainer["max_steps"], trainer.get("max_epochs")
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, LookupError, TypeError):
+    except (OSError, ValueError, UserError, LookupError, TypeError):
         return None
     counts = isinstance(steps, int) and steps > 0 and epochs in (None, -1)
     return steps if counts else None

@@ -13,7 +13,8 @@ class QualityMetric(NamedTuple):
 
     `mode` says whether `min` or `max` of it is best. `scale` is the factor that papers multiply it
     by: 100 for a share that they print in percent. `published_with` has fields of a config with the
-    values without which ours cannot be put beside published figures.
+    values without which ours cannot be put beside published figures. `counts` is what it is a mean
+    over, a key of `rulers.RULERS`; the default is that of a metric of which nothing is known.
     """
 
     metric: str
@@ -22,6 +23,7 @@ class QualityMetric(NamedTuple):
     mode: str = "max"
     scale: float = 1.0
     published_with: tuple[tuple[str, Any], ...] = ()
+    counts: str = "anything"
 
 
 LOSS = "val/nll"
@@ -39,12 +41,14 @@ class Monitored:
             sensitivity analysis compares.
         floor: What the loss of a model that ignores its input is called; `Task.floor` computes
             it, and `unigram_entropy` in `result.json` holds it. A run that ends there has failed.
+        counts: What the metric and the loss are means over, as `QualityMetric.counts`.
     """
 
     metric: str = LOSS
     mode: str = "min"
     loss: str = LOSS
     floor: str = "unigram entropy"
+    counts: str = "anything"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +121,31 @@ TASKS.add(
         pairs=True,
         length="max_length",
         marks=2,
-        scores=(
-            QualityMetric("test/bleu", "Test BLEU", "BLEU (0 to 100)"),
-            QualityMetric("val/bleu", "Validation BLEU", "BLEU (0 to 100)"),
-            QualityMetric("test/sacrebleu", "Test sacreBLEU", "BLEU (0 to 100)"),
+        monitored=Monitored(counts="tokens"),
+        scores=tuple(  # the references are lines of the corpus, whatever the tokenizer
+            QualityMetric(name, title, "BLEU (0 to 100)", counts="lines")
+            for name, title in (
+                ("test/bleu", "Test BLEU"),
+                ("val/bleu", "Validation BLEU"),
+                ("test/sacrebleu", "Test sacreBLEU"),
+            )
         ),
     ),
 )
 NEXT_SENTENCE = (
     QualityMetric(
-        "val/nsp_accuracy", "Validation accuracy of next sentences", "accuracy of next sentences"
+        "val/nsp_accuracy",
+        "Validation accuracy of next sentences",
+        "accuracy of next sentences",
+        counts="tokens",  # pairs are made up of as many tokens as fit into a window
     ),
-    QualityMetric("val/nsp_nll", "Validation loss of next sentences", "nats a pair", "min"),
+    QualityMetric(
+        "val/nsp_nll",
+        "Validation loss of next sentences",
+        "nats a pair",
+        "min",
+        counts="tokens",
+    ),
 )
 """What a masked language model reports only where it predicts next sentences."""
 
@@ -138,8 +155,11 @@ TASKS.add(
         title="masked language modelling",
         architecture="encoder",
         masks=True,
+        monitored=Monitored(counts="tokens"),
         scores=(
-            QualityMetric("val/accuracy", "Validation accuracy", "accuracy of masked tokens"),
+            QualityMetric(
+                "val/accuracy", "Validation accuracy", "accuracy of masked tokens", counts="tokens"
+            ),
             *NEXT_SENTENCE,
         ),
         method="Text is packed into windows of {data.window} tokens, of which a share of "
@@ -158,9 +178,18 @@ TASKS.add(
         architecture="decoder",
         running_text=True,
         label_smoothing=0.0,
+        monitored=Monitored(counts="tokens"),
         scores=(
-            QualityMetric("val/bits_per_byte", "Validation bits per byte", "bits a byte", "min"),
-            QualityMetric("test/bits_per_byte", "Test bits per byte", "bits a byte", "min"),
+            *(
+                QualityMetric(
+                    f"{split}/bits_per_byte",
+                    f"{title} bits per byte",
+                    "bits a byte",
+                    "min",
+                    counts="bytes",
+                )
+                for split, title in (("val", "Validation"), ("test", "Test"))
+            ),
             *(
                 QualityMetric(
                     f"{split}/word_perplexity",
@@ -168,6 +197,7 @@ TASKS.add(
                     "perplexity",
                     "min",
                     published_with=OF_WHOLE_TEXT,
+                    counts="bytes",
                 )
                 for split, title in (("val", "Validation"), ("test", "Test"))
             ),
@@ -190,7 +220,7 @@ GLUE_CORPORA: Mapping[str, str] = {
 """The task of GLUE of each corpus with labels; the keys are values of `data.name`."""
 
 _OF_GLUE = {
-    name: QualityMetric(f"val/{name}", title, unit, scale=100.0)
+    name: QualityMetric(f"val/{name}", title, unit, scale=100.0, counts="rows")
     for name, title, unit in (
         ("accuracy", "accuracy", "accuracy, a fraction"),
         ("f1", "F1 of class 1", "F1, a fraction"),
@@ -218,7 +248,7 @@ TASKS.add(
         architecture="encoder",
         labelled="numbers",
         label_smoothing=0.0,
-        monitored=Monitored(floor="loss of the best constant output"),
+        monitored=Monitored(floor="loss of the best constant output", counts="rows"),
         scores=tuple(_OF_GLUE[name] for name in ("matthews", "f1", "pearson", "spearman")),
         by_corpus={
             corpus: _published_scores(GLUE_TASKS[name]) for corpus, name in GLUE_CORPORA.items()
@@ -228,7 +258,7 @@ TASKS.add(
 )
 
 _OF_SQUAD = tuple(
-    QualityMetric(name, title, unit, published_with=(("data.train_from_dev", None),))
+    QualityMetric(name, title, unit, published_with=(("data.train_from_dev", None),), counts="rows")
     for name, title, unit in (
         ("val/f1", "F1 of answers", "F1, percent"),
         ("val/exact_match", "Exact match of answers", "exact match, percent"),
@@ -242,7 +272,7 @@ TASKS.add(
         architecture="encoder",
         labelled="answers",
         label_smoothing=0.0,
-        monitored=Monitored(floor="loss of the best constant output"),
+        monitored=Monitored(floor="loss of the best constant output", counts="tokens"),
         scores=_OF_SQUAD,
         by_corpus={"squad1": _OF_SQUAD, "squad2": _OF_SQUAD},
         method="Contexts are read in windows, with the question {data.window} tokens long, whose "

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_app.config import resolve
+from lightning_app.config import check_rows, resolve
+from lightning_app.data.corpus import resolved_data
+from lightning_app.data.prepare import prepare
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id
 from tests import warm
@@ -233,3 +235,78 @@ def test_the_id_does_not_depend_on_what_was_imported_before(first: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     config = changed("trainer.gradient_clip_val", 1, changed("trainer.limit_val_batches", 2))
     assert done.stdout.strip() == cell_id(resolve(config, "x"))
+
+
+LEARNED = {
+    "seed_everything": 1,
+    "trainer": {"max_steps": 2, "val_check_interval": 2, "log_every_n_steps": 1},
+    "model": {
+        "block": {"preset": "pre_ln"},
+        "architecture": {
+            **{"kind": "encoder_decoder", "encoder_depth": 1, "decoder_depth": 1, "model_dim": 8},
+            **{"ff_dim": 8, "num_heads": 2, "dropout": 0.0, "positions": "learned"},
+            "max_positions": 12,
+        },
+        "objective": {"kind": "translation", "evaluate_test": False},
+        "optimizer": {"kind": "adam", "lr": 1e-3},
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+    },
+    "data": {
+        **{"name": "text", "source_language": "no", "target_language": "en", "max_length": 10},
+        **{"tokenizer": "word", "vocab_size": None, "tokens_per_batch": 64},
+    },
+}
+
+
+def pairs(folder: Path, **longest: int) -> dict[str, Any]:
+    """Write a corpus of short pairs, with one longer line in the files that are named."""
+    for split in ("train", "valid", "test"):
+        for side in ("no", "en"):
+            lines = ["en hund løp", "a b"] * 4
+            if (words := longest.get(f"{split}_{side}")) is not None:
+                lines[5] = " ".join(["hund"] * words)
+            (folder / f"{split}.{side}").write_text("\n".join(lines) + "\n")
+    return {**LEARNED, "data": {**LEARNED["data"], "root": str(folder), "cache": str(folder / "c")}}
+
+
+@pytest.mark.parametrize("file", ["valid_no", "valid_en", "test_no", "test_en"])
+def test_every_row_of_every_split_must_fit_the_positions(file: str, tmp_path: Path) -> None:
+    config = resolve(pairs(tmp_path, **{file: 12}), "x.yaml")
+    check_rows(config)  # not prepared: nothing is known
+    prepare(resolved_data(config["data"]))
+    split, side = file.split("_")
+    column = {"no": "source", "en": "target"}[side]
+    said = rf"max_positions.* row 6 of the {split} split, whose {column} has 13 tokens"
+    with pytest.raises(UserError, match=said):
+        check_rows(config)
+    architecture = config["model"]["architecture"]
+    architecture["max_positions"] = 13
+    check_rows(config)
+    architecture |= {"max_positions": 12, "positions": "sinusoidal"}
+    check_rows(config)
+
+
+def test_a_long_training_pair_is_dropped_and_fits(tmp_path: Path) -> None:
+    config = resolve(pairs(tmp_path, train_no=40, train_en=40), "x.yaml")
+    prepare(resolved_data(config["data"]))
+    check_rows(config)
+
+
+@pytest.mark.parametrize(
+    ("command", "prepared"),
+    [("plan g.yaml", True), ("run g.yaml", False), ("fit --config base.yaml", False)],
+)
+def test_no_step_is_trained_where_a_row_does_not_fit(
+    command: str, prepared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = pairs(tmp_path, valid_no=20)
+    Path("base.yaml").write_text(yaml.safe_dump(config))
+    Path("g.yaml").write_text("name: g\nbase: base.yaml\naxes: {seed_everything: [1, 2]}\n")
+    if prepared:
+        prepare(resolved_data(resolve(config, "x.yaml")["data"]))
+    done = warm.run(["-m", "lightning_app", *command.split()], folder=tmp_path)
+    assert done.returncode == 2
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("ablate: ")]
+    assert "row 6 of the valid split" in said
+    assert not Path("experiments").exists()

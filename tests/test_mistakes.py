@@ -89,7 +89,7 @@ AT_ONCE = [
     Case("doctor demo --fx", "did you mean '--fix'?"),
     Case("prepare --data iwslt", "did you mean 'iwslt14'?"),
     Case("prepare --data text --root nowhere", "nowhere"),
-    Case("prepare --config run.yaml", "cannot be read as YAML", {"run.yaml": "a: ["}),
+    Case("prepare --config run.yaml", "run.yaml: line 2", {"run.yaml": "a: ["}),
     Case("translate --run nowhere", "nowhere"),
     Case("probe", "--config FILE is needed, or --run RUN, or --theory"),
     Case("trian --config run.yaml", "did you mean 'fit'?"),
@@ -143,7 +143,7 @@ AT_ONCE = [
     Case("status demo", "did you mean 'plugins'?", {"ablate.yaml": "plugin: [a.py]\n"}),
     Case("status demo", "expected a list of files", {"ablate.yaml": "plugins: a.py\n"}),
     Case("status demo", "ablate.yaml: ", {"ablate.yaml": "plugins: [a.py]\n"}),
-    Case("status demo", "not valid YAML", {"ablate.yaml": "plugins: [\n"}),
+    Case("status demo", "ablate.yaml: line 2", {"ablate.yaml": "plugins: [\n"}),
     # a new project
     Case("init .", "config.yaml exists already; nothing was written", {"config.yaml": ""}),
     Case("init p", "p is a file; expected a folder", {"p": ""}),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_app.errors import UserError
-from lightning_app.precheck import precheck, source_of, trainer_section
+from lightning_app.precheck import precheck, source_of, written_values
 
 BASE = Path("ablations/base/synthetic.yaml")
 
@@ -45,9 +45,14 @@ def test_the_last_preset_counts(tmp_path: Path) -> None:
     [
         ("a: [\n", "mine.yaml: line 2: "),
         ("a: \x07\n", "mine.yaml: not valid YAML"),
-        ("a: &a {b: *a}\nmodel: *a\n", "mine.yaml: unknown key 'a'"),
-        ("model: &a {b: *a}\n", "mine.yaml: the config is nested too deeply"),
-        ("model: " + "[" * 5000, "mine.yaml: the config is nested too deeply"),
+        ("model: &a {b: *a}\n", "mine.yaml: line 1: a value contains itself"),
+        ("model: " + "[" * 5000, "mine.yaml: line 1: nested too deeply"),
+        (
+            "model: {block: {norm: layer}}\nmodel.block.norm: rms\n",
+            "mine.yaml: key 'model.block.norm'",
+        ),
+        ("data.name: text\ndata:\n  name: synthetic\n", "mine.yaml: key 'data.name'"),
+        ("model.block: {}\nmodel: {block: {norm: rms}}\n", "mine.yaml: key 'model.block'"),
         ("5", "mine.yaml: expected a mapping of sections, found 5"),
         ("ckpt_pth: x\n", "mine.yaml: unknown key 'ckpt_pth'; did you mean 'ckpt_path'?"),
         ("data: {splits: {trian: x}}", "mine.yaml: unknown key 'data.splits.trian'; did you mean"),
@@ -71,10 +76,11 @@ def test_numbers_of_the_trainer_keep_the_type_in_which_they_are_written(tmp_path
     words = ["fit", "-c", str(first), f"--config={second}"]
     words += ["--trainer.limit_train_batches", "7", "--trainer.callbacks=[{", "--trainer.logger"]
     words += ["--trainer.logger.init_args.version=3", "--trainer.min_steps"]
-    found = trainer_section(words)
+    found = written_values(words)
     assert repr(found) == (
-        "{'limit_val_batches': 20, 'max_steps': 4, 'limit_test_batches': 1.0, "
-        "'limit_train_batches': 7}"
+        "{'trainer.limit_val_batches': 20, 'trainer.max_steps': 4, "
+        "'trainer.limit_test_batches': 1.0, 'trainer.limit_train_batches': 7, "
+        "'trainer.logger.init_args.version': 3}"
     )
 
 

@@ -129,8 +129,8 @@ def test_what_is_no_record(path: Path, data: bytes, said: str) -> None:
         (b"a: [\n", "torn or damaged: not valid YAML"),
         (b"\xff\n", "torn or damaged: not valid YAML"),
         (b"- a\n", "expected a YAML mapping, found list"),
-        (b"a: %s\n" % DEEP.encode(), "damaged: nested more than 100 deep"),
-        (b"- " * 1_000_000 + b"\n", "damaged: nested more than 100 deep"),
+        (b"a: %s\n" % DEEP.encode(), "damaged.*nested too deeply"),
+        (b"- " * 1_000_000 + b"\n", "damaged.*nested too deeply"),
     ],
 )
 def test_what_is_no_config(path: Path, data: bytes, said: str) -> None:

@@ -8,8 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lightning_app import strict_yaml
 from lightning_app.ablation.config_tree import replaced
 from lightning_app.ablation.finished_checks import check_finished
 from lightning_app.ablation.finished_elsewhere import FinishedElsewhere, origins
@@ -122,4 +121,4 @@ def _set_places(copy: RunFolder, each: FinishedElsewhere, grid: Grid) -> None:
     config = read_yaml(copy.config)
     placed = reduce(lambda found, key: replaced(found, key, here[key]), here, config)
     if placed != config:
-        write_whole(copy.config, yaml.safe_dump(placed, sort_keys=False))
+        write_whole(copy.config, strict_yaml.dump_yaml(placed))

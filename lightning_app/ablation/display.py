@@ -1,15 +1,18 @@
 """Progress of a grid: a live table on a terminal, otherwise one line for each finished cell."""
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from lightning_app.errors import printable
 from lightning_app.run_state import fraction
 
 _REFRESH = 1.0  # seconds
@@ -31,10 +34,26 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+class PlainConsole(Console):
+    """A console to which text is text: without markup, emoji, and control characters in it."""
+
+    def __init__(self, **options: Any) -> None:
+        # Its own escape sequences, those of colours, are not for the filter of the stream.
+        stream = getattr(sys.stdout, "stream", None)
+        super().__init__(file=stream, highlight=False, markup=False, emoji=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            own = segment.control is not None
+            yield segment if own else segment._replace(text=printable(segment.text))
+
+
 def plain_console() -> Console:
     """A console that does not cut lines if its output is piped."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=1000)
+    console = PlainConsole()
+    return console if console.is_terminal else PlainConsole(width=1000)
 
 
 class Display:
@@ -48,7 +67,7 @@ class Display:
         self._started = self._shown = time.monotonic()
         self._total = total
         self._over = 0
-        bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        bar = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         self._progress = Progress(*bar, TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
         self._task = self._progress.add_task(name, total=total, left="")
         self._live = Live(console=self._console, auto_refresh=False, transient=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lightning_app import strict_yaml
 from lightning_app.ablation.adoption import take_over
 from lightning_app.ablation.cells import Cell
 from lightning_app.ablation.config_tree import keys_of
@@ -305,7 +304,7 @@ class _Doctor:
         return self._program.resolve(self._grid.tree(cell), str(run))
 
     def _restore_config(self, run: RunFolder, cell: Cell) -> None:
-        text = yaml.safe_dump(self._resolve(run, cell), sort_keys=False)
+        text = strict_yaml.dump_yaml(self._resolve(run, cell))
         if run.config.exists():
             _put_aside(run.config)
         write_whole(run.config, text)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import yaml
-
+from lightning_app import strict_yaml
 from lightning_app.ablation.cells import Cell, Waiting, cell_tree
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.parent_cells import placed
@@ -96,4 +95,4 @@ class Grid:
         save_plan(self.folder.plan, self.plan)
 
     def _text(self) -> str:
-        return yaml.safe_dump(self.spec.tree(), sort_keys=False, allow_unicode=True, width=100)
+        return strict_yaml.dump_yaml(self.spec.tree(), allow_unicode=True, width=100)

@@ -3,11 +3,11 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from lightning_app.bounds import check_numbers, check_seed, check_size
+from lightning_app.bounds import check_numbers, check_seed
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import (
     BLOCK,
@@ -28,6 +28,8 @@ from lightning_app.task_facts import DEFAULT_TASK, GENERAL, TASKS, task_facts
 
 PRUNERS = ("median", "hyperband")
 CHECKPOINTS = ("all", "last", "best", "none")
+CELLS = 100_000
+"""The most cells of a grid, before any is excluded."""
 
 
 def mapping(value: Any, field: str) -> dict[str, Any]:
@@ -89,15 +91,32 @@ def check_axis_values(axes: Any) -> dict[str, list[Any]]:
         twice = next((value for value in values if counts[key_of(value)] > 1), _check_value)
         if twice is not _check_value:
             raise UserError(f"axes: {axis}: value {twice!r} is given twice")
-        alike: dict[str, Any] = {}
-        for value in values:
-            other = alike.setdefault(label(value), value)
-            if other is not value and not same(other, value):
-                raise UserError(f"axes: {axis}: {other!r} and {value!r} have one name in reports")
-        inner = next((other for other in axes if other.startswith(f"{axis}.")), None)
-        if inner:
-            raise UserError(f"axes: {inner} lies inside of another axis, {axis}")
+        if len(set(map(label, values))) < len(values):
+            raise UserError(f"axes: {axis}: two of {values!r} have one name in reports")
+        parts = axis.split(".")
+        above = next((a for n in range(1, len(parts)) if (a := ".".join(parts[:n])) in axes), None)
+        if above:
+            raise UserError(f"axes: {axis} lies inside of another axis, {above}")
     return axes
+
+
+def check_cells(
+    axes: Mapping[str, list[Any]],
+    linked: Mapping[str, Linked],
+    exclude: Sequence[Mapping[str, Any]],
+) -> None:
+    """Refuse more cells than could be planned, before any of them is made."""
+    count = math.prod(len(values) for axis, values in axes.items() if axis not in linked)
+    if count > CELLS:
+        shown = f"{count:,}" if count < 10**15 else f"about 10^{math.log10(count):.0f}"
+        raise UserError(
+            f"axes: come to {shown} cells, before any is excluded; at most {CELLS:,} in a grid"
+        )
+    if (shapes := len({tuple(entry) for entry in exclude})) * count > 1_000 * CELLS:
+        raise UserError(
+            f"exclude: names {shapes:,} sets of axes, each looked for in {count:,} cells; at most "
+            f"{1_000 * CELLS // count:,} for so many cells"
+        )
 
 
 def _check_value(axis: str, value: Any) -> None:
@@ -109,9 +128,7 @@ def _check_value(axis: str, value: Any) -> None:
             _check_value(axis, item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"axes: {axis}: {value} is not a finite number")
-    elif isinstance(value, int):
-        check_size(f"axes: {axis}", value)
-    elif value is not None and not isinstance(value, bool | float | str):
+    elif value is not None and not isinstance(value, bool | int | float | str):
         raise UserError(f"axes: {axis}: unexpected {type(value).__name__} {value!r}")
 
 

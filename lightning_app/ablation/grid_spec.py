@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning_app import strict_yaml
 from lightning_app.ablation.grid_checks import (
     Linked,
     check_axis_values,
+    check_cells,
     check_checkpoints,
     check_compare,
     check_config_numbers,
@@ -23,7 +25,6 @@ from lightning_app.ablation.grid_checks import (
     check_sensitivity,
     mapping,
 )
-from lightning_app.ablation.grid_yaml import read_grid_yaml
 from lightning_app.ablation.import_allowlist import check_imports
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.grid_axes import lookup
@@ -143,7 +144,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> GridSpec:
     """Read a grid file. `children` are the files that name it as their parent grid."""
     if path.resolve() in children:
         raise UserError(f"{path}: init_from.grid: the grid continues itself")
-    content, text = read_grid_yaml(path)
+    content, text = strict_yaml.read_yaml_file(path)
     with named(path):
         tree = mapping(content, "the file")
     return _spec(path, tree, text, (*children, path.resolve()))
@@ -163,6 +164,8 @@ def _spec(
         _check_parent(name, base_config, tree.get("axes"), parent)
         axes, linked = check_linked(tree.get("axes"))
         axes = check_axis_values(axes)
+        exclude = check_exclude(tree.get("exclude"), axes)
+        check_cells(axes, linked, exclude)
         metric, mode = check_metric(tree.get("metric"), base_config, axes)
         sensitivity = check_sensitivity(tree.get("sensitivity"), axes)
         check_imports(base_config, axes)
@@ -173,7 +176,7 @@ def _spec(
             question=_question(tree.get("question"), text),
             base_config=base_config,
             axes=axes,
-            exclude=check_exclude(tree.get("exclude"), axes),
+            exclude=exclude,
             metric=metric,
             mode=mode,
             sensitivity=sensitivity,
@@ -258,7 +261,7 @@ def _base(path: Path, tree: Mapping[str, Any], source: str) -> tuple[dict[str, A
         base = path.parent / tree["base"]
         if not base.is_file():
             raise UserError(f"base: no such file: {base}")
-    content, _ = read_grid_yaml(base)
+    content, _ = strict_yaml.read_yaml_file(base)
     with named(base):
         return mapping(content, "the file"), str(base)
 
@@ -272,7 +275,7 @@ def _published(path: Path, given: Any) -> tuple[dict[str, Any], ...]:
     with named(path):
         if not file.is_file():
             raise UserError(f"published: no such file: {file}")
-    content, _ = read_grid_yaml(file)
+    content, _ = strict_yaml.read_yaml_file(file)
     with named(file):
         return check_published(content)
 

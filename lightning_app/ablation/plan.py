@@ -28,6 +28,7 @@ from lightning_app.ablation.plan_checks import (
     check_devices,
     check_effects,
     check_identities,
+    check_ranked,
     check_reference,
     check_reported,
     long_warmups,
@@ -170,6 +171,7 @@ def _expand(
     check_devices(spec, whole)
     check_baseline(spec, [*cells, *waiting])
     check_reported(spec, whole)
+    check_ranked(spec, cells, configs)
     plan = Plan(
         name=spec.name,
         hash=_hash(spec, cells),

@@ -9,10 +9,24 @@ from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.bounds import classes_of, long_warmup
 from lightning_app.errors import UserError, nearest
-from lightning_app.grid_axes import PRESET, RATE, SEED, WARMUP, key_of, label, lookup, same, variant
+from lightning_app.grid_axes import (
+    CORPUS,
+    PRESET,
+    RATE,
+    SEED,
+    WARMUP,
+    cell_setting,
+    key_of,
+    label,
+    lookup,
+    same,
+    value_name,
+    variant,
+)
 from lightning_app.own_class import OWN_CLASS
 from lightning_app.plugins import CALLBACKS
-from lightning_app.task_facts import DEFAULT_TASK, GENERAL, NEXT_SENTENCE, TASKS
+from lightning_app.rulers import EVALUATION, differences, in_raw_text, ruler
+from lightning_app.task_facts import DEFAULT_TASK, GENERAL, LOSS, NEXT_SENTENCE, TASKS, task_facts
 
 _DEVICES = "trainer.devices"
 
@@ -230,7 +244,6 @@ def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
 
 def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
     """Check that every cell reports the grid's metric."""
-    split = spec.metric.partition("/")[0]
     owners = [
         name
         for name, task in TASKS.items()
@@ -247,12 +260,8 @@ def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
         kind = objective.get("kind", DEFAULT_TASK)
         reports = not known or spec.metric in GENERAL or kind in owners
         conditions = {
-            "evaluate_test: true": split != "test" or objective.get("evaluate_test", True),
+            **_conditions(spec.metric, objective),
             f"kind: {' or '.join(owners)}": reports,
-            "next_sentence: true": spec.metric not in [s.metric for s in NEXT_SENTENCE]
-            or objective.get("next_sentence", False),
-            "validation_bleu: 1 or more": spec.metric != "val/bleu"
-            or objective.get("validation_bleu", 1) > 0,
         }
         for condition, holds in conditions.items():
             if not holds:
@@ -260,3 +269,105 @@ def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
                     f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with "
                     f"model.objective.{condition}"
                 )
+
+
+def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
+    """The settings without which no run of its task reports a metric, and whether they hold."""
+    return {
+        "evaluate_test: true": not metric.startswith("test/")
+        or objective.get("evaluate_test", True),
+        "next_sentence: true": metric not in [score.metric for score in NEXT_SENTENCE]
+        or objective.get("next_sentence", False),
+        "validation_bleu: 1 or more": metric != "val/bleu"
+        or objective.get("validation_bleu", 1) > 0,
+    }
+
+
+def check_ranked(spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]) -> None:
+    """Check that the pruner ranks cells by a metric that counts the same in all of them."""
+    if spec.pruner is None:
+        return
+    settings = [cell_setting(cell.axes, of) for cell, of in zip(cells, configs, strict=True)]
+    why = differences([ruler(setting, spec.metric) for setting in settings])
+    if why:
+        raise UserError(
+            f"{spec.source}: pruner: ranks cells by '{spec.metric}', which does not count the same "
+            f"in all of them ({why}); a grid with one value each, or without a pruner, is right"
+        )
+
+
+def axis_cautions(
+    spec: GridSpec, cells: Sequence[Cell], configs: list[dict[str, Any]]
+) -> list[str]:
+    """Return what values of an axis cannot be compared by, and which of them read more tokens."""
+    said: dict[str, None] = {}
+    for axis in spec.axes:
+        if axis != SEED and axis not in spec.linked:
+            said |= dict.fromkeys(_cautions_of(spec, axis, cells, configs))
+    return list(said)
+
+
+def _cautions_of(
+    spec: GridSpec, axis: str, cells: Sequence[Cell], configs: list[dict[str, Any]]
+) -> list[str]:
+    if axis in EVALUATION and len(spec.axes[axis]) > 1:
+        return [f"{axis}: changes only the evaluation, so no value of it can be better or worse"]
+    base = spec.compare.get(axis, spec.axes[axis][0])
+    follow = {each for each, (other, _) in spec.linked.items() if other == axis}
+    places: dict[Any, dict[Any, tuple[Cell, Mapping[str, Any]]]] = {}
+    for cell, config in zip(cells, configs, strict=True):
+        others = {k: v for k, v in cell.axes.items() if k not in (axis, SEED, *follow)}
+        at = places.setdefault(label(others), {})
+        at.setdefault(key_of(cell.axes[axis]), (cell, config))
+    found = []
+    for at in places.values():
+        if key_of(base) in at:
+            others = [pair for key, pair in at.items() if key != key_of(base)]
+            for other in others:
+                found += _cautions_of_two(spec, axis, at[key_of(base)], other)
+    return found
+
+
+def _cautions_of_two(
+    spec: GridSpec,
+    axis: str,
+    base: tuple[Cell, Mapping[str, Any]],
+    other: tuple[Cell, Mapping[str, Any]],
+) -> list[str]:
+    """What sets two cells apart that differ in one axis, and in those that follow from it."""
+    found = []
+    (cell, config), (_, config2) = base, other
+    settings = [cell_setting(each.axes, of) for each, of in (base, other)]
+    facts = task_facts(settings[0](TASKS.field) or DEFAULT_TASK)
+    scores = facts.by_corpus.get(str(settings[0](CORPUS)), ())
+    metric = scores[0].metric if scores and spec.metric == LOSS else spec.metric
+    if why := differences([ruler(setting, metric) for setting in settings]):
+        instead = [
+            each.metric
+            for each in in_raw_text(settings[0], metric)
+            if not differences([ruler(setting, each.metric) for setting in settings])
+            and all(
+                all(_conditions(each.metric, of["model"]["objective"]).values())
+                for of in (config, config2)
+            )
+        ]
+        by = f"compared by {instead[0]} if every run has it" if instead else "not compared"
+        found.append(f"{axis}: {metric} does not count the same at its values ({why}): {by}")
+    value, first = (value_name(axis, each.axes[axis], {}) for each in (other[0], cell))
+    for what, (mine, theirs) in zip(
+        ("tokens", "epochs"), zip(most_read(config2), most_read(config), strict=True), strict=True
+    ):
+        if mine and theirs and mine != theirs:
+            times = f"{mine / theirs:.2g} times the {what}"
+            found.append(f"{axis}: a run at {value} reads up to {times} of one at {first}")
+            break
+    return found
+
+
+def most_read(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the tokens that a run reads at most, or its epochs where its steps are not bounded."""
+    trainer = config["trainer"]
+    if trainer["max_steps"] < 1:
+        return None, trainer.get("max_epochs")
+    batches = trainer["max_steps"] * (trainer.get("accumulate_grad_batches") or 1)
+    return batches * config["data"]["tokens_per_batch"], None

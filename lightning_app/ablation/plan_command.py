@@ -24,10 +24,11 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
 from lightning_app.ablation.parent_cells import waiting_document, waiting_lines
 from lightning_app.ablation.plan import expand, load_plan, runs_with_plugins
-from lightning_app.ablation.plan_checks import devices_of
+from lightning_app.ablation.plan_checks import axis_cautions, devices_of, most_read
 from lightning_app.ablation.superseding import lines
 from lightning_app.ablation.supervision.locks import supervisor_lock
 from lightning_app.ablation.supervision.slots import default_workers
+from lightning_app.errors import named
 from lightning_app.grid_axes import RATE, SEED, WARMUP
 from lightning_app.grid_folder import GridFolder
 from lightning_app.mixtures import STALE, Groups, others
@@ -70,11 +71,7 @@ class CostGroup:
     @property
     def tokens(self) -> int | None:
         """Tokens that one run trains on at most, or None where its steps are not bounded."""
-        trainer = self.config["trainer"]
-        if trainer["max_steps"] < 1:
-            return None
-        batches = trainer["max_steps"] * (trainer.get("accumulate_grad_batches") or 1)
-        return batches * self.config["data"]["tokens_per_batch"]
+        return most_read(self.config)[0]
 
     @property
     def seconds(self) -> float | None:
@@ -102,6 +99,7 @@ def plan_command(
     """
     spec = read_spec(grid)  # finds mistakes before torch is imported
     from lightning_app.ablation.resolving import resolve_cell
+    from lightning_app.config import check_rows
     from lightning_app.experiment import identity_of
 
     folder = GridFolder(experiments / spec.name)
@@ -109,6 +107,9 @@ def plan_command(
         with hinting(runs_with_plugins(folder)):
             identify = partial(identity_of, fetch=False)
             plan, configs = expand(spec, resolve_cell, identify, experiments)
+        with named(spec.source):
+            for config in configs:
+                check_rows(config)
         planned = Grid(spec, folder, plan)
         if load_plan(folder.plan) is None:
             with supervisor_lock(folder):
@@ -130,6 +131,7 @@ def plan_command(
         tree["warnings"] = plan.warnings
         tree["fetched"] = None not in plan.corpora
         tree["stale"] = _stale(planned, shapes)
+        tree["cautions"] = axis_cautions(spec, plan.cells, configs)
         _print(tree, _KEPT[spec.checkpoints][1], _elsewhere(search))
     return 0
 
@@ -269,6 +271,8 @@ def _print(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> None:
         console.print("  `ablate run --rerun-stale` reruns those of other code, data or libraries")
     for axis, values in tree["axes"].items():
         console.print(f"  {axis}: {', '.join(map(json.dumps, values))}", markup=False)
+    for line in tree["cautions"]:
+        console.print(f"  caution: {line}", markup=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("variant", overflow="fold")
     for column in ("cells", "done", "parameters", "tokens a run", "seconds a run"):

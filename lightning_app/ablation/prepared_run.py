@@ -13,14 +13,14 @@ from lightning_app.ablation.checkpoint import (
 from lightning_app.ablation.import_allowlist import place_below
 from lightning_app.ablation.run_identity import check_folder, with_checkpoint
 from lightning_app.callbacks.added_loggers import Labels, label_loggers
-from lightning_app.config import check
+from lightning_app.config import check, check_rows
 from lightning_app.data.corpus import corpus_of
 from lightning_app.data.sources import require_test
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError
 from lightning_app.experiment import cell_id, named_by_content, stacks_of
 from lightning_app.identity.record import Record
-from lightning_app.identity.relevant import without_evaluation_limits
+from lightning_app.identity.relevant import leaves, without_evaluation_limits
 from lightning_app.parser import (
     RunCLI,
     config_parser,
@@ -29,7 +29,7 @@ from lightning_app.parser import (
 )
 from lightning_app.plugin_copies import require_of
 from lightning_app.plugins import used_by
-from lightning_app.precheck import trainer_section
+from lightning_app.precheck import written_values
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder
 from lightning_app.sections import model_config
@@ -79,7 +79,7 @@ class PreparedRun(RunCLI):
         self._attempt = attempt
         self.predictions: list[str] = []
         words = args if isinstance(args, list) else []
-        self._written = args if isinstance(args, dict) else {"trainer": trainer_section(words)}
+        self._written = dict(leaves(args)) if isinstance(args, dict) else written_values(words)
         self._command = args[0] if isinstance(args, list) and args else None
         super().__init__(args, **kwargs)
 
@@ -188,6 +188,7 @@ class PreparedRun(RunCLI):
             if self._checkpoint is not None:
                 check_data(self._checkpoint, self._data)
         self.corpus = self._data.corpus
+        check_rows(self.tree, self.corpus)
         trainer = self.tree["trainer"]
         if self._trains and (trainer["max_epochs"] or 0) > 0:
             # How many steps the epochs have is known now.

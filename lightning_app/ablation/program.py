@@ -14,9 +14,11 @@ from lightning_app.ablation.resolving import parse_cell as parse
 from lightning_app.ablation.resolving import resolve_cell as resolve
 from lightning_app.ablation.supervision.distributed import join_process_group
 from lightning_app.ablation.supervision.process import Job
+from lightning_app.config import check_rows
 from lightning_app.data.corpus import resolved_data
+from lightning_app.data.prepare import find
 from lightning_app.data.prepare import prepare as prepare_corpus
-from lightning_app.experiment import identity_of as identify
+from lightning_app.experiment import Identity, identity_of
 from lightning_app.parser import config_parser
 from lightning_app.provenance import software
 from lightning_app.sections import PARTS, parts_of
@@ -31,9 +33,25 @@ config_parser()  # built once: every cell inherits it from the fork server
 software()  # read now: the cells run this code, even if files are edited later
 
 
-def prepare(config: dict[str, Any]) -> None:
-    """Prepare the corpus of a resolved data config on disk."""
-    prepare_corpus(resolved_data(config))
+def prepare(config: dict[str, Any]) -> bool:
+    """Prepare the corpus of a resolved data config on disk; return whether it was not there."""
+    data = resolved_data(config)
+    before = find(data)
+    prepare_corpus(data)
+    return before is None
+
+
+def _fitting_identity(config: dict[str, Any]) -> Identity:
+    """Return the identity of a resolved config; refuse one that its prepared corpus does not fit.
+
+    Raises:
+        UserError: if rows of the corpus are longer than the positions.
+    """
+    check_rows(config)
+    return identity_of(config)
+
+
+identify = _fitting_identity
 
 
 def count_devices() -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_app import strict_yaml
 from lightning_app.ablation.checkpoint import copy_whole, with_whole_checkpoints
 from lightning_app.ablation.prepared_run import PreparedRun
 from lightning_app.ablation.reports import last_report
@@ -105,7 +105,7 @@ class Run(PreparedRun):
             self.attempt_folder.path.mkdir(parents=True, exist_ok=True)
         keep_copies(self.folder, self.used)
         write_record(self.folder.path, self.record)
-        write_whole(self.folder.config, yaml.safe_dump(self.tree, sort_keys=False))
+        write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         self.divergence = DivergenceMonitor(self.monitored)

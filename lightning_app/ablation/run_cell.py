@@ -6,10 +6,11 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_app import strict_yaml
 from lightning_app.ablation.checkpoint import checkpoint_of_cell
 from lightning_app.ablation.run import Run
 from lightning_app.experiment import cell_id
-from lightning_app.parser import data_module, load_yaml
+from lightning_app.parser import data_module
 from lightning_app.run_folder import RunFolder
 
 
@@ -41,7 +42,7 @@ def run_cell(
     # Lightning was imported in the fork server, before this process had a rank.
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
     if not folder.is_over(prunes=pruned_by is not None):
-        tree = load_yaml(folder.config.read_text(encoding="utf-8"))
+        tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))
         tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
         tree["trainer"] |= _devices(tree["trainer"], slot)
         data = data_module(tree["data"])

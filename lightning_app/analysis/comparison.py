@@ -8,15 +8,26 @@ larger of Student's t and the same with the spread pooled over the comparisons o
 metric (`statistics.guarded_ps`), corrected by Holm over all comparisons; one whose p is withheld
 counts as 1. There is no interval where some seeds of an arm failed and others did not, and no p
 value from fewer than 5 seeds where the two arms differ in failures (`failed_runs.failed`).
+
+Where `m` counts other things at the two values (`rulers`), bits per byte or BLEU takes its place if
+every run has it; otherwise, and for an axis that changes only the evaluation, the two are *not
+comparable*. Values at which runs have read more or trained longer say how much (`_budget`).
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.failed_runs import failed
-from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.formatting import p_value
+from lightning_app.analysis.grid_results import (
+    CellResult,
+    GridResults,
+    as_number,
+    scales,
+    unlike,
+)
 from lightning_app.analysis.statistics import (
     FEW_SEEDS,
     LEVEL,
@@ -38,12 +49,22 @@ from lightning_app.grid_axes import (
     key_of,
     value_name,
 )
-from lightning_app.task_facts import QualityMetric
+from lightning_app.mixtures import made_by
+from lightning_app.rulers import EVALUATION
+from lightning_app.task_facts import TASKS, QualityMetric, task_facts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BETTER, WORSE, SAME = "better", "worse", "no difference shown"
+BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not comparable"
+
+MORE = 1.05
+"""From this factor on, other numbers of tokens are said: fewer come from the ends of batches."""
+LONGER = 1.25
+"""From this factor on, another time of training is said, if every run of one arm took longer than
+every run of the other. Two runs of one config that share a machine differ by up to a fifth."""
+FREE, OPTIMIZER = ("model.schedule.", "model.optimizer."), "model.optimizer.kind"
+"""The axes that cannot change the time of a step, except for the kind of the optimizer."""
 
 Place = tuple[tuple[str, Hashable], ...]  # the values of the other axes
 
@@ -53,9 +74,12 @@ class MetricDifference:
     """One row of `comparisons.csv`: `value` of an `axis` less its `baseline`, in one slice.
 
     `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
-    and difference. `reading` is `better`, `worse` or `no difference shown`, and empty without a p
-    value; the metric's `mode` decides the direction. `note` says what is missing, and `withheld`
-    whether the seeds are too few for a p value.
+    and difference. `reading` is `better`, `worse`, `no difference shown` or `not comparable`, and
+    empty without a p value; the metric's `mode` decides the direction. `note` says what is missing,
+    and `withheld` whether the seeds are too few for a p value. `why_unlike` says why the metric of
+    the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio` and
+    `seconds_ratio` are what runs have read and how long they have trained, less than or more than
+    those at the baseline; `budget` says it in words, empty where both are about equal.
     """
 
     grid: str
@@ -74,10 +98,21 @@ class MetricDifference:
     seeds: int = 0
     note: str = ""
     withheld: bool = False
+    comparable: bool = True
+    why_unlike: str = ""
+    tokens_ratio: float = math.nan
+    seconds_ratio: float = math.nan
+    budget: str = ""
     values: tuple[tuple[int, float], ...] = ()
 
     @property
+    def value_with_p(self) -> str:
+        return self.value if math.isnan(self.p_holm) else f"{self.value} (p {p_value(self.p_holm)})"
+
+    @property
     def reading(self) -> str:
+        if not self.comparable:
+            return UNLIKE
         if math.isnan(self.p_holm):
             return ""
         if self.p_holm >= 1 - LEVEL:
@@ -149,23 +184,47 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
         if cell.finished:
             arm = runs.setdefault(place, {}).setdefault(key_of(cell.axes[axis]), {})
             arm[cell.seed or 0] = cell
-    rows = [
-        _compared(grid, axis, value, base, words[place], runs.get(place, {}))
+    pairs = [
+        (place, value)
         for place in words
         for value in grid.axes[axis]
         if key_of(value) != key_of(base)
     ]
-    # Scores of several tasks differ in unit and in spread: only those of one metric are pooled.
+    rows = [
+        _compared(grid, axis, value, base, words[place], runs.get(place, {}))
+        for place, value in pairs
+    ]
+    # Scores of several tasks differ in unit and in spread, as do losses that count other tokens:
+    # only those of one metric and one ruler are pooled.
+    cells = [
+        next(iter(runs.get(place, {}).get(key_of(base), {}).values()), None) for place, _ in pairs
+    ]
+    kinds = _kinds(rows, cells)
     spreads = {
-        metric: pooled_spread([[v for _, v in row.values] for row in rows if row.metric == metric])
-        for metric in {row.metric for row in rows}
+        kind: pooled_spread(
+            [[v for _, v in row.values] for row, of in zip(rows, kinds, strict=True) if of == kind]
+        )
+        for kind in set(kinds)
     }
     return [
-        replace(row, p=float(guarded_ps([value for _, value in row.values], *spreads[row.metric])))
+        replace(row, p=float(guarded_ps([value for _, value in row.values], *spreads[kind])))
         if not math.isnan(row.low) and not row.withheld
         else row
-        for row in rows
+        for row, kind in zip(rows, kinds, strict=True)
     ]
+
+
+def _kinds(
+    rows: Sequence[MetricDifference], cells: Sequence[CellResult | None]
+) -> list[tuple[str, str]]:
+    """The metric and the ruler of each row, from a run at its baseline."""
+    found = [(row.metric, "") for row in rows]
+    for metric in {row.metric for row in rows}:
+        own = [n for n, row in enumerate(rows) if row.metric == metric and cells[n] is not None]
+        names = scales([cell for n in own if (cell := cells[n]) is not None], metric)
+        for place, name in zip(own, names, strict=True):
+            found[place] = metric, name
+    return found
 
 
 def _compared(
@@ -190,10 +249,24 @@ def _compared(
     if axis == CORPUS and any(cell.scores for cell in cells):
         return replace(row, note="scores of two tasks have no difference")
     own, other = (arms.get(key_of(each), {}) for each in (value, base))
+    if axis in EVALUATION:
+        return _not_comparable(row, f"{axis} changes only the evaluation, not what is trained")
+    instead = ""
+    if own and other:
+        compared = [*own.values(), *other.values()]
+        common, why = grid.common_measure(compared)
+        row = replace(row, why_unlike=why, **_budget(axis, own.values(), other.values()))
+        if common is None:
+            return _not_comparable(row, why)
+        if why:
+            instead = f"by {common.metric}, as {measure.metric} counts other things: {why}"
+        measure = common
+        row = replace(row, metric=measure.metric, mode=measure.mode)
     both = sorted(own.keys() & other.keys())
     seeds = [s for s in both if _known(own[s], measure) and _known(other[s], measure)]
     lacking = len(both) - len(seeds)
     note = f"{lacking} of {len(both)} pairs lack a finite {measure.metric}" if lacking else ""
+    note = "; ".join(filter(None, [instead, note]))
     if not seeds:
         return replace(row, note=note or "no seed has finished with both values")
     values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
@@ -220,9 +293,78 @@ def _compared(
     )
 
 
+def _not_comparable(row: MetricDifference, why: str) -> MetricDifference:
+    note = f"{UNLIKE}, because {why}"
+    return replace(row, note=note, comparable=False, why_unlike=why)
+
+
 def _known(cell: CellResult, measure: QualityMetric) -> bool:
     return cell.metrics.get(measure.metric) is not None
 
 
 def _metric(cell: CellResult, measure: QualityMetric) -> float:
     return float(cell.metrics[measure.metric] or 0.0)
+
+
+def _budget(
+    axis: str, own: Collection[CellResult], other: Collection[CellResult]
+) -> dict[str, Any]:
+    """What runs at a value have read and how long they have trained, over those at the baseline.
+
+    Runs that became non-finite ended early, whatever their budget, and do not count. Tokens of two
+    tokenizers are counted in the bytes that they spell in the validation text, where that is known.
+    """
+    own, other = ([c for c in cells if c.outcome != "non_finite"] for cells in (own, other))
+    every = [*own, *other]
+    if not own or not other:
+        return {}
+    facts = task_facts(own[0].setting(TASKS.field))
+    read, what = _tokens, "examples" if facts.labelled else "tokens"
+    if unlike(every, own[0].monitored.loss) and all(math.isfinite(_bytes(c)) for c in every):
+        read, what = _bytes, "bytes"
+    tokens, longer = _ratio(own, other, read), math.nan
+    first, second = ([_seconds(cell) for cell in cells] for cells in (own, other))
+    apart = min(first) > max(second) or max(first) < min(second)
+    machines = {made_by(cell.record)["device"] for cell in every}
+    if apart and len(machines) == 1 and (axis == OPTIMIZER or not axis.startswith(FREE)):
+        longer = _ratio(own, other, _seconds)
+    said = []
+    if _differs(tokens, MORE):
+        said.append(f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}")
+    if _differs(longer, LONGER):
+        said.append(f"has trained {_times(longer)} as long")
+    return {"tokens_ratio": tokens, "seconds_ratio": longer, "budget": " and ".join(said)}
+
+
+def _differs(ratio: float, least: float) -> bool:
+    return ratio >= least or 0 < ratio <= 1 / least
+
+
+def _ratio(
+    own: Collection[CellResult],
+    other: Collection[CellResult],
+    quantity: Callable[[CellResult], float],
+) -> float:
+    """The means over runs of a quantity, one over the other; NaN where it is not recorded."""
+    first, second = (mean([quantity(cell) for cell in cells]) for cells in (own, other))
+    return first / second if second else math.nan
+
+
+def _tokens(cell: CellResult) -> float:
+    return as_number(cell.record.get("tokens"))
+
+
+def _bytes(cell: CellResult) -> float:
+    """The tokens of a run in bytes, as many a token as in the validation text."""
+    nats, bits = (as_number(cell.metrics.get(f"val/{name}")) for name in ("nll", "bits_per_byte"))
+    return _tokens(cell) * nats / (math.log(2) * bits) if bits else math.nan
+
+
+def _seconds(cell: CellResult) -> float:
+    """The seconds of the training steps alone, without evaluations."""
+    speed = as_number(cell.metrics.get("train/tokens_per_second"))
+    return _tokens(cell) / speed if speed else math.nan
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times" if ratio >= 10 else f"{ratio:.2g} times"

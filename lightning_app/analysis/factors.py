@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.grid_results import CellResult, GridResults, unlike
 from lightning_app.analysis.score import Score, join_notes
 from lightning_app.analysis.statistics import holm_values, sign_flip_p, t_interval
 from lightning_app.grid_axes import RATE, SEED, WARMUP, group_name, key_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MEASURES = ("octaves", "need", "delta", "rate_sensitivity", "steps_saved")
 TESTED = ("need", "delta")  # have a p value of their own, withheld where seeds ended differently
+IN_NATS = ("need", "delta", "rate_sensitivity")  # have no effect between unlike tokens
 TIMES = " x "
 
 Levels = tuple[int, ...]  # 0 is the low level of a factor, 1 the high one
@@ -72,7 +73,10 @@ def _of_grid(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
     found: list[Effect] = []
     for (measure, rest, rate), table in sorted(tables.items(), key=lambda of: order[of[0][0]]):
         lr = math.nan if math.isinf(rate) else rate
-        found += _of_table(list(grid.factors), measure, rest, lr, table)
+        arms = {(score.group, score.variant) for score in table.values()}
+        cells = [cell for cell in grid.finished if (cell.group, cell.variant) in arms]
+        why = unlike(cells, grid.monitored.loss) if measure in IN_NATS else ""
+        found += _of_table(list(grid.factors), measure, rest, lr, {} if why else table, why)
     return found
 
 
@@ -100,9 +104,17 @@ def _rest(cell: CellResult, grid: GridResults) -> str:
 
 
 def _of_table(
-    names: Sequence[str], measure: str, rest: str, lr: float, table: Mapping[Levels, Score]
+    names: Sequence[str],
+    measure: str,
+    rest: str,
+    lr: float,
+    table: Mapping[Levels, Score],
+    why: str = "",
 ) -> Iterator[Effect]:
-    """Every main effect and interaction on one measure, single factors first."""
+    """Every main effect and interaction on one measure, single factors first.
+
+    Of levels whose losses count other tokens there is no table, and the note says `why`.
+    """
     corners = list(itertools.product((0, 1), repeat=len(names)))
     missing = [corner for corner in corners if not (corner in table and table[corner].values)]
     values = [] if missing else [dict(table[corner].values) for corner in corners]
@@ -115,7 +127,9 @@ def _of_table(
     widen = max((table[corner].widen for corner in corners if corner in table), default=1.0)
     bounds = {table[corner].bound for corner in corners if corner in table} - {""}
     note = f"censored ({', '.join(sorted(bounds))}) in some variants" if bounds else ""
-    if missing:
+    if why:
+        note = f"not comparable: {why}"
+    elif missing:
         note = f"{len(missing)} of {len(corners)} variants have no value"
     elif not seeds:
         note = "no seed has finished every run that it needs"

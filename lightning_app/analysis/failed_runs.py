@@ -21,6 +21,7 @@ from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.stall_test import StallTable, stratified_p
 from lightning_app.analysis.statistics import holm_values, mean, seeds_interval, wilson_interval
 from lightning_app.grid_axes import BLOCK, WARMUP, key_of, value_name
+from lightning_app.rulers import EVALUATION
 from lightning_app.scores.glue import GLUE_TASKS
 from lightning_app.task_facts import QualityMetric, glue_task_of
 
@@ -218,14 +219,16 @@ def median_score(cells: Iterable[CellResult], measure: QualityMetric) -> float:
 def failure_tests(grid: GridResults) -> list[FailureTest]:
     """Each value of the warm-up, and of the axes of `compare:`, against its baseline, by variant.
 
-    Axes of the block are left out: their values are the variants.
+    Axes of the block are left out, as their values are the variants, and those that change only
+    the evaluation, as they train nothing else.
     """
     found = []
     for part in grid.parts or (grid,):
         if not part.scored or part.pruner is not None:
             continue
         axes = {WARMUP: 0} if part.varies(WARMUP) and 0 in part.warmups else {}
-        axes |= {axis: base for axis, base in part.compare.items() if not axis.startswith(BLOCK)}
+        others = (axis for axis in part.compare if not axis.startswith(BLOCK))
+        axes |= {axis: part.compare[axis] for axis in others if axis not in EVALUATION}
         found += [row for axis, base in axes.items() for row in _tests(part, axis, base)]
     corrected = holm_values([row.p for row in found]).tolist() if found else []
     return [replace(row, p_holm=p) for row, p in zip(found, corrected, strict=True)]

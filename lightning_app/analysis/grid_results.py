@@ -11,6 +11,7 @@ from lightning_app.grid_axes import (
     SEED,
     WARMUP,
     Labels,
+    cell_setting,
     lookup,
 )
 from lightning_app.mixtures import Groups, strangers
@@ -19,6 +20,7 @@ from lightning_app.records import (
     Unsound,
     outcome,
 )
+from lightning_app.rulers import differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.run_folder import METRICS
 from lightning_app.tables import CHECKS, Curve, read_curves
 from lightning_app.task_facts import TASKS, Monitored, QualityMetric, task_facts
@@ -41,7 +43,7 @@ class CellResult:
     `data.name`, and `scores` the published scores of the task on that corpus, if it has some.
     `group` names the values of the axes that are no block, warm-up, rate or seed, and that follow
     from no other axis. `baseline` is the variant to compare with: the grid's baseline preset with
-    this cell's other block axes.
+    this cell's other block axes. `config` has the settings that no axis varies.
     """
 
     id: str
@@ -60,6 +62,8 @@ class CellResult:
     monitored: Monitored
     corpus: str | None = None
     scores: tuple[QualityMetric, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    _rulers: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def finished(self) -> bool:
@@ -123,6 +127,29 @@ class CellResult:
     def metrics(self) -> Mapping[str, float | None]:
         """Final metrics by tag, None where not finite; empty before the run has finished."""
         return self.record.get("metrics") or {}
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted field in this run."""
+        return cell_setting(self.axes, self.config)(key)
+
+    def ruler(self, metric: str) -> dict[str, Any]:
+        """What a metric counts here (`task_facts.ruler`), with what the result shows of that.
+
+        The floor of the loss follows from the predicted tokens; the bytes that bits per byte are
+        divided by follow from them and the sum of the losses.
+        """
+        if metric not in self._rulers:
+            self._rulers[metric] = self._ruler(metric)
+        return self._rulers[metric]
+
+    def _ruler(self, metric: str) -> dict[str, Any]:
+        found = ruler(self.setting, metric)
+        if metric.startswith("val/") and unit_of(self.setting, metric) in ("tokens", "anything"):
+            found[f"the {self.monitored.floor}"] = self.entropy
+        bits, parts = self.metrics.get(metric), self.record.get("validation_parts")
+        if metric == "val/bits_per_byte" and bits and parts:
+            found["the number of bytes"] = sum(parts["nll"]) / math.log(2) / bits
+        return found
 
     @property
     def entropy(self) -> float:
@@ -235,6 +262,26 @@ class GridResults:
         found = list(dict.fromkeys(map(self.measure, self.finished)))
         return found or [QualityMetric(self.metric, self.metric, "", self.mode)]
 
+    def common_measure(self, cells: Sequence[CellResult]) -> tuple[QualityMetric | None, str]:
+        """The measure that compares some runs, and why it is not their own (`measure`).
+
+        Where theirs counts other things in some of them, it is one that counts the text itself and
+        that all of them have; None without such a one.
+        """
+        own = self.measure(cells[0])
+        why = unlike(cells, own.metric)
+        if not why:
+            return own, ""
+        having = [cell for cell in cells if cell.metrics.get(own.metric) is not None]
+        for other in in_raw_text(cells[0].setting, own.metric):
+            lacking = sum(cell.metrics.get(other.metric) is None for cell in having)
+            if not having or lacking == len(having) or unlike(cells, other.metric):
+                continue
+            if not lacking:
+                return other, why
+            why = f"{why}; {lacking} of {len(having)} runs have no {other.metric}"
+        return None, why
+
     @property
     def scored(self) -> tuple[CellResult, ...]:
         """The finished cells whose task has published scores."""
@@ -260,6 +307,19 @@ class GridResults:
         """The values of a dotted field: those of its axis, else the one that is set, if any."""
         found = lookup(self.config, key)
         return self.axes.get(key, [] if found is None else [found])
+
+
+def unlike(cells: Iterable[CellResult], metric: str) -> str:
+    """Why the values of a metric of these runs cannot be compared, in words; empty if they can."""
+    return differences([cell.ruler(metric) for cell in cells])
+
+
+def scales(cells: Sequence[CellResult], metric: str) -> list[str]:
+    """The ruler of a metric in each run, as the fields in which these runs differ; all "" for one.
+
+    Runs of one text can be compared, ranked and averaged by the metric, others cannot.
+    """
+    return names_of([cell.ruler(metric) for cell in cells])
 
 
 def failures(cells: Iterable[CellResult]) -> str:

@@ -9,7 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lightning_app.analysis.comparison import BETTER, SAME, WORSE, comparisons
+from lightning_app.analysis.comparison import (
+    BETTER,
+    SAME,
+    UNLIKE,
+    WORSE,
+    MetricDifference,
+    comparisons,
+)
 from lightning_app.analysis.failed_runs import FailureTest, failure_tests
 from lightning_app.analysis.formatting import DASH, p_value, rate
 from lightning_app.analysis.grid_results import GridResults, failures
@@ -56,6 +63,7 @@ COMPARED = {
     BETTER: "{name} {} is better than {baseline}",
     WORSE: "{name} {} is worse than {baseline}",
     SAME: "no difference is shown between {name} {} and {baseline}",
+    UNLIKE: "{name} {} is not comparable with {baseline}",
     "": "no test is possible between {name} {} and {baseline}",
 }
 VERSUS = {
@@ -166,20 +174,26 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
 
 
 def _compared(grid: GridResults) -> list[str]:
-    """What the comparisons of the grid's metric say, a sentence for each axis and slice."""
-    read: dict[tuple[str, str, str, str], dict[str, list[str]]] = {}
+    """What the comparisons of the grid's metric say, a sentence for each axis and slice.
+
+    Beside a label stands what else differs: what the runs have read, and how long they trained.
+    """
+    read: dict[tuple[str, str, str, str], dict[str, list[MetricDifference]]] = {}
     for row in comparisons(grid):
         kinds = read.setdefault((row.axis, row.baseline, row.where, row.metric), {})
-        p = "" if math.isnan(row.p_holm) else f" (p {p_value(row.p_holm)})"
-        kinds.setdefault(row.reading, []).append(f"{row.value}{p}")
+        kinds.setdefault(row.reading, []).append(row)
     found = []
     for (axis, baseline, where, metric), kinds in read.items():
         name = axis.rsplit(".", 1)[-1]
-        parts = [
-            COMPARED[kind].format(_listed(kinds[kind]), name=name, baseline=baseline)
-            for kind in COMPARED
-            if kind in kinds
-        ]
+        parts = []
+        for kind in (each for each in COMPARED if each in kinds):
+            values = _listed([row.value_with_p for row in kinds[kind]])
+            said = [f"{row.value} {row.budget}" for row in kinds[kind] if row.budget]
+            beside = f" ({'; '.join(said)})" if said else ""
+            if kind == UNLIKE:
+                whys = dict.fromkeys(row.why_unlike for row in kinds[kind])
+                beside = f", because {'; '.join(whys)}"
+            parts.append(COMPARED[kind].format(values, name=name, baseline=baseline) + beside)
         at = "" if where == "all" else f", {where}"
         found.append(f"Within {budget_of(grid)}, by {metric}{at}: {'; '.join(parts)}.")
     return found

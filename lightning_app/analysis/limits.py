@@ -4,9 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from lightning_app.analysis.comparison import comparisons
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.failed_runs import failed_runs
-from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults
+from lightning_app.analysis.grid_results import OTHER_DATA, CellResult, GridResults, unlike
 from lightning_app.analysis.merge_grids import differing_settings, shared
 from lightning_app.analysis.run_summary import (
     budget_of,
@@ -30,6 +31,7 @@ def limits(grid: GridResults) -> list[str]:
     items = [
         *urgent(grid),
         *_of_scores(grid),
+        *_of_overlap(grid),
         f"Every run ended after {budget_of(grid)}: a run that stalls can learn later, so “stalls” "
         "and Δ hold for this budget only.",
     ]
@@ -121,6 +123,20 @@ def _of_scores(grid: GridResults) -> list[str]:
     return items
 
 
+def _of_overlap(grid: GridResults) -> list[str]:
+    """What of the evaluated text the runs were trained on, as the protocol of each corpus says."""
+    found = {
+        (str(cell.data.get("name")), match[1])
+        for cell in grid.finished
+        if (match := re.search("; also in train: ([^;]+)", str(cell.data.get("protocol"))))
+    }
+    return [
+        f"Evaluated on text that is also in train ({name}): {said}. A model may know it by heart, "
+        "so losses and scores on it do not show what holds for new text."
+        for name, said in sorted(found)
+    ]
+
+
 def _is_of_other_rows(protocol: str) -> bool:
     """Whether an evaluation was of other rows than the published ones, or of a part of them."""
     part = re.search(r"([\d,]+) of ([\d,]+) rows of valid are evaluated", protocol)
@@ -183,7 +199,7 @@ def urgent(grid: GridResults) -> list[str]:
     """What is wrong or missing among the runs of one grid."""
     items = [text for text in (left_out(grid.strangers), stray_runs(grid)) if text]
     items += statements(records_of(grid)).values()
-    items += [*_early(grid), *_damaged(grid)]
+    items += [*_unlike(grid), *_early(grid), *_damaged(grid)]
     pruned = sum(cell.state == "pruned" for cell in grid.cells)
     if grid.pruner is not None:
         items.append(
@@ -212,6 +228,7 @@ def _limits_of_all(grid: GridResults) -> list[str]:
         "compares one grid with another. If they differ, the reason may be chance, or any of "
         f"the settings that differ: {'; '.join(differ) or 'none except their axes'}.",
     ]
+    found += _of_rulers(grid)
     if common := shared(grid):
         found.append(
             f"{common} cells are in more than one grid: the same runs, shown in each, so that the "
@@ -242,6 +259,39 @@ def _not_asked(grid: GridResults) -> list[str]:
         items.append(
             "No arm of a baseline: the need for warm-up of two variants cannot be compared."
         )
+    return items
+
+
+def _unlike(grid: GridResults) -> list[str]:
+    """Metrics that count other things in some runs, and values of axes with other budgets."""
+    items = _of_rulers(grid)
+    rows = [] if grid.pruner else comparisons(grid)
+    for axis in dict.fromkeys(row.axis for row in rows):
+        name = axis.rpartition(".")[2]
+        said = dict.fromkeys(
+            f"{row.value} {row.budget}, compared with {row.baseline}"
+            for row in rows
+            if row.axis == axis and row.budget and row.comparable
+        )
+        if said:
+            items.append(
+                f"Unequal budgets: {name} {'; '.join(said)}. That one value is better or worse may "
+                "come from more tokens or a longer training alone."
+            )
+    return items
+
+
+def _of_rulers(grid: GridResults) -> list[str]:
+    """The metrics of which no single ranking of all runs is possible, and why."""
+    items = []
+    metrics = [each.metric for each in grid.measures]
+    for metric in dict.fromkeys([*metrics, *(cell.monitored.loss for cell in grid.finished)]):
+        cells = [c for c in grid.finished if metric in (grid.measure(c).metric, c.monitored.loss)]
+        if why := unlike(cells, metric):
+            items.append(
+                f"{metric} does not count the same in all runs ({why}), so it is compared, ranked "
+                "and averaged only among runs in which it does."
+            )
     return items
 
 

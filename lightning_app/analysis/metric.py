@@ -6,11 +6,11 @@ task has published scores (`GridResults.measure`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lightning_app.analysis.failed_runs import failed
-from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.grid_results import CellResult, GridResults, scales, unlike
 from lightning_app.analysis.run_summary import direction
 from lightning_app.analysis.statistics import mean, seeds_interval
 from lightning_app.grid_axes import label
@@ -22,7 +22,9 @@ class MetricMean:
     """One arm: mean and t interval over the `runs` finished runs that have its `metric`.
 
     The values are those of the results, without the cap of the scores. `lacking` runs finished
-    without a finite value. There is no interval if some seeds failed and others did not.
+    without a finite value. There is no interval if some seeds failed and others did not. `ruler`
+    names what the metric counts in this arm, where it counts other things in others: only arms
+    of one ruler can be compared by it.
     """
 
     group: str
@@ -36,10 +38,14 @@ class MetricMean:
     high: float
     runs: int
     lacking: int
+    ruler: str = ""
 
 
 def by_metric(grid: GridResults) -> list[MetricMean]:
-    """Every arm with finished runs, the best mean first, arms without a value last."""
+    """Every arm with finished runs, the best mean first, arms without a value last.
+
+    Arms of several rulers are not ranked against each other: those of the first one come first.
+    """
     arms: dict[tuple[Any, ...], list[CellResult]] = {}
     for cell in grid.finished:
         arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
@@ -47,7 +53,14 @@ def by_metric(grid: GridResults) -> list[MetricMean]:
         MetricMean(group=group, lr=lr, variant=variant, warmup=warmup, **_over_seeds(grid, cells))
         for (group, lr, variant, warmup), cells in arms.items()
     ]
-    return sorted(found, key=_rank)
+    firsts = [cells[0] for cells in arms.values()]
+    for metric in {arm.metric for arm in found}:
+        own = [place for place, arm in enumerate(found) if arm.metric == metric]
+        names = scales([firsts[place] for place in own], metric)
+        for place, name in zip(own, names, strict=True):
+            found[place] = replace(found[place], ruler=name)
+    order = list(dict.fromkeys((arm.metric, arm.ruler) for arm in found))
+    return sorted(found, key=lambda arm: (order.index((arm.metric, arm.ruler)), _rank(arm)))
 
 
 def _rank(arm: MetricMean) -> tuple[bool, float]:
@@ -58,6 +71,15 @@ def _rank(arm: MetricMean) -> tuple[bool, float]:
 def titled(grid: GridResults) -> str:
     """The metric and which way is better: `val/bleu, higher is better`; of several, all."""
     return "; ".join(f"{each.metric}, {direction(each.mode)}" for each in grid.measures)
+
+
+def why_apart(grid: GridResults) -> str:
+    """Why arms of several groups cannot be compared by their metric; empty where they can."""
+    found = (
+        unlike([cell for cell in grid.finished if grid.measure(cell) == measure], measure.metric)
+        for measure in grid.measures
+    )
+    return "; ".join(filter(None, found))
 
 
 def judged_by(grid: GridResults) -> dict[str, QualityMetric]:

@@ -16,6 +16,7 @@ from lightning_app.grid_axes import (
     SEED,
     WARMUP,
     Labels,
+    cell_setting,
     group_name,
     key_of,
     lookup,
@@ -24,9 +25,13 @@ from lightning_app.grid_axes import (
 )
 from lightning_app.grid_folder import GridFolder
 from lightning_app.records import Newer, Unsound, read_pruned, read_result, read_yaml
+from lightning_app.rulers import ruler
 from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import cut_short
 from lightning_app.task_facts import TASKS, glue_task_of, task_facts
+
+SCORED = (SEED, WARMUP, RATE, ROUNDING)
+"""The axes over which scores are computed, within each group of runs."""
 
 
 def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridResults:
@@ -115,17 +120,25 @@ def _cell(
 
     metric = (grid.get("metric") or {}).get("name")
     result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
+    facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
+    # An axis that follows from another one says nothing more, unless losses count other things at
+    # its values and that one is no part of a group's name: then two variants are of two groups.
+    counts = ruler(cell_setting(axes, config), facts.monitored.loss)
+    followed = [
+        key
+        for key, other in _linked(grid).items()
+        if key not in counts or not (other in SCORED or other.startswith(BLOCK))
+    ]
     others = [
         key
         for key in axes
-        if key not in (SEED, WARMUP, RATE, ROUNDING, *_linked(grid))
+        if key not in (*SCORED, *followed)
         and not key.startswith(BLOCK)
         and len(planned.get(key, ())) != 1  # an axis of one value distinguishes nothing
     ]
     baseline = (grid.get("sensitivity") or {}).get("baseline")
     if baseline is not None and PRESET in axes:
         baseline = variant({**axes, PRESET: baseline}, config, labels)
-    facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     corpus = axes.get(CORPUS) or lookup(config, CORPUS)
     return CellResult(
         id=entry["id"],
@@ -144,6 +157,7 @@ def _cell(
         monitored=facts.monitored,
         corpus=None if corpus is None else str(corpus),
         scores=facts.by_corpus.get(str(corpus), ()),
+        config=config,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_app.analysis.exports.bibliography import bibliography
 from lightning_app.analysis.failed_runs import failed, median_score
-from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.grid_results import CellResult, GridResults, unlike
 from lightning_app.analysis.statistics import mean, seeds_interval
 from lightning_app.grid_axes import (
     BLOCK,
@@ -99,7 +99,9 @@ def _of(grid: GridResults, kind: Kind, cells: Sequence[CellResult]) -> list[Task
     by_setting: dict[Setting, list[CellResult]] = {}
     for cell in cells:
         by_setting.setdefault(_setting(grid, cell), []).append(cell)
-    chosen = _fixed(grid, cells) if kind == "mean" else _best(by_setting)
+    chosen = _fixed(grid, cells)
+    if kind == "best_median":
+        chosen = _best(_of_one_ruler(by_setting, chosen))
     runs = by_setting.get(chosen, [])
     return [_score(grid, kind, runs, score, len(by_setting)) for score in cells[0].scores if runs]
 
@@ -127,6 +129,19 @@ def _fixed(grid: GridResults, cells: Sequence[CellResult]) -> Setting:
 
 def _same_arm(cell: CellResult, other: CellResult) -> bool:
     return (cell.variant, cell.corpus) == (other.variant, other.corpus)
+
+
+def _of_one_ruler(
+    by_setting: Mapping[Setting, list[CellResult]], chosen: Setting
+) -> dict[Setting, list[CellResult]]:
+    """The settings whose own score counts what that of the `chosen` one does, or of the first."""
+    usual = by_setting.get(chosen) or next(iter(by_setting.values()))
+    metric = usual[0].scores[0].metric
+    return {
+        setting: cells
+        for setting, cells in by_setting.items()
+        if not unlike([usual[0], cells[0]], metric)
+    }
 
 
 def _best(by_setting: Mapping[Setting, Sequence[CellResult]]) -> Setting:

@@ -22,7 +22,7 @@ from lightning_app.analysis.headline import (
     with_p,
 )
 from lightning_app.analysis.merge_grids import different
-from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled
+from lightning_app.analysis.metric import MetricMean, by_metric, slices, titled, why_apart
 from lightning_app.analysis.run_summary import records_of, state_counts
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, mean
@@ -153,6 +153,8 @@ class Writer:
         """The metric of the grid, the best variant first."""
         whole = slices(grid, by_metric(grid))
         self.line(f"{grid.name}: {titled(grid)}, mean over runs [{LEVEL:.0%}]", "bold")
+        if why := why_apart(grid):
+            self.line(f"Only within each part, as between them it counts other things: {why}.")
         warmups = sorted({cell.warmup or 0 for cell in grid.finished})
         seen = 0
         for number, (where, variants) in enumerate(whole.items()):

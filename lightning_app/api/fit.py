@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lightning_app import strict_yaml
 from lightning_app.ablation.config_tree import replaced
-from lightning_app.ablation.grid_yaml import read_grid_yaml
 from lightning_app.errors import UserError, named
 from lightning_app.grid_axes import SEED
 from lightning_app.names import SECTIONS
@@ -105,14 +105,14 @@ def fit(
     if not given and not isinstance(config, Mapping):
         return _fit(Path(config), str(config), ckpt_path)
     source = "config" if isinstance(config, Mapping) else str(config)
-    tree = config if isinstance(config, Mapping) else read_grid_yaml(Path(config))[0]
+    tree = config if isinstance(config, Mapping) else strict_yaml.read_yaml_file(Path(config))[0]
     if not isinstance(tree, Mapping):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     tree = reduce(lambda under, key: replaced(under, key, given[key]), given, dict(tree))
     with tempfile.TemporaryDirectory(prefix="ablate-fit-") as held:
         file = Path(held) / "config.yaml"
         try:
-            file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+            file.write_text(strict_yaml.dump_yaml(tree), encoding="utf-8")
         except yaml.YAMLError as error:
             raise UserError(
                 f"{source}: holds a value that is no text, number, list or mapping ({error})"

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from lightning_app.ablation.display import PlainConsole
 from lightning_app.atomic_write import write_whole
 from lightning_app.blocks.presets import PRESETS, Preset
 from lightning_app.blocks.stack import StackSpec
@@ -68,7 +68,7 @@ def blocks_command(
     if svg_dir is not None:
         write_gallery(svg_dir, encoder_depth, decoder_depth)
     elif name is None:
-        console = Console(highlight=False)
+        console = PlainConsole()
         console.print(preset_table(encoder_depth, decoder_depth, wide=console.width >= 150))
     else:
         stacks = resolve_preset(name, encoder_depth, decoder_depth)
@@ -95,7 +95,7 @@ def config_command(
 
 
 def _width() -> int:
-    return min(WIDTH, Console().width)
+    return min(WIDTH, PlainConsole().width)
 
 
 def _show(

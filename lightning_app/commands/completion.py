@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from typing import Any
@@ -13,8 +14,12 @@ from lightning_app.shipped import shipped_folder
 from lightning_app.trainer_arguments import trainer_arguments
 
 _Words = dict[str, Any]  # what shtab calls a CompleteType
-_RUN_FOLDERS = "find experiments -mindepth 3 -maxdepth 3 -path '*/runs/*' -type d 2>/dev/null"
-"""No pattern of a shell: one that matches nothing is an error in zsh and in fish."""
+_RUN_FOLDERS = (
+    "find experiments -mindepth 3 -maxdepth 3 -path '*/runs/*' -type d "
+    "! -path '*[!A-Za-z0-9_./,=+@-]*' 2>/dev/null"
+)
+"""No pattern of a shell: one that matches nothing is an error in zsh and in fish. The names of runs
+have these characters; others, of folders from elsewhere, could mean something to a shell."""
 
 
 def completion_script(parser: Parser, shell: str, lightning: Iterable[str]) -> str:
@@ -75,7 +80,9 @@ def _listed(name: str, command: str, also: _Words | None = None) -> _Words:
 
     `shtab.cmd` does not do: in zsh it keeps the words of the first time, and it has no files.
     """
-    bash = f'compgen -W "$({command})" -- "$1"'
+    # compgen -W would expand the words: a command in the name of a folder would run.
+    found = 'while IFS= read -r word; do [[ $word == "$1"* ]] && printf \'%s\\n\' "$word"; done'
+    bash = f"local word; {found} < <({command})"
     zsh = f'compadd "$@" -- ${{(f)"$({command})"}}'
     fish = f"({command})"
     if also is not None:
@@ -95,7 +102,7 @@ def _listed(name: str, command: str, also: _Words | None = None) -> _Words:
 
 
 def _printed(words: Iterable[str]) -> str:
-    return f"printf '%s\\n' {' '.join(words)}"
+    return f"printf '%s\\n' {' '.join(map(shlex.quote, words))}"
 
 
 def _grids() -> _Words:

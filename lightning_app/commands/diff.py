@@ -11,8 +11,9 @@ from rich.text import Text
 from lightning_app.ablation.display import plain_console
 from lightning_app.ablation.documents import document
 from lightning_app.commands.recorded import Recorded, read_run
-from lightning_app.grid_axes import label
+from lightning_app.grid_axes import ROOT, cell_setting, label
 from lightning_app.identity.relevant import is_irrelevant, leaves
+from lightning_app.rulers import differences, ruler
 
 _ABSENT = object()
 
@@ -35,13 +36,20 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
     """Return the differences of two runs.
 
     `config` and `provenance` hold the fields that differ; `counts` says whether a field of the
-    config can be part of an id. `metrics` holds all, each with right minus left.
+    config can be part of an id. `metrics` holds all, each with right minus left; where it counts
+    other things in the two runs it has no difference, and `unlike` says why.
     """
     config = [
         {**field, "counts": not is_irrelevant(field["field"])}
         for field in differing(dict(leaves(left.config)), dict(leaves(right.config)))
     ]
     both = (left.outcome.get("metrics") or {}, right.outcome.get("metrics") or {})
+    corpora = [run.record.corpus if run.record else None for run in (left, right)]
+    # What the folder holds counts, not where it lies.
+    roots = [{ROOT: corpus} if all(corpora) else {} for corpus in corpora]
+    settings = [
+        cell_setting(root, run.config) for root, run in zip(roots, (left, right), strict=True)
+    ]
     return {
         "runs": [str(left.folder), str(right.folder)],
         "ids": [left.id, right.id],
@@ -51,7 +59,11 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
         "config": config,
         "provenance": differing(left.made, right.made),
         "metrics": {
-            name: _metric(*(metrics.get(name) for metrics in both))
+            name: _metric(
+                both[0].get(name),
+                both[1].get(name),
+                differences([ruler(setting, name) for setting in settings]),
+            )
             for name in sorted({*both[0], *both[1]})
         },
     }
@@ -72,9 +84,9 @@ def _written(value: Any) -> str:
     return "" if value is _ABSENT else json.dumps(value, sort_keys=True, default=str)
 
 
-def _metric(left: float | None, right: float | None) -> dict[str, float | None]:
-    difference = None if left is None or right is None else right - left
-    return {"left": left, "right": right, "difference": difference}
+def _metric(left: float | None, right: float | None, unlike: str) -> dict[str, Any]:
+    difference = None if left is None or right is None or unlike else right - left
+    return {"left": left, "right": right, "difference": difference, "unlike": unlike or None}
 
 
 def why_unlike(left: Recorded, right: Recorded) -> str | None:
@@ -116,6 +128,9 @@ def show_difference(console: Console, tree: Mapping[str, Any]) -> None:
         for name, row in tree["metrics"].items()
     ]
     _table(console, "metric", ("left", "right", "right - left"), metrics)
+    for why in dict.fromkeys(row["unlike"] for row in tree["metrics"].values() if row["unlike"]):
+        names = [name for name, row in tree["metrics"].items() if row["unlike"] == why]
+        line(f"not comparable: {', '.join(names)}, because {why}")
 
 
 def _table(

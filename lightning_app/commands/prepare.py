@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
+from lightning_app import strict_yaml
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import corpus_summary, prepare
@@ -43,18 +42,14 @@ def shipped_data(name: str) -> DataConfig:
 
     A shipped file needs no parser of whole runs, so a cached corpus is found within a second.
     """
-    text = (shipped_folder() / "base" / CORPORA[name].base).read_text(encoding="utf-8")
-    tree = yaml.safe_load(text)
+    tree, _ = strict_yaml.read_yaml_file(shipped_folder() / "base" / CORPORA[name].base)
     # Several corpora share a file, which names one of them.
     return DataConfig(**{**tree["data"], "name": name}, task=tree["model"]["objective"]["kind"])
 
 
 def read_data(config: Path) -> DataConfig:
     """Return the completed `data` section of a user's config file."""
-    try:
-        tree = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{config}: cannot be read as YAML: {error}") from error
+    tree, _ = strict_yaml.read_yaml_file(config)
     from lightning_app.config import resolve
 
     return resolved_data(resolve(tree, str(config))["data"])

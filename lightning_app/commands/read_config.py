@@ -8,7 +8,7 @@ from lightning_app.config import check
 from lightning_app.errors import named
 from lightning_app.parser import config_parser, dump, keep_numbers
 from lightning_app.plugin_copies import require
-from lightning_app.precheck import trainer_section
+from lightning_app.precheck import written_values
 
 
 def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """
     require(path.parent)  # of the config of a run
     words = ["--config", str(path), *overrides]
-    written = {"trainer": trainer_section(words)}
+    written = written_values(words)
     parser = config_parser()
     with named(path):
         tree = dump(parser, parser.parse_args(words))

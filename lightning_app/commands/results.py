@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
+from lightning_app import strict_yaml
 from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.find_results import found_results
 from lightning_app.analysis.damaged_files import damaged_files
 from lightning_app.analysis.grid_results import GridResults
+from lightning_app.analysis.metric import titled, why_apart
 from lightning_app.analysis.run_summary import records_of
 from lightning_app.api.grids import frame_of
 from lightning_app.errors import UserError, nearest
@@ -18,6 +18,9 @@ from lightning_app.mixtures import unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_IN_WORDS = ("comparable", "why_unlike", "tokens_ratio", "seconds_ratio")
+"""The columns of a comparison that `reading`, `note` and `budget` say in words."""
 
 
 def results_command(
@@ -48,7 +51,7 @@ def results_command(
             short = _short(found.grid, shown)
         else:
             shown = compare_axis(found.grid, *pair, metric=metric, mode=mode)
-            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign"])
+            short = shown.drop(columns=["grid", "axis", "mode", "p", "p_sign", *_IN_WORDS])
     if csv:
         print(shown.to_csv(index=False), end="")
     else:
@@ -56,6 +59,8 @@ def results_command(
             print(short.to_string(index=False, na_rep="-"))
         what = "runs" if compare is None else "comparisons"
         print(f"{len(short)} {what} of {found.grid.name}")
+        if pair is None and (why := why_apart(found.grid)):
+            print(f"{titled(found.grid)}: not comparable between all runs, because {why}")
     for line in [*damaged, *filter(None, [without_seal])]:
         print(line, file=sys.stderr)
     return 1 if damaged else 0
@@ -100,6 +105,6 @@ def _pair(text: str) -> tuple[str, object]:
     if not equals:
         raise UserError(f"--compare {text}: expected AXIS=BASELINE, such as model.block.norm=null")
     try:
-        return axis, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UserError(f"--compare {text}: {value!r} is not valid YAML") from error
+        return axis, strict_yaml.load_yaml(value)
+    except UserError as error:
+        raise UserError(f"--compare {text}: {value!r} is not valid YAML: {error}") from error

@@ -1,8 +1,10 @@
 """What a row of a corpus is: a line, a pair of lines, texts with a label, or a question."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_app.task_facts import TASKS
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
 
 Columns = dict[str, list[Any]]
 Dropped = dict[str, int]
+LEAST_WORDS = 5
+"""The words of a line that is looked for in train; shorter ones, such as headings, occur often."""
+
+Share = tuple[int, int]  # how many of how many
 
 
 class RowKind:
@@ -65,6 +71,11 @@ class RowKind:
         """
         return None
 
+    def comparable(self, rows: Columns) -> Mapping[str, Iterable[Any]]:
+        """Return what is looked for in the rows of train, by what it is called."""
+        words = f"lines of at least {LEAST_WORDS} words"
+        return {words: (line for line in rows["text"] if len(line.split()) >= LEAST_WORDS)}
+
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
         """Return what the description of a corpus says of the rows that `usable` left out."""
         return "; blank lines left out" if any(of["empty"] for of in dropped.values()) else ""
@@ -97,10 +108,11 @@ class RunningText(RowKind):
         """
         lines: list[str] = rows["text"]
         if not every_space:
-            lines = [" ".join(word for word in line.split(" ") if word) for line in lines]
+            lines = [re.sub(" +", " ", line).strip(" ") for line in lines]
         return {
             "bytes": sum(len(line.encode()) + 1 for line in lines),
-            "words": sum(len(line.split()) + 1 for line in lines),
+            # as `len(line.split())`, which would need the memory of all words of a long line
+            "words": sum(sum(1 for _ in re.finditer(r"\S+", line)) + 1 for line in lines),
         }
 
 
@@ -142,6 +154,11 @@ class SentencePairs(RowKind):
                 kept.append(pair)
         return _columns(kept), dict(reasons)
 
+    def comparable(self, rows: Columns) -> Mapping[str, Iterable[Any]]:
+        """Return the pairs, and their source sides."""
+        pairs = zip(rows["source"], rows["target"], strict=True)
+        return {"pairs": pairs, "source sides": rows["source"]}
+
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
         """Return nothing: the readers of pairs say what they leave out."""
         return ""
@@ -178,6 +195,11 @@ class LabelledTexts(RowKind):
         """Leave out nothing."""
         return rows, {}
 
+    def comparable(self, rows: Columns) -> Mapping[str, Iterable[Any]]:
+        """Return the texts of each row, whatever its label is."""
+        texts = [column for name, column in rows.items() if name not in self.beside]
+        return {"rows, without their labels,": zip(*texts, strict=True)}
+
     def labels(
         self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
     ) -> Sequence[Any] | None:
@@ -213,6 +235,14 @@ class Questions(RowKind):
         kept = ("id", "context", "answers")
         return {name: [json.dumps(x, ensure_ascii=False) for x in rows[name]] for name in kept}
 
+    def comparable(self, rows: Columns) -> Mapping[str, Iterable[Any]]:
+        """Return the questions with their contexts, and the contexts."""
+        contexts = accumulate(rows["context"], lambda last, context: context or last)
+        return {
+            "questions with their contexts": zip(rows["question"], contexts, strict=True),
+            "contexts": filter(None, rows["context"]),
+        }
+
     def labels(
         self, rows: Columns, offsets: Callable[[str], "PieceOffsets"]
     ) -> Sequence[Any] | None:
@@ -242,6 +272,29 @@ def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:
     if facts.labelled:
         return {"numbers": LabelledTexts, "answers": Questions}[facts.labelled]()
     return RunningText() if facts.running_text else RowKind()
+
+
+def also_in_train(kind: RowKind, splits: Mapping[str, Columns]) -> dict[str, dict[str, Share]]:
+    """Return for each evaluated split how much of what is `comparable` occurs in train as well."""
+    found: dict[str, dict[str, Share]] = {split: {} for split in splits if split != "train"}
+    train = kind.comparable(splits["train"])
+    for what in train:
+        known = set(train[what])
+        for split in found:
+            rows = list(kind.comparable(splits[split])[what])
+            found[split][what] = sum(row in known for row in rows), len(rows)
+    return found
+
+
+def said_of_overlap(overlap: Mapping[str, Mapping[str, Share]]) -> str:
+    """Return what the description of a corpus says of evaluated rows that are in train."""
+    found = [
+        f"{count:,} of {total:,} {what} of {split}"
+        for split, of in overlap.items()
+        for what, (count, total) in of.items()
+        if count
+    ]
+    return f"; also in train: {', '.join(found)}" if found else ""
 
 
 def _columns(pairs: Sequence[tuple[Any, Any]]) -> Columns:

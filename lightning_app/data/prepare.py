@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from lightning_app.data import moses, sources, token_batching, tokenizer
-from lightning_app.data.columns import Columns, row_kind
+from lightning_app.data.columns import Columns, also_in_train, row_kind, said_of_overlap
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.corpus import known_digest
 from lightning_app.data.digests import digest_of, find_damage, write_list
@@ -199,6 +199,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     for split in splits:
         splits[split], dropped[split] = kind.usable(splits[split], split, corpus.max_ratio)
     _refuse_empty(splits, config)
+    overlap = also_in_train(kind, splits)
 
     def training_lines() -> Iterator[str]:
         for name, column in splits["train"].items():
@@ -229,6 +230,12 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         for split, columns in encoded.items()
     }
     del encoded
+    if "text" in flat["train"]:
+        for split in overlap:
+            window = 32 if config.tokenizer in ("bpe", "word") else 128
+            ids, of_train = (flat[name]["text"][0] for name in (split, "train"))
+            shared = tokenizer.windows_in_train(ids, of_train, window)
+            overlap[split][f"windows of {window} tokens"] = shared
     content = hashlib.sha256(model)
     for split, columns in flat.items():
         for column, (ids, offsets) in columns.items():
@@ -246,12 +253,15 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     for split, begins in corpus.documents.items():
         _save(folder / f"{split}.documents.npy", flat[split]["text"][1][begins])
     _write_text(folder, splits, corpus, config)
+    count = sum(int(np.sum(ids == tokenizer.UNK)) for ids, _ in flat["train"].values())
+    own = config.init_from is None
+    unknown = f"; {count:,} tokens of train are unknown" if own and count else ""
     meta = {
         "schema": 1,
         "name": config.name,
         "task": config.task,
         "next_sentence": config.next_sentence,
-        "protocol": corpus.protocol + kind.left_out(dropped),
+        "protocol": corpus.protocol + kind.left_out(dropped) + said_of_overlap(overlap) + unknown,
         "tokenized": corpus.tokenized,
         "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
@@ -260,6 +270,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         "checksum": content.hexdigest()[:16],
         "read": read,
         "dropped": dropped,
+        "also_in_train": overlap,
         "sizes": {split: len(columns[kind.predicted][1]) - 1 for split, columns in flat.items()},
         "tokens": {s: {c: len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()},
         "text": {
@@ -352,6 +363,12 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         read = f"{size:,} of {meta['read'][split]:,} {kind.unit}"
         rows.append((split, f"{read}; dropped: {why or 'none by rule'}"))
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
+    shares = (
+        f"{count / max(1, total):.1%} of the {what} of {split}"
+        for split, of in meta["also_in_train"].items()
+        for what, (count, total) in of.items()
+    )
+    rows.append(("in train", ", ".join(shares)))
     if meta["documents"]:
         rows.append(("documents", split_sizes(meta["documents"])))
     if kind.beside:

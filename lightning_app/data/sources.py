@@ -9,7 +9,9 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,19 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SUFFIXES = ("", ".gz", ".xz")
+RESERVED = "▁▅"
+"""Characters that no text of SentencePiece may have: it reads the first one as a space, and leaves
+lines with the second one out of its training."""
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_NO_PIECES = re.compile(f"[\0\ud800-\udfff{RESERVED}]")
+_NOTED = {
+    "byte order marks (U+FEFF)": re.compile("\ufeff"),
+    "carriage returns": re.compile("\r"),
+    "other control characters or line separators": re.compile(
+        "[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]"
+    ),
+}
+_MARKS = re.compile("<(?:pad|s|/s|mask)>")
 _DIVIDES = ", and data.train_from_dev a share of the dev set that trains instead"
 
 
@@ -197,6 +212,8 @@ def read_lines(path: Path, *, strips: bool = True) -> list[str]:
             f"{path}: line {line} is not UTF-8 (byte 0x{data[start]:02x}); convert it to UTF-8"
         ) from error
     lines = text.split("\n")
+    if "\r" in text and len(lines) == 1:
+        raise UserError(f"{path}: line 1 has carriage returns alone as ends of lines; convert it")
     if lines[-1] == "":
         lines.pop()
     return [line.strip() if strips else line.removesuffix("\r") for line in lines]
@@ -219,6 +236,7 @@ def read(source: Source, config: DataConfig) -> Corpus:
         }
         if config.train_from_dev is not None:
             lines = reader.divided(config, lines)
+    noted = _check_text(lines, source, config)
     references = {split: read_lines(path) for split, path in source.references.items()}
     for split, reference in references.items():
         if len(reference) != len(lines[split]["target"]):
@@ -227,7 +245,7 @@ def read(source: Source, config: DataConfig) -> Corpus:
                 f"{source.columns[split]['target']} has {len(lines[split]['target'])}"
             )
     counts = {split: len(next(iter(columns.values()))) for split, columns in lines.items()}
-    protocol = reader.protocol(source, lines, counts)
+    protocol = reader.protocol(source, lines, counts) + noted
     documents: dict[str, list[int]] = {}
     if TASKS[config.task].running_text:
         for split, of in lines.items():
@@ -257,6 +275,39 @@ def _read_split(
         counts = " but ".join(f"{columns[c]} has {len(of)} lines" for c, of in lines.items())
         raise UserError(f"{counts}: line n of one must translate line n of the other")
     return lines
+
+
+def _check_text(lines: dict[str, dict[str, list[Any]]], source: Source, config: DataConfig) -> str:
+    """Return what the description of a corpus says of unusual characters inside its lines.
+
+    Raises:
+        UserError: for a character that no text or, with pieces, no tokenizer can have.
+    """
+    pieces = config.tokenizer != "byte"
+    refused = _NO_PIECES if pieces else _NO_TEXT
+    found: Counter[str] = Counter()
+    unit = "row" if CORPORA[config.name].labels_of else "line"
+    for split, columns in lines.items():
+        files = source.columns.get(split, {})
+        for column, rows in columns.items():
+            if column in config.rows.beside:
+                continue
+            for number, row in enumerate(rows, start=1):
+                if row.isascii() and row.isprintable() and "<" not in row:
+                    continue  # the most
+                if match := refused.search(row):
+                    where = files.get(column) or next(iter(files.values()), f"{split} split")
+                    other = ", or data.tokenizer 'byte'" if match[0] in RESERVED else ""
+                    raise UserError(
+                        f"{where}: {unit} {number} has the character U+{ord(match[0]):04X}, which "
+                        f"data.tokenizer '{config.tokenizer}' cannot read; remove it{other}"
+                    )
+                for what, pattern in _NOTED.items():
+                    found[what] += len(pattern.findall(row))
+                if pieces:
+                    found["marks such as <s>, read as unknown"] += len(_MARKS.findall(row))
+    noted = [f"{count:,} {what}" for what, count in found.items() if count]
+    return f"; inside its lines: {', '.join(noted)}" if noted else ""
 
 
 def _sentences(

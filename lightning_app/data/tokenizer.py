@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 PAD, UNK, BOS, EOS, MASK = range(5)
 SPECIALS = 5  # ids below are no pieces of text
 MASK_PIECE = "<mask>"
-_SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # as words of a text they are UNK
+_SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # in a text they are UNK
 _SPACE = "▁"  # how SentencePiece writes a space
+_LONGEST = 1 << 24  # bytes of a line; SentencePiece leaves longer ones out of its training
+_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15  # of `windows_in_train`
+_LONGEST_WORD = 65_535  # bytes; SentencePiece fails somewhat above it
 THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
 _BYTES = b"bytes of UTF-8\n"  # the file of a tokenizer that has no model
@@ -81,8 +84,20 @@ class Pieces(Tokenizer):
         return self._model.encode(text)
 
     def encode_lines(self, lines: list[str]) -> list[list[int]]:
-        """Return the ids of each line, each ended by EOS."""
-        return self._model.encode(lines, add_eos=True, num_threads=THREADS)
+        """Return the ids of each line, each ended by EOS; long lines need memory only by part."""
+        if not any(map(_is_long, lines)):
+            return self._model.encode(lines, add_eos=True, num_threads=THREADS)
+        return [[*self._encode_long(line), EOS] for line in lines]
+
+    def _encode_long(self, line: str) -> list[int]:
+        ids: list[int] = []
+        keeps_spaces = bool(self._model.encode(" "))  # only then a part has no mark at its begin
+        for part in _parts(line, inside_words=keeps_spaces) if _is_long(line) else [line]:
+            found = self._model.encode(part)
+            if ids and found and ids[-1] == found[0] == UNK:
+                del found[0]  # unknown ones side by side are one UNK
+            ids += found
+        return ids
 
     def word_starts(self) -> list[bool]:
         """Return for each id whether it begins a word: a piece does with the mark of a space.
@@ -160,16 +175,23 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
     if kind == "byte":
         return _BYTES
     if kind == "char":
-        return _train(lines(), "char", _characters(lines()) + SPECIALS, **_EVERY_SPACE)
+        return _train_on_all(lines, "char", len(_characters(lines())) + SPECIALS, **_EVERY_SPACE)
     if kind == "word":
-        words = set(chain.from_iterable(re.split("[ ▁]", line) for line in lines()))
-        largest = len(words - {"", *_SPECIAL_PIECES}) + SPECIALS
+        found = {match[0] for line in lines() for match in re.finditer("[^ ▁]+", line)}
+        words = {word for word in found if not any(piece in word for piece in _SPECIAL_PIECES)}
+        for word in words:
+            if len(word) * 4 > _LONGEST_WORD and (size := len(word.encode())) > _LONGEST_WORD:
+                raise UserError(
+                    f"data.tokenizer is 'word': the training split has a word of {size:,} bytes, "
+                    f"'{word[:20]}...'; at most {_LONGEST_WORD:,}, or 'bpe', 'char' or 'byte'"
+                )
+        largest = len(words) + SPECIALS
         size = largest if vocab_size is None else vocab_size
         if size > largest:
             raise _too_large(size, largest)
-        return _train(lines(), "word", size)
+        return _train_on_all(lines, "word", size)
     assert vocab_size is not None, "checked by DataConfig"
-    smallest = _characters(lines()) + SPECIALS
+    smallest = len(_characters(lines())) + SPECIALS
     if vocab_size < smallest:
         raise UserError(
             f"data.vocab_size is {vocab_size}: the characters of the training split alone "
@@ -184,9 +206,57 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
         raise _too_large(vocab_size, largest) from error
 
 
-def _characters(lines: Iterator[str]) -> int:
-    """Return the number of characters, a space among them: SentencePiece writes it as "▁"."""
-    return len(set().union(*lines) - {" "} | {"▁"})
+def _train_on_all(
+    lines: Callable[[], Iterator[str]], model_type: str, vocab_size: int, **more: Any
+) -> bytes:
+    """Train on every character, the rarest ones of a large text too.
+
+    SentencePiece adds up their shares in 32 bits, and stops at 1.0: of a text of more than some
+    million characters it leaves the last ones out, and then fails for words, but not for `char`.
+
+    Raises:
+        UserError: SentencePiece cannot be trained on this text.
+    """
+    try:
+        model = _train(lines(), model_type, vocab_size, **more)
+    except RuntimeError:
+        model = None
+    if model is None or _count_pieces(model) < vocab_size:
+        needed = "".join(sorted(_characters(lines()) - {_SPACE}))
+        try:
+            return _train(lines(), model_type, vocab_size, required_chars=needed, **more)
+        except RuntimeError as error:
+            raise UserError(
+                f"data.tokenizer is '{model_type}': SentencePiece cannot be trained on the "
+                f"training split ({error})"
+            ) from error
+    return model
+
+
+def _characters(lines: Iterator[str]) -> set[str]:
+    """Return all characters, a space among them: SentencePiece writes it as "▁"."""
+    return set().union(*lines) - {" "} | {_SPACE}
+
+
+def _is_long(line: str) -> bool:
+    return len(line) * 4 > _LONGEST and len(line.encode()) > _LONGEST
+
+
+def _parts(line: str, *, inside_words: bool) -> Iterator[str]:
+    """Cut a long line behind spaces; where there is none, inside a word or at its end.
+
+    A mark such as `<s>` is never cut.
+    """
+    most, begin = _LONGEST // 4, 0  # a character has at most 4 bytes
+    while len(line) - begin > most:
+        end = line.rfind(" ", begin, begin + most) + 1
+        if not end and inside_words:
+            end = begin + most
+            mark = line.rfind("<", end - max(map(len, _SPECIAL_PIECES)), end)
+            end = mark if mark > begin else end
+        yield line[begin : (end := end or line.find(" ", begin) + 1 or len(line))]
+        begin = end
+    yield line[begin:]
 
 
 def _too_large(size: int, largest: int) -> UserError:
@@ -203,15 +273,20 @@ def _train(
     import sentencepiece
 
     model = io.BytesIO()
+    fitting = (
+        part
+        for line in lines
+        for part in (_parts(line, inside_words=True) if _is_long(line) else [line])
+    )
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=lines,
+        sentence_iterator=fitting,
         model_writer=model,
         model_type=model_type,
         vocab_size=vocab_size,
         hard_vocab_limit=hard_vocab_limit,
         character_coverage=1.0,
         normalization_rule_name="identity",
-        max_sentence_length=1 << 24,  # the default of 4192 bytes drops lines silently
+        max_sentence_length=_LONGEST,  # the default of 4192 bytes drops lines silently
         num_threads=THREADS,
         pad_id=PAD,
         unk_id=UNK,
@@ -251,3 +326,32 @@ def flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
     return ids, offsets
+
+
+def windows_in_train(other: np.ndarray, train: np.ndarray, window: int) -> tuple[int, int]:
+    """Return how many windows of `other`, one after the other, are in train anywhere; of how many.
+
+    They are compared by a hash of 64 bits, sum over j of (ids[j] + 1) p^(window - 1 - j). That of
+    2 w tokens is made of two of w tokens, so that `window` is a power of 2.
+    """
+
+    def hashes(ids: np.ndarray) -> np.ndarray:
+        found, width, power = ids.astype(np.uint64) + np.uint64(1), 1, _PRIME
+        while width < window:
+            found = found[:-width] * np.uint64(power) + found[width:]
+            width, power = 2 * width, power * power % 2**64
+        return found
+
+    if min(len(train), len(other)) < window:
+        return 0, len(other) // window
+    wanted = hashes(other)[::window]
+    order = np.unique(wanted)
+    there = np.zeros(len(order), dtype=bool)
+    for begin in range(0, len(train), _PLACES):  # in parts, since hashes have twice the size of ids
+        part = train[begin : begin + _PLACES + window - 1]
+        if len(part) >= window:
+            of_train = hashes(part)
+            place = np.searchsorted(order, of_train).clip(max=len(order) - 1)
+            there[place[order[place] == of_train]] = True
+    seen = there[np.searchsorted(order, wanted)]
+    return int(seen.sum()), len(seen)

@@ -6,6 +6,7 @@ another implementation with the same initial values, and with decoders alone. It
 minutes on one core.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,7 @@ def run_theory(out: Path) -> int:
     """
     with writing_in(out):  # checked before the measurements
         out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
+    console = Console(file=getattr(sys.stdout, "stream", None), highlight=False)
     setting, corpus = TheorySetting(), ZipfCorpus()
     console.print("lemmas and theorem 1 ...")
     draws = draw_all(setting)

@@ -74,6 +74,25 @@ def test_what_is_written_reads_back_as_the_same_grid(tmp_path: Path) -> None:
         ({"axes": {"seed_everything": [1, 2, 1.0]}}, "seed_everything: value 1 is given twice"),
         ({"axes": {"model.optimizer.lr": [float("nan")]}}, "lr: nan is not a finite number"),
         ({"axes": {"model": [{}], "model.block": [{}]}}, "model.block lies inside of"),
+        (
+            {"axes": {f"trainer.x{n}": list(range(1000)) for n in range(3)}, "exclude": []},
+            "axes: come to 1,000,000,000 cells",
+        ),
+        (
+            {"axes": {f"trainer.x{n}": list(range(10)) for n in range(5000)}, "exclude": []},
+            "axes: come to about 10^5000 cells",
+        ),
+        (
+            {
+                "axes": {"seed_everything": list(range(50_000))}
+                | {f"trainer.x{n}": [1] for n in range(12)},
+                "exclude": [
+                    {f"trainer.x{n}": 1 for n in range(12) if 1 << n & bits}
+                    for bits in range(1, 4096)
+                ],
+            },
+            "exclude: names 4,095 sets of axes",
+        ),
         ({"exclude": [{"model.block.prest": "sas"}]}, "did you mean 'model.block.preset'?"),
         ({"exclude": [{"model.block.preset": "pre_nl"}]}, "did you mean 'pre_ln'?"),
         ({"exclude": [{}]}, "would exclude every cell"),

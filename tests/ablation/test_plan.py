@@ -11,7 +11,7 @@ from lightning_app.ablation.cells import cell_tree, combinations
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.ablation.plan import DamagedPlan, Plan, expand, is_valid, load_plan, made_from
-from lightning_app.ablation.plan_checks import devices_of
+from lightning_app.ablation.plan_checks import axis_cautions, devices_of
 from lightning_app.ablation.resolving import resolve_cell
 from lightning_app.errors import UserError
 from lightning_app.experiment import identity_of
@@ -347,3 +347,69 @@ def test_values_of_one_name_are_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps(tree))
         with pytest.raises(UserError, match="one name"):
             read_spec(path)
+
+
+TASK = {
+    "trainer": {"limit_val_batches": None, "accumulate_grad_batches": 1, "max_steps": 200},
+    "model": {"objective": {"kind": "translation", "beam": 5, "validation_bleu": 0}},
+    "data": {"tokenizer": "word", "vocab_size": 10, "tokens_per_batch": 256},
+}
+
+
+def with_task(tree: dict, source: str) -> dict:
+    """What the stand-in resolves, with the fields of a task."""
+    own = {**tree, "trainer": {}, "data": {}, "model": dict(tree.get("model", {}))}
+    own["model"].pop("objective", None)
+    config = stand_in.resolve({key: value for key, value in own.items() if value}, source)
+    given = tree.get("model", {}).get("objective", {})
+    config["trainer"] |= TASK["trainer"] | tree.get("trainer", {})
+    config["data"] |= TASK["data"] | tree.get("data", {})
+    config["model"]["objective"] = TASK["model"]["objective"] | given
+    return config
+
+
+def cautions_of(given: GridSpec) -> list[str]:
+    plan, configs = expand(given, with_task, stand_in.identify)
+    return axis_cautions(given, plan.cells, configs)
+
+
+def test_a_plan_says_what_its_values_cannot_be_compared_by() -> None:
+    (said,) = cautions_of(grid(axes={"data.vocab_size": [12, 8], PRESET: ["pre_ln", "post_ln"]}))
+    assert said.startswith("data.vocab_size: val/nll")
+    assert "test/sacrebleu" in said
+    untested = {"model": {"objective": {"evaluate_test": False}}}
+    (said,) = cautions_of(grid(base_config=untested, axes={"data.vocab_size": [12, 8]}))
+    assert "not compared" in said
+    text = {"model": {"objective": {"kind": "causal_lm"}}}
+    (said,) = cautions_of(grid(base_config=text, axes={"data.tokenizer": ["word", "char"]}))
+    assert "val/bits_per_byte" in said
+    assert not cautions_of(grid())
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"), [("model.objective.beam", [1, 4]), ("trainer.limit_val_batches", [1, 2])]
+)
+def test_a_plan_says_what_changes_only_the_evaluation(axis: str, values: list[Any]) -> None:
+    (said,) = cautions_of(grid(axes={axis: values, SEED: [1, 2]}))
+    assert said.startswith(f"{axis}: changes only the evaluation")
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "times"),
+    [
+        ("data.tokens_per_batch", [128, 1024], "8 times the tokens"),
+        ("trainer.accumulate_grad_batches", [1, 4], "4 times the tokens"),
+        ("trainer.max_steps", [200, 100], "0.5 times the tokens"),
+    ],
+)
+def test_a_plan_says_which_runs_read_more(axis: str, values: list[int], times: str) -> None:
+    (said,) = cautions_of(grid(axes={axis: values}))
+    assert times in said
+    assert str(values[1]) in said
+
+
+def test_a_pruner_ranks_cells_of_one_ruler_only() -> None:
+    axes = {"data.vocab_size": [12, 8]}
+    with pytest.raises(UserError, match=r"g.yaml: pruner: .*data.vocab_size is 12 and 8"):
+        expand(grid(axes=axes, pruner="median"), with_task, stand_in.identify)
+    plan_of(grid(axes={PRESET: ["pre_ln", "post_ln"]}, pruner="median"))

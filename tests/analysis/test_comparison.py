@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import yaml
 from scipy import stats
 
+from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.grid_checks import check_compare
 from lightning_app.analysis.comparison import (
     WORSE,
@@ -23,10 +24,12 @@ from lightning_app.analysis.comparison import (
 from lightning_app.analysis.formatting import p_value
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
+from lightning_app.analysis.limits import urgent
 from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.errors import UserError
+from tests.analysis.conftest import BASE
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -186,3 +189,232 @@ def test_a_mistake_in_the_grid_file_is_named(compare: Any, message: str) -> None
 
 def test_a_number_that_means_the_same_is_the_value(tmp_path: Path) -> None:
     assert check_compare({WIDTH: 64.0}, AXES) == {WIDTH: 64.0}
+
+
+TOKENIZER, WINDOW, BATCH = "data.tokenizer", "data.window", "data.tokens_per_batch"
+TEXT: dict[str, Any] = json.loads(json.dumps(BASE))
+TEXT["model"]["objective"] |= {"kind": "causal_lm"}
+TEXT["data"] |= {"name": "text", "tokenizer": "word", "window": 16}
+THREE = {SEED: [1, 2, 3, 4]}
+UNLIKE = "not comparable"
+
+
+def rewritten(fake: Any, change: Callable[[Mapping[str, Any], dict[str, Any]], Any]) -> None:
+    """Change the result of each run, given its axes."""
+    for cell in fake.cells:
+        path = fake.run(cell) / "result.json"
+        record = json.loads(path.read_text())
+        change(cell["axes"], record)
+        path.write_text(json.dumps(record))
+
+
+def bits(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
+    """Words have fewer bits a byte though they have more nats a token."""
+    char = axes[TOKENIZER] == "char"
+    record["metrics"]["val/bits_per_byte"] = 0.45 + 0.2 * char + (1 + 0.1 * char) * axes[SEED] / 100
+
+
+def nats(axes: Mapping[str, Any]) -> float:
+    return 1.0 + (axes.get(TOKENIZER) == "word") + axes[SEED] ** 2 / 1000
+
+
+def unlike_grid(make_grid: Any, axes: Mapping[str, Any], base: Any = TEXT, **changes: Any) -> Any:
+    fake = make_grid(nats, {**axes, **THREE}, base=base, sensitivity={}, curves=False)
+    return fake, read(fake, **changes)
+
+
+def test_bits_per_byte_take_the_place_of_nats_of_two_tokenizers(make_grid: Any) -> None:
+    fake, _ = unlike_grid(make_grid, {TOKENIZER: ["word", "char"]})
+    rewritten(fake, bits)
+    grid = read(fake, compare={TOKENIZER: "word"})
+    (row,) = comparisons(grid)
+    assert (row.metric, row.reading, row.comparable) == ("val/bits_per_byte", "worse", True)
+    assert row.estimate == pytest.approx(0.2, abs=0.01)
+    assert TOKENIZER in row.note
+    (said,) = findings(grid, [])
+    assert "by val/bits_per_byte" in said
+    assert "char" in said
+    assert "better" not in said
+    table = compare_axis(grid, TOKENIZER, "word", metric="val/nll")
+    assert table["metric"].tolist() == ["val/bits_per_byte"]
+    # An unknown token costs less than what it spells, so a text with some has no bits per byte.
+    first = fake.run(fake.cells[0]) / "result.json"
+    record = json.loads(first.read_text())
+    del record["metrics"]["val/bits_per_byte"]
+    first.write_text(json.dumps(record))
+    (row,) = comparisons(read_results(fake.folder))
+    assert (row.reading, row.metric, math.isnan(row.estimate)) == (UNLIKE, "val/nll", True)
+    assert "1 of 8" in row.note
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        (TOKENIZER, ["word", "char"]),
+        ("data.vocab_size", [12, 8]),
+        (WINDOW, [16, 32]),
+        ("data.name", ["text", "wikitext2"]),
+        ("data.root", ["one", "two"]),
+        ("data.splits.valid", ["valid", "other"]),
+        ("trainer.limit_val_batches", [None, 0.5]),
+        ("data.evaluation_stride", [None, 4]),
+    ],
+)
+def test_losses_that_count_other_things_have_no_label(
+    make_grid: Any, axis: str, values: list[Any]
+) -> None:
+    _, grid = unlike_grid(make_grid, {axis: values}, compare={axis: values[0]})
+    (row,) = comparisons(grid)
+    assert (row.reading, row.seeds, row.comparable) == (UNLIKE, 0, False)
+    assert axis in row.why_unlike
+    (said,) = findings(grid, [])
+    assert UNLIKE in said
+    assert not {"better", "worse"} & set(said.split())
+    assert comparisons_frame([row])["reading"].tolist() == [UNLIKE]
+    assert any(axis in text for text in urgent(grid))
+    assert compare_axis(grid, axis, values[0])["estimate"].isna().all()
+
+
+def test_an_axis_of_the_evaluation_is_no_treatment(make_grid: Any) -> None:
+    """Also where the metric counts the same: what was trained is the same."""
+    axis = "model.objective.beam"
+    _, grid = unlike_grid(make_grid, {axis: [1, 4]}, base=BASE, compare={axis: 1})
+    (row,) = comparisons(grid)
+    assert (row.reading, row.metric, row.seeds) == (UNLIKE, "val/nll", 0)
+    assert "evaluation" in row.note
+
+
+def test_a_text_of_another_size_is_seen_in_the_results(make_grid: Any) -> None:
+    """The tokens of char are all of the text; those of word leave out every second space."""
+
+    def sized(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
+        bits(axes, record)
+        size = 1000 + 100 * (axes[TOKENIZER] == "char")
+        nll = record["metrics"]["val/bits_per_byte"] * math.log(2) * size
+        record["validation_parts"] = {"nll": [nll / 4, 3 * nll / 4], "tokens": [30, 90]}
+
+    fake, _ = unlike_grid(make_grid, {TOKENIZER: ["word", "char"]})
+    rewritten(fake, sized)
+    (row,) = comparisons(read_results(fake.folder))
+    assert (row.reading, row.metric) == (UNLIKE, "val/nll")
+
+
+def test_a_floor_tells_losses_apart_that_the_config_does_not(make_grid: Any) -> None:
+    """As where a class of a plug-in makes the tokens."""
+    axis = "model.init_args.mine"
+    fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
+    rewritten(fake, lambda axes, of: of.update(unigram_entropy=4.0 + 0.1 * axes[axis]))
+    (row,) = comparisons(read_results(fake.folder))
+    assert row.reading == UNLIKE
+    assert "4.1 and 4.2" in row.why_unlike.replace("4.2 and 4.1", "4.1 and 4.2")
+
+
+def test_spreads_of_two_rulers_are_not_pooled(make_grid: Any) -> None:
+    def loss(axes: Mapping[str, Any]) -> float:
+        wide = 10 if axes[TOKENIZER] == "word" else 1
+        drawn = random.Random(str(sorted(axes.items()))).gauss(0.0, 0.01)
+        return 1.0 + 0.1 * (axes[PRESET] == "sas") + wide * drawn
+
+    axes = {PRESET: ["pre_ln", "sas"], TOKENIZER: ["word", "char"], **THREE}
+    fake = make_grid(loss, axes, base=TEXT, sensitivity={}, curves=False)
+    found = {row.where: row for row in comparisons(read(fake, compare={PRESET: "pre_ln"}))}
+    row = found[f"{TOKENIZER}=char"]
+    plain: Any = stats.ttest_1samp([value for _, value in row.values], 0)
+    assert row.p == pytest.approx(float(plain.pvalue), abs=1e-9)
+    assert row.comparable
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"), [(5.8, "5.8 times the tokens"), (0.5, "0.5 times the tokens"), (1.04, "")]
+)
+def test_what_runs_have_read_stands_beside_a_label(make_grid: Any, ratio: float, said: str) -> None:
+    """From the results, not from the name of the axis."""
+    axis = "model.init_args.mine"
+    fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
+    rewritten(fake, lambda axes, of: of.update(tokens=round(10000 * ratio ** (axes[axis] - 1))))
+    grid = read(fake, compare={axis: 1})
+    (row,) = comparisons(grid)
+    assert row.comparable
+    assert row.tokens_ratio == pytest.approx(ratio)
+    assert said in row.budget
+    assert bool(row.budget) == bool(said)
+    cautioned = [text for text in urgent(grid) if "more tokens" in text]
+    assert len(cautioned) == bool(said)
+    assert said in findings(grid, [])[0]
+    assert all(said in text for text in cautioned)
+    assert comparisons_frame([row])["budget"].tolist() == [row.budget]
+
+
+def test_runs_that_ended_early_are_no_smaller_budget(make_grid: Any) -> None:
+    axis = "model.init_args.mine"
+    fake = make_grid(
+        lambda axes: None if axes[axis] == 2 and axes[SEED] == 1 else nats(axes),
+        {axis: [1, 2], **THREE},
+        base=TEXT,
+        sensitivity={},
+        curves=False,
+    )
+    rewritten(fake, lambda axes, of: of.update(tokens=10 if of["diverged"] else 1000))
+    (row,) = comparisons(read(fake, compare={axis: 1}))
+    assert (row.tokens_ratio, row.budget) == (1.0, "")
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "speeds", "said"),
+    [
+        (WIDTH, [64, 128], [[100, 110], [40, 50]], True),
+        (WIDTH, [64, 128], [[100, 60], [50, 70]], False),  # the arms overlap
+        (WIDTH, [64, 128], [[100, 101], [88, 90]], False),  # as noise of a machine
+        ("model.optimizer.lr", [0.1, 0.2], [[100, 110], [40, 50]], False),  # no time of a step
+    ],
+)
+def test_a_longer_training_is_said_where_no_noise_explains_it(
+    make_grid: Any, axis: str, values: list[Any], speeds: Any, said: bool
+) -> None:
+    def timed(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
+        speed = speeds[values.index(axes[axis])][axes[SEED] % 2]
+        record["metrics"]["train/tokens_per_second"] = speed
+        record["provenance"] = {"cpu": "one", "matmul": "two"}
+
+    fake, _ = unlike_grid(make_grid, {axis: values}, base=BASE)
+    rewritten(fake, timed)
+    (row,) = comparisons(read(fake, compare={axis: values[0]}))
+    assert bool(row.budget) == said
+    assert math.isnan(row.seconds_ratio) or row.seconds_ratio > 1
+
+
+def test_bytes_are_counted_where_tokens_are_unlike(make_grid: Any) -> None:
+    """Words spell four times as much: as many tokens are four times the text."""
+
+    def spelled(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
+        nll = record["metrics"]["val/nll"]
+        size = 4 if axes[TOKENIZER] == "word" else 1
+        record["metrics"]["val/bits_per_byte"] = nll / math.log(2) / size
+
+    fake, _ = unlike_grid(make_grid, {TOKENIZER: ["char", "word"]})
+    rewritten(fake, spelled)
+    (row,) = comparisons(read(fake, compare={TOKENIZER: "char"}))
+    assert row.tokens_ratio == pytest.approx(4)
+    assert "4 times the bytes" in row.budget
+
+
+def test_an_axis_that_follows_from_the_variant_makes_groups_where_losses_are_unlike(
+    make_grid: Any,
+) -> None:
+    """No interaction is computed between nats of two vocabularies."""
+    vocabulary = "data.vocab_size"
+    sizes = {"pre_ln": 12, "sas": 8}
+    axes = {PRESET: list(sizes), WARMUP: [0, 60], SEED: [1, 2, 3]}
+    fake = make_grid(lambda axes: nats(axes) + 0.1 * (axes[WARMUP] == 0), axes, curves=False)
+    plan = json.loads((fake.folder / "plan.json").read_text())
+    for cell in plan["cells"]:
+        cell["axes"][vocabulary] = sizes[cell["axes"][PRESET]]
+    plan["axes"][vocabulary] = list(sizes.values())
+    (fake.folder / "plan.json").write_text(json.dumps(plan))
+    file = yaml.safe_load((fake.folder / "grid.yaml").read_text())
+    file["axes"][vocabulary] = {PRESET: sizes}
+    grid = read(fake, axes=file["axes"])
+    assert len({cell.group for cell in grid.cells}) == 2
+    scores = {(s.variant, s.score): s for s in sensitivity_scores(grid)}
+    assert scores["sas", "delta"].estimate == pytest.approx(0.1)
+    assert math.isnan(scores["sas", "interaction"].estimate)

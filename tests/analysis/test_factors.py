@@ -168,3 +168,19 @@ def test_labels_name_groups_and_the_rest_of_a_factorial(make_grid: Any) -> None:
 def test_an_axis_of_one_value_is_in_no_group(make_grid: Any) -> None:
     axes = {SEED: [1], PRESET: ["pre_ln"], WARMUP: [0, 60], "data.tokens_per_batch": [512]}
     assert {c.group for c in read_results(make_grid(lambda a: 2.0, axes).folder).cells} == {"all"}
+
+
+def test_nats_of_two_vocabularies_have_no_effect(make_grid: Any) -> None:
+    """But octaves and steps are counted alike."""
+    size = "data.vocab_size"
+    axes = {SEED: [1, 2, 3, 4], size: [12, 8], WARMUP: [0, 60]}
+    grid = make_grid(
+        lambda axes: 2.0 + axes[size] / 20 * (axes[WARMUP] == 0) + axes[SEED] / 100,
+        axes,
+        curves=False,
+    )
+    add(grid.folder, factors={"vocabulary": size})
+    found = read_results(grid.folder)
+    (delta,) = (row for row in effects(found, sensitivity_scores(found)) if row.measure == "delta")
+    assert math.isnan(delta.estimate)
+    assert f"{size} is 12 and 8" in delta.note

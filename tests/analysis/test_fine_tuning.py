@@ -589,3 +589,19 @@ def test_other_tasks_have_none_of_it(make_grid: Any) -> None:
     grid = read_results(make_grid(lambda axes: 2.0, {SEED: [1], WARMUP: [0, 60]}).folder)
     assert failed_runs(grid) == failure_tests(grid) == task_scores(grid) == task_tables(grid) == []
     assert no_averages(grid) == ""
+
+
+def test_evaluated_text_that_is_in_train_is_a_limit(tmp_path: Path) -> None:
+    folder = glue_grid(
+        tmp_path / "demo",
+        lambda axes: {"val/nll": 0.5, "val/accuracy": 0.6},
+        {SEED: [1, 2], PRESET: ["post_ln"], WARMUP: [0, 60]},
+    )
+    assert not any("also in train" in item for item in limits(read_results(folder)))
+    for path in folder.glob("runs/*/result.json"):
+        record = json.loads(path.read_text())
+        said = "a corpus; also in train: 3 of 9 rows of valid, 1 of 2 rows of test; more"
+        record["data"] |= {"name": "rte", "protocol": said}
+        path.write_text(json.dumps(record))
+    (item,) = [item for item in limits(read_results(folder)) if "also in train" in item]
+    assert "(rte): 3 of 9 rows of valid, 1 of 2 rows of test." in item

@@ -87,3 +87,39 @@ def test_the_loss_is_shown_as_it_was_measured_not_as_it_is_scored(make_grid) -> 
     fake = make_grid(lambda axes: 4.49 + axes[SEED], {SEED: [1, 2]})
     (arm,) = by_metric(read_results(fake.folder))
     assert arm.mean == pytest.approx(fmean([5.49, 6.49]))
+
+
+TOKENIZER = "data.tokenizer"
+
+
+def test_arms_that_count_other_tokens_are_not_ranked(make_grid: Any) -> None:
+    """Those of a ruler stand together, in the order of the plan; JSON and page say why."""
+    axes = {SEED: [1, 2], TOKENIZER: ["word", "char"], PRESET: ["post_ln", "pre_ln"]}
+
+    def loss(axes: Any) -> float:
+        nats = 2.0 if axes[TOKENIZER] == "word" else 0.5
+        return nats + 0.1 * (axes[PRESET] == "post_ln") + axes[SEED] / 100
+
+    fake = make_grid(loss, axes, sensitivity={}, curves=False)
+    grid = read_results(fake.folder)
+    found = [(arm.ruler, arm.variant) for arm in by_metric(grid)]
+    names = [f"{TOKENIZER}={kind}" for kind in ("word", "char")]
+    assert found == [(name, preset) for name in names for preset in ("pre_ln", "post_ln")]
+    (told,) = metrics_document(grid)
+    assert [arm["ruler"] for arm in told["arms"]] == [name for name, _ in found]
+    console = Console(file=io.StringIO(), width=1000)
+    show_report(console, grid, [])
+    assert isinstance(console.file, io.StringIO)
+    assert f"{TOKENIZER} is word and char" in console.file.getvalue()
+
+
+def test_arms_of_one_ruler_are_ranked_over_all_groups(make_grid: Any) -> None:
+    axes = {SEED: [1, 2], "model.optimizer.kind": ["adam", "sgd"]}
+    fake = make_grid(
+        lambda axes: 3.0 - (axes["model.optimizer.kind"] == "sgd"),
+        axes,
+        sensitivity={},
+        curves=False,
+    )
+    arms = by_metric(read_results(fake.folder))
+    assert [(arm.ruler, arm.mean) for arm in arms] == [("", 2.0), ("", 3.0)]

@@ -19,10 +19,13 @@ from typing import Any
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.tensorboard import run_url, write_index
+from lightning_app.analysis.tensorboard.pages import curve_tag, layout, rulers_of
+from lightning_app.analysis.tensorboard.text import question_of
 from tests.analysis.conftest import ENTROPY
 
 PRESET = "model.block.preset"
@@ -430,3 +433,20 @@ def test_a_new_plan_makes_every_index_again(make_grid):
 def index_of(run: Path) -> str:
     (path,) = run.glob("*.index")
     return path.name
+
+
+def test_losses_that_count_other_tokens_share_no_chart(make_grid):
+    axes = {SEED: [1], PRESET: ["sas"], "data.tokenizer": ["word", "char"], WARMUP: [0, 60]}
+    grid = make_grid(lambda axes: 2.0, axes, question="Which?")
+    found = read_results(grid.folder)
+    kinds = rulers_of(found)
+    tags = [curve_tag(cell, "val/nll", kind) for cell, kind in zip(found.cells, kinds, strict=True)]
+    pages = layout_pb2.Layout()
+    pages.ParseFromString(layout(found).value[0].tensor.string_val[0])
+    patterns = [
+        chart.multiline.tag[0] for chart in pages.category[0].chart if "val/nll" in chart.title
+    ]
+    matched = [[tag for tag in tags if re.match(pattern, tag)] for pattern in patterns]
+    assert [len(each) for each in matched] == [2, 2]
+    assert not set(matched[0]) & set(matched[1])
+    assert "data.tokenizer is word and char" in question_of(found)

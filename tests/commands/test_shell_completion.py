@@ -124,6 +124,45 @@ def test_the_shell_offers_what_fits(shell: str, tmp_path: Path, capsys) -> None:
     assert offered == expected
 
 
+HOSTILE = (
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a;touch pwned",
+    "a' $(touch pwned) '",
+    'a" $(touch pwned) "',
+    "a\n$(touch pwned)\n",
+    "$'\\x24(touch pwned)'",
+    "${x:=$(touch pwned)}",
+    "|touch pwned",
+    "&touch pwned&",
+    "*",
+    "(touch pwned)",
+)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_name_of_a_folder_is_evaluated(shell: str, tmp_path: Path, capsys) -> None:
+    script = script_of(shell, capsys)
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"there is no {shell} on the PATH, so its script is not run")
+    (tmp_path / "script").write_text(script)
+    for name in HOSTILE:
+        (tmp_path / f"experiments/mine/runs/{name}").mkdir(parents=True)
+        (tmp_path / f"experiments/{name}/runs/one").mkdir(parents=True)
+        (tmp_path / name).mkdir()
+    (tmp_path / "experiments/mine/runs/fine-1.0_a").mkdir()
+    words = ("test --run ", "show ", "show experiments/mine/runs/", "show a", "fit --config ")
+    asked = "\n".join(f"  ask '{line}'" for line in words)
+    printed = of_zsh(program, asked, tmp_path) if shell == "zsh" else ""
+    if shell == "bash":
+        printed = output_of([program, "--norc", "-c", BASH + asked], tmp_path)
+    if shell == "fish":
+        printed = output_of([program, "--no-config", "-c", FISH + asked], tmp_path)
+    assert "fine-1.0_a" in printed
+    assert not (tmp_path / "pwned").exists()
+
+
 def output_of(command: list[str], folder: Path) -> str:
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(

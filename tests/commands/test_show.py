@@ -2,13 +2,15 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lightning_app.cli import main
-from lightning_app.commands.diff import differing
+from lightning_app.commands.diff import compare_runs, differing
+from lightning_app.commands.recorded import read_run
 from tests.records import reseal, unseal
 
 pytestmark = pytest.mark.xdist_group("trained")
@@ -174,3 +176,21 @@ def test_values_that_are_equal_but_of_another_type_differ() -> None:
     found = differing({"a": 1, "b": None, "c": 2}, {"a": 1.0, "b": None, "d": 2})
     assert [row["field"] for row in found] == ["a", "c", "d"]
     assert differing({"a": 1}, {"a": True})
+
+
+def test_metrics_that_count_other_things_have_no_difference() -> None:
+    left = read_run("mine/one")
+    data = {**left.config["data"], "vocab_size": 20}
+    tree = compare_runs(left, left._replace(config={**left.config, "data": data}))
+    loss = tree["metrics"]["val/nll"]
+    assert loss["left"] == loss["right"]
+    assert loss["difference"] is None
+    assert "data.vocab_size" in loss["unlike"]
+    assert compare_runs(left, left)["metrics"]["val/nll"] == {
+        **loss,
+        "difference": 0,
+        "unlike": None,
+    }
+    assert left.record is not None
+    other = left._replace(record=replace(left.record, corpus="another"))
+    assert "data.root" in compare_runs(left, other)["metrics"]["val/nll"]["unlike"]

@@ -1,6 +1,8 @@
 import errno
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from lightning_app.data import folders
 from lightning_app.data import prepare as module
+from lightning_app.data.columns import also_in_train, row_kind
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
 from lightning_app.data.splits import Splits
@@ -331,3 +334,99 @@ def test_a_carriage_return_inside_a_line_ends_no_line(write_pairs, text_config):
     for kind in ("source", "target", "reference"):
         assert len(corpus.lines("valid", kind)) == corpus.meta["sizes"]["valid"]
     assert corpus.lines("valid", "target") == [line.strip() for line in lines[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenizer", "character"),
+    [
+        ("a\0b c", "word", "U+0000"),
+        ("a\0b c", "char", "U+0000"),
+        ("a\0b c", "byte", "U+0000"),
+        ("a ▁ b", "word", "U+2581"),
+        ("▁a", "char", "U+2581"),
+        ("a▅b c", "char", "U+2585"),
+    ],
+)
+def test_text_that_a_tokenizer_cannot_have(
+    write_pairs, text_config, text: str, tokenizer: str, character: str
+):
+    root = write_pairs(train_en=["fine", "fine too", text] * 20)
+    size = {"vocab_size": None, "tokenizer": tokenizer}
+    with pytest.raises(UserError, match=rf"train\.en: line 3 has .*{re.escape(character)}"):
+        prepare(text_config(root, **size))
+    assert not any((root.parent / "cache").glob("*/meta.json"))
+
+
+def test_bytes_can_have_the_marks_of_pieces(write_pairs, text_config):
+    config = text_config(write_pairs(train_en=["a▅▁b"] * 60), tokenizer="byte")
+    corpus = prepare(config)
+    assert corpus.lengths("train", "target")[0] == len("a▅▁b".encode()) + 1
+
+
+def test_unusual_characters_are_counted(tmp_path: Path, text_config):
+    lines = ["a \ufeffb", "c\rd", "e\x0bf \u2028g\x85", "<s> h<mask>", "i <unk> j", "naïve \ue000"]
+    for stem in ("train", "valid"):
+        text = "\ufeff" + "\n".join(lines) + "\r\n"
+        (tmp_path / f"{stem}.txt").write_bytes(text.encode())
+    config = text_config(tmp_path, task="causal_lm", target_language="txt")
+    corpus = prepare(config)
+    said = corpus.meta["protocol"]
+    for part in ("2 byte order marks", "2 carriage returns", "6 other control", "4 marks such as"):
+        assert part in said
+    assert corpus.meta["sizes"]["train"] == 6
+    assert corpus.meta["text"]["valid"]["bytes"] == sum(len(line.encode()) + 1 for line in lines)
+
+
+def test_ends_of_lines_of_old_systems_are_refused(tmp_path: Path, text_config):
+    for stem in ("train", "valid"):
+        (tmp_path / f"{stem}.txt").write_bytes(b"one line\ranother line\r")
+    with pytest.raises(UserError, match=r"train\.txt: line 1 .*carriage return"):
+        prepare(text_config(tmp_path, task="causal_lm", target_language="txt"))
+
+
+def test_pairs_of_valid_and_test_that_are_in_train(write_pairs, text_config):
+    valid_de = ["der hund sieht die katze .", "neu", "die katze schläft ."]
+    valid_en = ["the dog sees the cat .", "y", "z"]
+    root = write_pairs(valid_de=valid_de, valid_en=valid_en, test_de=["neu"], test_en=["new"])
+    corpus = prepare(text_config(root))
+    assert corpus.meta["also_in_train"] == {
+        "valid": {"pairs": [1, 3], "source sides": [2, 3]},
+        "test": {"pairs": [0, 1], "source sides": [0, 1]},
+    }
+    said = "; also in train: 1 of 3 pairs of valid, 2 of 3 source sides of valid"
+    assert said in corpus.meta["protocol"]
+    assert "33.3% of the pairs of valid" in corpus_summary(corpus, 64)
+    assert corpus.digest == prepare(text_config(root)).digest
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
+def test_lines_and_windows_of_running_text_that_are_in_train(
+    tmp_path: Path, text_config, task: str
+):
+    draw = random.Random(3)
+    new = [" ".join(draw.choices("abcdefgh", k=12)) for _ in range(60)]
+    (tmp_path / "train.txt").write_text("\n".join(new[:40]))
+    # a copied passage, single lines in another order, short lines
+    (tmp_path / "valid.txt").write_text("\n".join([*new[40:], *new[:8], new[30], new[12], "a b c"]))
+    corpus = prepare(text_config(tmp_path, task=task, target_language="txt"))
+    found = corpus.meta["also_in_train"]["valid"]
+    assert found["lines of at least 5 words"] == [10, 30]
+    shared, total = found["windows of 32 tokens"]
+    assert total == len(corpus.ids("valid", "text")) // 32
+    assert 2 <= shared <= 3
+
+
+def test_rows_of_a_task_that_are_in_train():
+    kind = row_kind("glue")
+    train = {"first": ["a", "b"], "second": ["c", "d"], "label": [0, 1]}
+    other = {"first": ["a", "a", "b"], "second": ["c", "d", "d"], "label": [1, 1, 1]}
+    found = also_in_train(kind, {"train": train, "valid": other})
+    assert list(found["valid"].values()) == [(2, 3)]
+
+
+def test_questions_that_are_in_train():
+    kind = row_kind("squad")
+    rows = {"question": ["q", "r", "q"], "context": ["one", "", "two"]}
+    other = {"question": ["r", "q", "new"], "context": ["one", "two", ""]}
+    found = also_in_train(kind, {"train": rows, "valid": other})
+    assert list(found["valid"].values()) == [(2, 3), (2, 2)]

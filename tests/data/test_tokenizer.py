@@ -1,6 +1,7 @@
 import hashlib
 import itertools
 import math
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_app.data import tokenizer
 from lightning_app.data.tokenizer import (
     BOS,
     EOS,
@@ -20,6 +22,7 @@ from lightning_app.data.tokenizer import (
     flatten,
     train,
     unigram_entropy,
+    windows_in_train,
 )
 from lightning_app.errors import UserError
 
@@ -123,3 +126,89 @@ def test_flatten_keeps_rows(rows: list[list[int]]):
     assert ids.dtype == np.int32
     assert offsets.dtype == np.int64
     assert [ids[a:b].tolist() for a, b in itertools.pairwise(offsets)] == rows
+
+
+def tokenizer_of(lines: list[str], kind: str, size: int | None, folder: Path) -> Pieces:
+    path = folder / f"{kind}.model"
+    path.write_bytes(train(lambda: iter(lines), kind, size))
+    return Pieces(path)
+
+
+LONG = " ".join(random.Random(1).choices(["ab", "ba", "é", "<s>", "cab", "  x"], k=4000))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("char", None), ("word", None), ("bpe", 20)])
+def test_a_line_above_the_limit_is_read_as_if_there_were_none(
+    kind: str, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = tokenizer_of([LONG, "a line"], kind, size, tmp_path)
+    unseen = LONG.replace("x", "é ü ö").replace("cab", "unknown")
+    expected = whole.encode_lines([LONG, unseen, "a line", ""])
+    monkeypatch.setattr(tokenizer, "_LONGEST", 400)
+    parts = tokenizer_of([LONG, "a line"], kind, size, tmp_path)
+    assert parts.vocab_size == whole.vocab_size
+    assert parts.encode_lines([LONG, unseen, "a line", ""]) == expected
+    assert sum(map(len, expected)) > 4000
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_a_long_line_without_a_space(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    line = "".join(random.Random(1).choices(["a", "b", "a<s>b", "é"], k=3000))
+    monkeypatch.setattr(tokenizer, "_LONGEST", 400)
+    found = tokenizer_of([line, "a b"], kind, None if kind == "char" else 15, tmp_path)
+    assert found.decode(found.encode_lines([line])[0]).replace(" ⁇ ", "<s>") == line
+
+
+def test_the_parts_of_a_line_are_the_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokenizer, "_LONGEST", 40)
+    lines = (LONG, "a" * 95, "<mask>" * 40, "x " * 50 + "y" * 30 + " z", " " * 60, "", "é " * 25)
+    for line in lines:
+        for inside in (True, False):
+            parts = list(tokenizer._parts(line, inside_words=inside))
+            assert "".join(parts) == line
+            assert inside or all(part.endswith(" ") or part == line for part in parts[:-1])
+            assert sum(part.count("<mask>") for part in parts) == line.count("<mask>")
+            if inside:
+                assert all(len(part.encode()) <= 40 for part in parts)
+
+
+def test_words_with_a_mark_inside_are_no_words_of_the_vocabulary(tmp_path: Path):
+    found = tokenizer_of(["a<s>b c", "p q<unk>", "<mask> c"], "word", None, tmp_path)
+    assert found.vocab_size == 5 + len({"c", "p"})
+    assert found.encode("a<s>b c") == [UNK, *found.encode("c")]
+
+
+def test_a_word_that_no_model_can_have_is_refused():
+    with pytest.raises(UserError, match=r"a word of 70,000 bytes, 'x+\.\.\.'"):
+        train(lambda: iter(["a b", "x" * 70_000]), "word", None)
+
+
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_every_character_is_trained_on_where_sentencepiece_would_leave_one_out(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of a large text it does, since it adds up shares in 32 bits; here by a smaller share."""
+    trainer = sentencepiece.SentencePieceTrainer
+    usual = trainer.train
+    less = {"character_coverage": 0.99}
+    monkeypatch.setattr(trainer, "train", lambda **given: usual(**{**given, **less}))
+    lines = ["a b c d"] * 100 + ["é ü"]
+    found = tokenizer_of(lines, kind, None, tmp_path)
+    assert UNK not in found.encode_lines(lines)[-1]
+
+
+def test_windows_that_are_in_train_at_any_place():
+    ids = np.random.default_rng(1).integers(0, 9, 5000).astype(np.int32)
+    other = np.random.default_rng(2).integers(0, 9, 640).astype(np.int32)
+    assert windows_in_train(other, ids, 32) == (0, 20)
+    other[32:96] = ids[1001:1065]
+    assert windows_in_train(other, ids, 32) == (2, 20)
+    assert windows_in_train(ids, ids, 8) == (625, 625)
+    assert windows_in_train(other[:31], ids, 32) == (0, 0)
+    assert windows_in_train(other, ids[:20], 32) == (0, 20)
+
+
+def test_windows_are_found_across_the_parts_of_train(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokenizer, "_PLACES", 100)
+    ids = np.random.default_rng(1).integers(0, 9, 5000).astype(np.int32)
+    assert windows_in_train(ids[37:4997], ids, 16) == (310, 310)

@@ -4,6 +4,7 @@ import os
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,7 +186,7 @@ def test_an_option_takes_the_place_of_the_project(tmp_path: Path, write: Write) 
         ("- a.py\n", "expected the keys 'plugins' and 'results'"),
         ("results: ../other\n", "results: expected a list of folders, found '../other'"),
         ("results: [1]\n", "results: expected a list of folders, found [1]"),
-        ("plugins: [a.py\n", "not valid YAML"),
+        ("plugins: [a.py\n", "ablate.yaml: line 2"),
     ],
 )
 def test_a_wrong_project_is_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -220,6 +221,63 @@ def test_the_project_of_another_user_is_not_run(
 
     monkeypatch.setattr(Path, "stat", stat)
     with pytest.raises(UserError, match="belongs to another user"):
+        plugins.load_all([], tmp_path)
+
+
+def test_a_project_that_a_link_leads_to_is_not_run(tmp_path: Path, write: Write) -> None:
+    write("raise AssertionError\n", folder="theirs")
+    (tmp_path / "mine.yaml").write_text("plugins: [some_parts.py]\n")
+    (tmp_path / "theirs" / "ablate.yaml").symlink_to(tmp_path / "mine.yaml")
+    with pytest.raises(UserError, match=r"ablate\.yaml: .*symbolic link"):
+        plugins.load_all([], tmp_path / "theirs")
+    (tmp_path / "mine.yaml").unlink()
+    with pytest.raises(UserError, match="symbolic link"):
+        plugins.load_all([], tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("name", ["ablate.yaml", "some_parts.py"])
+@pytest.mark.parametrize(
+    ("mode", "group", "said"),
+    [
+        (0o666, "me", "every user may write it"),
+        (0o664, "me", None),
+        (0o664, "team", "members of its group"),
+        (0o644, "team", None),
+    ],
+)
+def test_files_that_others_may_write_are_not_run(
+    name: str,
+    mode: int,
+    group: str,
+    said: str | None,
+    tmp_path: Path,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(NORM)
+    (tmp_path / "ablate.yaml").write_text("plugins: [some_parts.py]\n")
+    (tmp_path / name).chmod(mode)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_name="me"))
+    monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=["me"]))
+    if said is None:
+        plugins.load_all([], tmp_path)
+        assert "some_parts" in plugins.loaded()
+    else:
+        with pytest.raises(UserError, match=rf"{name}: .*{said}"):
+            plugins.load_all([], tmp_path)
+
+
+@pytest.mark.parametrize("named", ["the_package", "the_package.part"])
+def test_each_file_of_a_package_of_a_project_must_be_the_users(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "the_package").mkdir()
+    for file in ("__init__.py", "part.py", "data.txt"):
+        (tmp_path / "the_package" / file).touch()
+    (tmp_path / "the_package" / "data.txt").chmod(0o646)
+    (tmp_path / "ablate.yaml").write_text(f"plugins: [{named}]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"data\.txt: every user may write it"):
         plugins.load_all([], tmp_path)
 
 

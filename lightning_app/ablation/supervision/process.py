@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from filelock import FileLock, Timeout
 
+from lightning_app import strict_yaml
+from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec
 from lightning_app.ablation.plan import Plan, expand
 from lightning_app.ablation.supervision.parent_death import bind_to_supervisor
@@ -135,11 +136,18 @@ def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
     return expand(spec, module.resolve, module.identify, experiments)[0]
 
 
-def prepare_data(program: str, configs: tuple[Mapping[str, Any], ...]) -> None:
-    """Prepare every corpus, so that cells only read."""
+def prepare_data(program: str, grid: Grid) -> None:
+    """Prepare every corpus, so that cells only read.
+
+    Cells are checked again where a corpus was not there when they were planned.
+
+    Raises:
+        UserError: for a corpus, or for a cell that it does not fit.
+    """
     module = importlib.import_module(program)
-    for config in configs:
-        module.prepare(config)
+    made = [module.prepare(config) for config in grid.data]
+    if any(made):
+        expand(grid.spec, module.resolve, module.identify, grid.folder.path.parent)
 
 
 def count_devices(program: str) -> int:
@@ -160,7 +168,7 @@ def _train(program: Any, job: Job) -> None:
             f"the config's id is {found}, but {job.identity} was planned: the files of the "
             "corpus or the program have changed since; start the grid again"
         )
-    write_whole(job.folder.config, yaml.safe_dump(config, sort_keys=False))
+    write_whole(job.folder.config, strict_yaml.dump_yaml(config))
     program.run_cell(job, 0)
     if not job.is_over:
         raise RuntimeError("the run ended without a result")

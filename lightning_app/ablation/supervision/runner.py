@@ -113,7 +113,7 @@ def run_grid(
             fresh = None
             if not folder.path.exists():  # plan first: a mistake in the grid creates no folder
                 fresh = ask(stop, make_plan, program, spec, folder.path.parent)
-                ask(stop, prepare_data, program, Grid(spec, folder, fresh).data)
+                ask(stop, prepare_data, program, Grid(spec, folder, fresh))
             why = f"{folder}: another supervisor is starting; waiting for it"
             with turn(folder.start_lock, lambda: stop.requested, why):
                 lock = supervisor_lock(folder, storage.shown, storage.several)
@@ -141,7 +141,7 @@ def run_grid(
             if (total or elsewhere) and time.monotonic() < until:
                 print(f"{grid.name}: {total} cells to run; preparing their data", flush=True)
                 if grid.plan is not fresh:
-                    ask(stop, prepare_data, program, grid.data)
+                    ask(stop, prepare_data, program, grid)
                 supervisor = Supervisor(grid, queue, slots, options, stop, program, index, until)
                 supervisor.run(total)
             return Ending(grid=grid, elsewhere=queue.elsewhere())
@@ -207,7 +207,7 @@ def _refuse_lost_parents(grid: Grid, former: Plan) -> None:
 def _rerun_stale(grid: Grid, program: str, stop: Stop, alone: bool) -> None:
     if not alone:
         raise UserError(f"--rerun-stale: other supervisors run {grid.name}; let them end first")
-    ask(stop, prepare_data, program, grid.data)
+    ask(stop, prepare_data, program, grid)
     for line in supersede(grid, ask(stop, look_here, program, grid.data)):
         print(line, flush=True)
 

@@ -27,7 +27,7 @@ from lightning_app.analysis.figures.logs import SECONDS, TRAIN, VALID, read_log
 from lightning_app.analysis.figures.probes import has_probes
 from lightning_app.analysis.figures.slices import drawn_slices
 from lightning_app.analysis.figures.style import colours, styled
-from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.grid_results import CellResult, GridResults, scales
 from lightning_app.atomic_write import write_whole
 
 if TYPE_CHECKING:
@@ -161,14 +161,20 @@ def first_figure(grid: GridResults) -> "Figure | None":
 
 
 def _of_common_rates(grid: GridResults, groups: Sequence[str]) -> list[list[str]]:
-    """The groups, those with common rates together if that is no more than `TOGETHER` panels."""
+    """The groups, those with common rates together if that is no more than `TOGETHER` panels.
+
+    Groups whose losses count other things share no figure.
+    """
+    rulers = scales(grid.finished, grid.monitored.loss)
+    counted = {cell.group: name for cell, name in zip(grid.finished, rulers, strict=True)}
     found: list[tuple[set[float | None], list[str]]] = []
     panels: dict[str, int] = {}
     for group in groups:
         cells = [cell for cell in grid.finished if cell.group == group]
         panels[group] = len({cell.variant for cell in cells})
         own, alike = {cell.lr for cell in cells}, [group]
-        for there in [each for each in found if each[0] & own]:
+        same = [each for each in found if counted[each[1][0]] == counted[group]]
+        for there in [each for each in same if each[0] & own]:
             own, alike = own | there[0], there[1] + alike
             found.remove(there)
         found.append((own, alike))

@@ -53,11 +53,14 @@ def _row(row: MetricDifference) -> Markup:
         shown.append(element("span", ends, class_="interval"))
     if row.note:
         shown.append(element("span", row.note, class_="interval"))
+    reading: list[Child] = [row.reading or DASH]
+    if row.budget and row.comparable:
+        reading.append(element("span", row.budget, class_="interval"))
     return element(
         "tr",
         head(row.value),
         element("td", "" if row.where == "all" else row.where, class_="text wrap"),
-        element("td", row.reading or DASH, class_="text"),
+        element("td", *reading, class_="text"),
         element("td", *shown),
         element("td", p_value(row.p_holm)),
         element("td", str(row.seeds)),

@@ -30,6 +30,10 @@ function explore() {
     return select;
   }
 
+  // Runs whose losses count other things, such as tokens of another tokenizer, share no figure.
+  const rulers = [...new Set(data.runs.map((run) => run.ruler))];
+  const chosen = (of) => data.runs.filter((run) => !of || run.ruler === rulers[of.value]);
+
   function theme() {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
@@ -52,10 +56,11 @@ function explore() {
 
   function points() {
     const x = axes[across.value], y = Number(value.value), look = theme();
-    const ticks = [...new Set(data.runs.map((run) => run[x.key]))].sort(
+    const shown = chosen(ofFinal);
+    const ticks = [...new Set(shown.map((run) => run[x.key]))].sort(
       (a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
     const traces = variants.map((name, place) => {
-      const runs = data.runs.filter((run) => run.variant === name);
+      const runs = shown.filter((run) => run.variant === name);
       const within = (run) =>
         ((place + (seeds.indexOf(run.seed) + 0.5) / seeds.length) / variants.length - 0.5) * 0.8;
       return {
@@ -93,7 +98,7 @@ function explore() {
         opacity: 0.8,
       };
       const of = (run) => run.variant === name && run.warmup === warmup;
-      for (const run of data.runs.filter(of)) {
+      for (const run of chosen(ofCurves).filter(of)) {
         const [steps, losses] = run.curves[which], text = hover(run);
         // A gap after each run: one trace for many runs draws a hundred times faster than many.
         trace.x.push(...steps, null);
@@ -129,6 +134,13 @@ function explore() {
   const value = choices("explore-final-value", data.values);
   const loss = choices("explore-curves-loss", data.curves);
   const along = choices("explore-curves-along", [{ label: "log scale" }, { label: "linear" }]);
+  const kinds = rulers.map((name) => ({ label: name }));
+  const [ofFinal, ofCurves] = ["final", "curves"].map(
+    (figure) => (rulers.length > 1 ? choices(`explore-${figure}-of`, kinds) : null));
+  if (ofFinal) {
+    ofFinal.onchange = points;
+    ofCurves.onchange = lines;
+  }
   across.onchange = value.onchange = points;
   loss.onchange = along.onchange = lines;
   const redraw = () => { points(); lines(); };

@@ -6,7 +6,7 @@ from importlib import resources
 from typing import Any
 
 from lightning_app.analysis.figures.style import colours
-from lightning_app.analysis.grid_results import CellResult
+from lightning_app.analysis.grid_results import CellResult, scales
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import section
@@ -19,7 +19,10 @@ CURVES = {"train/nll": "training loss", LOSS: "validation loss"}
 
 def explorer(contents: Contents) -> Markup:
     """A figure of final values and one of curves, with their data."""
-    data = json.dumps(_data(contents), separators=(",", ":"), allow_nan=False)
+    found = _data(contents)
+    # Runs whose losses count other things are drawn one kind at a time.
+    of = ("of",) if len({run["ruler"] for run in found["runs"]}) > 1 else ()
+    data = json.dumps(found, separators=(",", ":"), allow_nan=False)
     script = resources.files("lightning_app.analysis.page") / "explorer.js"
     return section(
         "explore",
@@ -32,9 +35,9 @@ def explorer(contents: Contents) -> Markup:
             "dashed and dash-dotted for shorter ones. Nothing is averaged here; do not conclude "
             "anything from single runs.",
         ),
-        _controls("final", ("across", "value")),
+        _controls("final", ("across", "value", *of)),
         element("div", id="explore-final", class_="plot"),
-        _controls("curves", ("loss", "along")),
+        _controls("curves", ("loss", "along", *of)),
         element("div", id="explore-curves", class_="plot"),
         element("script", Markup(data.replace("<", r"\u003c")), type="application/json", id="runs"),
         element("script", Markup(_plotly()), type="text/plain", id="plotly"),
@@ -53,6 +56,7 @@ def _controls(figure: str, names: tuple[str, ...]) -> Markup:
 
 def _data(contents: Contents) -> dict[str, Any]:
     cells = contents.grid.finished
+    names = scales(cells, contents.grid.monitored.loss)
     most = min(MOST, max(FEWEST, POINTS // max(1, 2 * len(cells))))
     metrics = list(dict.fromkeys(name for cell in cells for name in cell.metrics))
     values = {"l": "final loss as scored, nats", **dict.fromkeys(metrics), "seconds": "seconds"}
@@ -60,7 +64,10 @@ def _data(contents: Contents) -> dict[str, Any]:
         "colours": colours(contents.grid.variants),
         "values": [{"key": key, "label": label or key} for key, label in values.items()],
         "curves": [{"key": key, "label": label} for key, label in CURVES.items()],
-        "runs": [_run(contents, cell, list(values), most) for cell in cells],
+        "runs": [
+            {**_run(contents, cell, list(values), most), "ruler": name}
+            for cell, name in zip(cells, names, strict=True)
+        ],
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from lightning_app.analysis.formatting import DASH, measured
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.markup import Child, Markup, element
-from lightning_app.analysis.metric import MetricMean, by_metric, judged_by, slices
+from lightning_app.analysis.metric import MetricMean, by_metric, judged_by, slices, why_apart
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table
 from lightning_app.analysis.run_summary import direction
@@ -49,6 +49,8 @@ def _table(contents: Contents, grid: GridResults) -> Markup:
             f"The metric of the grid file{of}, {grid.metric}: {direction(grid.mode)}, the best "
             "variant first. "
         )
+    if why := why_apart(grid):
+        what += f"Parts of the table cannot be compared with each other: {why}. "
     caption = (
         f"{what}Means of the values that the runs reported; the loss of a failed run is not "
         f"replaced by the unigram entropy. In brackets: {LEVEL:.0%} t intervals over seeds, none "

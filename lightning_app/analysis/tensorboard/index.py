@@ -11,7 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.read_results import read_results
-from lightning_app.analysis.tensorboard.pages import CURVES, curve_tag, layout
+from lightning_app.analysis.tensorboard.pages import CURVES, curve_tag, layout, rulers_of
 from lightning_app.analysis.tensorboard.summaries import (
     LAST,
     SUFFIX,
@@ -28,7 +28,7 @@ from lightning_app.analysis.tensorboard.table import (
     reference_cells,
     started,
 )
-from lightning_app.analysis.tensorboard.text import run_text
+from lightning_app.analysis.tensorboard.text import question_of, run_text
 
 POINTS = 500  # points of one copied curve, at most
 TEXT = "run"
@@ -45,16 +45,19 @@ def write_index(grid_dir: Path, only_new: bool = False) -> None:
     """
     grid = read_results(grid_dir)
     tags, compared = metric_tags(grid), reference_cells(grid)
+    question = question_of(grid)
+    kinds = {cell.id: name for cell, name in zip(grid.cells, rulers_of(grid), strict=True)}
     for old in grid.folder.glob(f"events.out.tfevents.*{SUFFIX}"):  # of earlier versions
         old.unlink(missing_ok=True)
     begun = [cell for cell in grid.cells if cell.state != "waiting"]
     for cell in begun[:1]:
-        whole = [(0, experiment(grid, tags)), (0, layout(grid))]
-        events = whole + _events(grid, tags, cell, compared)
+        whole = [(0, experiment(grid, tags, question)), (0, layout(grid))]
+        events = whole + _events(grid, tags, cell, compared, kinds[cell.id], question)
         replace(cell.folder, finished_at(cell), events, mark=WHOLE)
     for cell in begun[1:]:
         if not (only_new and _is_indexed(grid, cell, compared)):
-            replace(cell.folder, finished_at(cell), _events(grid, tags, cell, compared))
+            events = _events(grid, tags, cell, compared, kinds[cell.id], question)
+            replace(cell.folder, finished_at(cell), events)
 
 
 def _is_indexed(grid: GridResults, cell: CellResult, compared: Mapping[str, CellResult]) -> bool:
@@ -75,17 +78,22 @@ def _is_indexed(grid: GridResults, cell: CellResult, compared: Mapping[str, Cell
 
 
 def _events(
-    grid: GridResults, tags: Sequence[str], cell: CellResult, compared: Mapping[str, CellResult]
+    grid: GridResults,
+    tags: Sequence[str],
+    cell: CellResult,
+    compared: Mapping[str, CellResult],
+    kind: str,
+    question: str,
 ) -> list[tuple[int, Summary]]:
     """Parameters, status, text and, once there is a result, curves and metrics of one cell."""
-    events = [(0, started(grid, cell)), (0, markdown_summary(TEXT, run_text(grid, cell)))]
+    events = [(0, started(grid, cell)), (0, markdown_summary(TEXT, run_text(cell, question)))]
     if cell.state == "unfinished":
         return events
     events.append((0, ended(cell)))
     if not cell.finished:
         return events
     events += [
-        (step, scalar(curve_tag(cell, tag), value))
+        (step, scalar(curve_tag(cell, tag, kind), value))
         for tag in CURVES
         for step, value in _thinned(cell, tag)
     ]

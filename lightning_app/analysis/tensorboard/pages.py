@@ -10,6 +10,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.tensorboard.summaries import tensor
+from lightning_app.rulers import names_of, ruler
 from lightning_app.run_folder import METRICS
 from lightning_app.tables import column_names
 from lightning_app.task_facts import LOSS
@@ -36,10 +37,12 @@ def layout(grid: GridResults) -> Summary:
     """The pages: a chart for each variant and loss, the tags of all runs, and the probed ones."""
     pages = layout_pb2.Layout()
     warmup = pages.category.add(title="Warm-up")
+    variants = [cell.variant for cell in grid.cells]
     for tag in reversed(CURVES):
-        for variant in grid.variants:
-            chart = warmup.chart.add(title=f"{variant}: {tag} by warm-up, finished runs")
-            chart.multiline.tag.append(rf"^{re.escape(_curves(variant))}warmup_\d+/{tag}$")
+        for variant, kind in dict.fromkeys(zip(variants, rulers_of(grid), strict=True)):
+            of = f", {kind}" if kind else ""
+            chart = warmup.chart.add(title=f"{variant}{of}: {tag} by warm-up, finished runs")
+            chart.multiline.tag.append(rf"^{re.escape(_curves(variant, kind))}warmup_\d+/{tag}$")
     health = pages.category.add(title="Health")
     for tag, title in HEALTH.items():
         chart = health.chart.add(title=f"{title}, all runs")
@@ -58,13 +61,21 @@ def layout(grid: GridResults) -> Summary:
     )
 
 
-def curve_tag(cell: CellResult, tag: str) -> str:
-    """The tag of the second copy of the curve of a finished run."""
-    return f"{_curves(cell.variant)}warmup_{cell.warmup or 0}/{tag}"
+def rulers_of(grid: GridResults) -> list[str]:
+    """What the loss counts in each cell, where it counts other things in others: no chart has both.
+
+    It is what the configs say, as a plan of charts is written before the results are there.
+    """
+    return names_of([ruler(cell.setting, cell.monitored.loss) for cell in grid.cells])
 
 
-def _curves(variant: str) -> str:
-    return f"curves/{variant}/"
+def curve_tag(cell: CellResult, tag: str, kind: str) -> str:
+    """The tag of the second copy of the curve of a finished run, one of `rulers_of`."""
+    return f"{_curves(cell.variant, kind)}warmup_{cell.warmup or 0}/{tag}"
+
+
+def _curves(variant: str, kind: str) -> str:
+    return f"curves/{variant}/{f'{kind}/' if kind else ''}"
 
 
 def _probed(grid: GridResults) -> list[str]:

@@ -68,9 +68,9 @@ def loss_difference(cell: CellResult, reference: CellResult | None) -> float:
     return cell.loss - reference.loss
 
 
-def experiment(grid: GridResults, tags: Sequence[str]) -> Summary:
+def experiment(grid: GridResults, tags: Sequence[str], question: str) -> Summary:
     """The columns of the table, the same for every cell."""
-    described = api_pb2.Experiment(name=grid.name, description=grid.question)
+    described = api_pb2.Experiment(name=grid.name, description=question)
     columns: dict[str, Sequence[Any]] = {"variant": grid.variants, **grid.axes}
     columns["status"] = ("ok", "diverged", "failed", *(["pruned"] if grid.pruner else []))
     columns["status"] += tuple({cell.state for cell in grid.cells} & {"damaged"})

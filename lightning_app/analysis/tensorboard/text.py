@@ -7,13 +7,25 @@ from typing import Any
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.papers import read_mapping
 from lightning_app.grid_axes import label
+from lightning_app.rulers import differences, ruler
 
 FENCE = "```"
 
 
-def run_text(grid: GridResults, cell: CellResult) -> str:
+def question_of(grid: GridResults) -> str:
+    """The question, and the metrics by which no ranking of all runs is possible."""
+    said = [
+        f"Do not rank all runs by {metric}: it counts other things where {why}."
+        for metric in dict.fromkeys([grid.metric, grid.monitored.loss])
+        if (why := differences([ruler(cell.setting, metric) for cell in grid.cells]))
+    ]
+    question = grid.question or "No question is written in the grid file."
+    return "\n\n".join([question, *said])
+
+
+def run_text(cell: CellResult, question: str) -> str:
     """One Markdown text. A run that has not ended has no block yet."""
-    parts = [f"# {cell.name}", grid.question or "No question is written in the grid file."]
+    parts = [f"# {cell.name}", question]
     config = cell.folder / "config.yaml"
     if config.is_file():
         text = config.read_text(encoding="utf-8", errors="replace").strip()

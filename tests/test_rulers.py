@@ -1,0 +1,153 @@
+"""What each metric counts, and which fields of a config change that."""
+
+from typing import Any
+
+import pytest
+
+from lightning_app.grid_axes import cell_setting
+from lightning_app.rulers import differences, in_raw_text, names_of, ruler
+
+SETTINGS: dict[str, Any] = {
+    "model": {
+        "class_path": None,
+        "objective": {"kind": "causal_lm", "beam": 5, "length_penalty": 1.0, "validation_bleu": 0},
+    },
+    "trainer": {"limit_val_batches": None, "limit_test_batches": 1.0, "overfit_batches": 0.0},
+    "data": {
+        "name": "text",
+        "root": "one",
+        "tokenizer": "word",
+        "vocab_size": None,
+        "window": 16,
+        "splits": {"train": "train", "valid": "valid", "test": "test"},
+        "tokens_per_batch": 256,
+        "mask_probability": 0.15,
+    },
+}
+KIND = "model.objective.kind"
+LM, MLM, TRANSLATION = "causal_lm", "masked_lm", "translation"
+
+
+def apart(task: str, metric: str, changed: dict[str, Any], **shared: Any) -> str:
+    """How the rulers of two runs differ, of which one has other values in some fields."""
+    axes = [{KIND: task, **shared}, {KIND: task, **shared, **changed}]
+    return differences([ruler(cell_setting(of, SETTINGS), metric) for of in axes])
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "field", "value"),
+    [
+        *(
+            (LM, f"val/{name}", field, value)
+            for name in ("nll", "perplexity", "accuracy")
+            for field, value in {
+                "data.tokenizer": "char",
+                "data.vocab_size": 8,
+                "data.splits.train": "other",  # trains the tokenizer
+                "data.window": 32,
+                "data.order": "streams",
+                "data.evaluation_stride": 4,
+                "data.name": "wikitext2",
+                "data.root": "two",
+                "data.splits.valid": "other",
+                "data.document_separator": "=",
+                "trainer.limit_val_batches": 1,  # one batch, which is not the share 1.0
+            }.items()
+        ),
+        (LM, "test/nll", "data.splits.test", "other"),
+        (LM, "test/nll", "trainer.limit_test_batches", 0.5),
+        (LM, "val/bits_per_byte", "data.name", "wikitext2"),
+        (LM, "val/bits_per_byte", "data.splits.valid", "other"),
+        (LM, "val/bits_per_byte", "data.evaluation_stride", 4),
+        (LM, "val/word_perplexity", "data.evaluation_streams", 4),
+        (LM, "val/bits_per_byte", "trainer.limit_val_batches", 3),
+        (MLM, "val/nll", "data.mask_probability", 0.4),
+        (MLM, "val/accuracy", "data.whole_word", True),
+        (MLM, "val/nll", "model.objective.next_sentence", True),
+        (MLM, "val/nsp_accuracy", "data.window", 64),
+        (TRANSLATION, "val/nll", "data.vocab_size", 8),
+        (TRANSLATION, "test/sacrebleu", "data.target_language", "fr"),
+        (TRANSLATION, "test/bleu", "model.objective.beam", 1),
+        (TRANSLATION, "test/sacrebleu", "model.objective.length_penalty", 0.6),
+        (TRANSLATION, "val/bleu", "model.objective.validation_bleu", 50),
+        ("squad", "val/f1", "data.train_from_dev", 0.5),
+        ("squad", "val/f1", "data.name", "squad2"),
+        ("squad", "val/nll", "data.context_stride", 32),
+        ("glue", "val/accuracy", "data.name", "rte"),
+        (LM, "train/tokens_per_second", "data.tokenizer", "char"),
+        (LM, "val/mine", "data.tokenizer", "char"),  # of a plug-in, which says nothing of it
+        (LM, "val/mine", "data.window", 32),
+        (LM, "val/mine", "model.class_path", "mine.Mine"),
+        ("of_a_plugin", "val/nll", "data.tokenizer", "char"),
+    ],
+)
+def test_what_a_metric_counts_is_another(task: str, metric: str, field: str, value: Any) -> None:
+    assert field in apart(task, metric, {field: value})
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "field", "value"),
+    [
+        (LM, "val/bits_per_byte", "data.tokenizer", "char"),
+        (LM, "val/bits_per_byte", "data.vocab_size", 8),
+        (LM, "val/bits_per_byte", "data.window", 32),
+        (LM, "val/bits_per_byte", "data.splits.train", "other"),
+        (LM, "val/nll", "data.tokens_per_batch", 1024),
+        (LM, "val/nll", "data.splits.test", "other"),
+        (LM, "val/nll", "trainer.limit_test_batches", 3),
+        (LM, "val/nll", "trainer.limit_val_batches", 1.0),  # all of the split, as null
+        (LM, "val/nll", "trainer.max_steps", 9),
+        (LM, "train/tokens_per_second", "data.window", 32),
+        (TRANSLATION, "test/sacrebleu", "data.tokenizer", "char"),
+        (TRANSLATION, "val/nll", "model.objective.beam", 1),
+        (TRANSLATION, "val/nll", "data.max_length", 20),
+        (TRANSLATION, "val/bleu", "model.objective.beam", 1),
+        ("glue", "val/accuracy", "data.tokenizer", "char"),
+        ("glue", "val/nll", "data.window", 32),
+        ("squad", "val/f1", "data.context_stride", 32),
+    ],
+)
+def test_what_a_metric_counts_is_the_same(task: str, metric: str, field: str, value: Any) -> None:
+    assert not apart(task, metric, {field: value})
+
+
+def test_a_limit_counts_batches_which_the_budget_of_a_batch_makes() -> None:
+    larger = {"data.tokens_per_batch": 1024}
+    limit = {"trainer.limit_val_batches": 3}
+    assert "data.tokens_per_batch" in apart(LM, "val/nll", larger, **limit)
+    assert "data.tokens_per_batch" in apart(LM, "val/bits_per_byte", larger, **limit)
+    assert not apart(LM, "test/nll", larger, **limit)
+    assert apart(LM, "val/nll", {"trainer.limit_val_batches": 0.5}).count(" is ") == 1
+
+
+def test_where_files_lie_counts_only_as_an_axis() -> None:
+    elsewhere = {**SETTINGS, "data": {**SETTINGS["data"], "root": "two"}}
+    rulers = [ruler(cell_setting({KIND: LM}, of), "val/nll") for of in (SETTINGS, elsewhere)]
+    assert not differences(rulers)
+
+
+def test_sections_and_what_lies_in_them_can_be_axes() -> None:
+    splits = {"data.splits": {"train": "train", "valid": "other", "test": "test"}}
+    assert "data.splits.valid" in apart(LM, "val/nll", splits)
+    mine = {"data.init_args.rows": 3}
+    assert "data.init_args" in apart(LM, "val/nll", {"data.init_args.rows": 4}, **mine)
+
+
+def test_raw_text_takes_the_place_of_tokens_only() -> None:
+    def found(task: str, metric: str) -> list[str]:
+        return [each.metric for each in in_raw_text(cell_setting({KIND: task}, SETTINGS), metric)]
+
+    assert found(LM, "val/nll")[0] == "val/bits_per_byte"
+    assert found(LM, "test/perplexity")[0] == "test/bits_per_byte"
+    assert found(TRANSLATION, "val/nll")[0] == "test/sacrebleu"
+    assert found(LM, "val/bits_per_byte") == found(TRANSLATION, "test/bleu") == []
+    assert found(MLM, "val/nll") == found(LM, "val/mine") == []
+
+
+def test_what_results_show_tells_rulers_apart_that_configs_do_not() -> None:
+    shown = [{"kind": "a", "the entropy": value} for value in (2.0, 2.000001, 2.1, float("nan"))]
+    assert not differences([shown[0], shown[1], shown[3]])
+    assert differences(shown) == "the entropy is 2 and 2.1"
+    assert differences([{**shown[0], "kind": "b"}, shown[2]]) == "kind is b and a"
+    assert names_of(shown[:3]) == ["the entropy=2", "the entropy=2", "the entropy=2.1"]
+    assert names_of(shown[:2]) == ["", ""]
