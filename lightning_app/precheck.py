@@ -108,14 +108,36 @@ def source_of(mistake: str, files: Sequence[str | Path], words: Sequence[str]) -
     if match is None:
         return everything
     field = match[1]
-    sources = {str(file): _fields(read_tree(file)) for file in files}
-    sources[COMMAND_LINE] = [name for name, _ in options_of(words)]
-    holding = [source for source, names in sources.items() if _holds(names, field)]
-    if holding:
-        return holding[-1]
+    sources = list(_sources(files, words))
+    # A part of a config says "model.optimizer: lr -1.0: ...".
+    part = re.match(r": (\w+)", mistake[match.end() :])
+    named_part = f"{field}.{part[1]}" if part else field
+    for each in (named_part, field):
+        holding = [source for source, names in sources if _holds(names, each)]
+        if holding:
+            return holding[-1]
     # "model" alone begins messages about several fields.
-    inside = [source for source, names in sources.items() if _holds_part(names, field)]
+    inside = dict.fromkeys(source for source, names in sources if _holds_part(names, field))
     return ", ".join(inside) if inside and "." in field else everything
+
+
+def _sources(files: Sequence[str | Path], words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what sets values, in the order in which later ones win, with the fields that it sets.
+
+    A file that an option names for its section is a source of its own.
+    """
+    options = list(options_of(words))
+    given = [value for name, value in options if name == "config"]
+    for file in files:
+        if str(file) not in given:
+            yield str(file), _fields(read_tree(file))
+    for name, value in options:
+        if name == "config" and value is not None and value in map(str, files):
+            yield value, _fields(read_tree(value))
+        elif name in SECTIONS and value is not None and Path(value).is_file():
+            yield value, [f"{name}.{field}" for field in _fields(read_tree(value))]
+        else:
+            yield COMMAND_LINE, [name]
 
 
 def _holds(names: Iterable[str], field: str) -> bool:

@@ -36,6 +36,7 @@ OUTCOMES = {
 """How a finished run ended, and the words for it. The first two have the status `ok`."""
 
 _OUTCOMES_OF = {"ok": ("trained", "not_yet_learned"), "diverged": ("stalled", "non_finite")}
+CUT_SHORT = "cut_short"  # status and outcome of a run of fewer steps than its config asks for
 _LARGEST = 2**63  # the limit of a column of 64-bit integers
 _DEEPEST = 100  # levels of nested mappings and lists
 _TOO_DEEP = f"damaged: nested more than {_DEEPEST} deep"
@@ -252,7 +253,7 @@ def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = No
     status, metrics = tree["status"], tree["metrics"]
     if (status == "diverged") != (tree["diverged"] is not None):
         raise Unsound(f"status '{status}' and the field diverged contradict each other")
-    if outcome(tree) not in _OUTCOMES_OF[status]:
+    if outcome(tree) not in _OUTCOMES_OF.get(status, (CUT_SHORT,)):
         raise Unsound(f"status '{status}' and outcome '{tree['outcome']}' contradict each other")
     if status == "ok" and metrics.get(LOSS) is None:
         raise Unsound(f"reports no finite '{LOSS}', though its status is ok")
@@ -350,7 +351,7 @@ _COMMON: _Fields = {
 }
 _RESULT: _Fields = {
     **_COMMON,
-    "status": (lambda value: value in ("ok", "diverged"), "ok or diverged"),
+    "status": (lambda value: value in (*_OUTCOMES_OF, CUT_SHORT), "ok or diverged"),
     "diverged": (_is_divergence, "null or step, rule and last_finite_loss"),
     "metrics": (
         lambda value: _maps(value, lambda each: each is None or _is_number(each)),
@@ -361,9 +362,9 @@ _RESULT: _Fields = {
     "steps": (is_count, "a whole number from 0"),
 }
 _OPTIONAL: _Fields = {  # some versions do not write them
-    "outcome": (lambda value: is_text(value) and value in OUTCOMES, " or ".join(OUTCOMES)),
+    "outcome": (lambda value: value in (*OUTCOMES, CUT_SHORT), " or ".join(OUTCOMES)),
     **dict.fromkeys(
-        ("tokens", "parameters", "devices", "peak_memory_bytes"),
+        ("tokens", "parameters", "devices", "peak_memory_bytes", "steps_asked"),
         (is_count, "a whole number from 0"),
     ),
     **dict.fromkeys(("device", "precision", *SIGNATURES), (is_text, "text")),

@@ -96,6 +96,7 @@ ALLOWED: dict[str, set[str]] = {
         "importing",
         "names",
         "own_class",
+        "run_folder",
         "sections",
         "strict_yaml",
         "task_facts",
@@ -123,7 +124,10 @@ ALLOWED: dict[str, set[str]] = {
     "catalogue": {"blocks", "models", "atomic_write"},
     "shipped": set(),
     "identity": {"atomic_write", "run_folder"},
-    "experiment": {"data", "identity", "parent", "plugins", "sections"},
+    "experiment": {
+        *MODEL,
+        *("data", "identity", "parent", "plugins", "sections", "task_facts"),
+    },
     "analysis": {
         *("task_facts", "scores", "atomic_write", "identity", "mixtures", "rulers", "version"),
         *FOLDERS,
@@ -155,6 +159,7 @@ ALLOWED: dict[str, set[str]] = {
         "shipped",
         "strict_yaml",
         "task_facts",
+        "trainer_limits",
         "analysis",
     },
     "bench": {

@@ -98,7 +98,16 @@ def test_numbers_of_the_trainer_keep_the_type_in_which_they_are_written(tmp_path
         ("model.optimizer.lr: expected a number", ["--model.optimizer.lr=x"], "command line"),
         ("unknown key 'data.nmae'", [], "first.yaml"),
         ("model.block.ff_skip: a gain", ["--model.block.ff_skip.vector", "1"], "command line"),
-        ("model.optimizer: betas", [], "first.yaml, second.yaml"),
+        ("model.optimizer: betas", [], "first.yaml"),
+        ("model.optimizer: weight_decay", [], "first.yaml, second.yaml"),
+        ("model.optimizer: betas", ["--model.optimizer.lr", "1"], "first.yaml"),
+        ("data.nmae: x", ["--data.nmae", "y", "--config", "first.yaml"], "first.yaml"),
+        (
+            "model.optimizer.lr: x",
+            ["--model.optimizer.lr=1", "--config=second.yaml"],
+            "second.yaml",
+        ),
+        ("data.window: 0", ["--data", "section.yaml"], "section.yaml"),
         (
             "model: a pair that is impossible",
             ["--model.block.norm", "x"],
@@ -113,6 +122,7 @@ def test_a_mistake_names_the_source_that_sets_the_value(
     monkeypatch.chdir(tmp_path)
     Path("first.yaml").write_text("model: {optimizer: {lr: 1, betas: []}}\ndata: {nmae: x}\n")
     Path("second.yaml").write_text("model: {optimizer: {lr: fast}}\n")
+    Path("section.yaml").write_text("window: 0\n")
     files = ["first.yaml", "second.yaml"]
     assert source_of(mistake, files, words) == source
     assert source_of(mistake, [], []) == "command line"

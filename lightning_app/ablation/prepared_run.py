@@ -32,7 +32,9 @@ from lightning_app.plugins import check_used, used_by
 from lightning_app.precheck import written_values
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder
+from lightning_app.sections import model_config
 from lightning_app.task_facts import TASKS
+from lightning_app.trainer_limits import steps_asked
 
 
 class PreparedRun(RunCLI):
@@ -105,7 +107,7 @@ class PreparedRun(RunCLI):
         """Find all mistakes that can be found before a folder is created."""
         super().before_instantiate_classes()
         keep_numbers(self._written, self.tree)
-        check(self.tree)
+        check(self.tree, trains=self._trains)
         self.monitored = TASKS[self.tree["model"]["objective"]["kind"]].monitored
         corpus = corpus_of(self.tree["data"])
         stacks = stacks_of(self.tree)
@@ -200,6 +202,11 @@ class PreparedRun(RunCLI):
                 check_data(self._checkpoint, self._data)
         self.corpus = self._data.corpus
         check_rows(self.tree, self.corpus)
+        trainer = self.tree["trainer"]
+        if self._trains and (trainer["max_epochs"] or 0) > 0:
+            # How many steps the epochs have is known now.
+            steps = steps_asked(trainer, len(self._data.train_dataloader()))
+            model_config(self.tree["model"]).schedule.check(steps)
 
 
 def run_name(tree: Mapping[str, Any]) -> str:

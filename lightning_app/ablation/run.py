@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_app import strict_yaml
 from lightning_app.ablation.checkpoint import copy_whole, with_whole_checkpoints
@@ -29,6 +30,7 @@ from lightning_app.ablation.run_output import (
 )
 from lightning_app.ablation.supervision.locks import run_lock
 from lightning_app.atomic_write import write_whole, writing_in
+from lightning_app.bounds import long_warmup
 from lightning_app.callbacks.added_loggers import Hyperparameters, added_loggers, close_loggers
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
 from lightning_app.callbacks.csv_logger import Curves
@@ -51,8 +53,20 @@ from lightning_app.plugin_copies import keep_copies
 from lightning_app.plugin_imports import window
 from lightning_app.plugins import KEY, check_used, digests
 from lightning_app.provenance import PACKAGES, foreign_classes
-from lightning_app.records import SCHEMA, SIGNATURES
+from lightning_app.records import CUT_SHORT, SCHEMA, SIGNATURES
+from lightning_app.run_state import words_of_short
 from lightning_app.task_facts import Monitored
+from lightning_app.trainer_limits import steps_asked
+
+
+class CutShort(UserError):
+    """The training ended before the steps that its config asks for."""
+
+
+def _status(outcome: Outcome) -> str:
+    if outcome.name == CUT_SHORT:
+        return CUT_SHORT
+    return "ok" if outcome.divergence is None else "diverged"
 
 
 class Run(PreparedRun):
@@ -76,6 +90,9 @@ class Run(PreparedRun):
                 self._held.enter_context(run_lock(self.folder))
                 self._refuse_finished()  # it may have finished since
             self._prepare_folder()
+            steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
+            if warning := long_warmup(self.model.schedule.warmup_steps, steps):
+                rank_zero_warn(warning)
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
                 rank_zero_warn(
@@ -133,7 +150,8 @@ class Run(PreparedRun):
             if saves:
                 self._best, last = checkpoints(self.folder.path, self.monitored)
                 callbacks += [self._best, last]
-            callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last") if saves else None))
+            self._interrupts = SaveOnInterrupt(self.folder.checkpoint("last") if saves else None)
+            callbacks.append(self._interrupts)
             self._added = added_loggers(settings["logger"])
             callbacks.append(Hyperparameters(self._added, {**self.tree, "id": self.id}))
             if settings["logger"] is not False:
@@ -183,6 +201,11 @@ class Run(PreparedRun):
             self._check_plugins()
             self._leave_pruned(pruned.step, started)
             return
+        except SystemExit as ending:
+            if isinstance(ending, SIGTERMException) or not self._was_ended_from_inside():
+                raise
+            # Lightning gives no model back that could be evaluated.
+            raise CutShort(self._shortness(self._asked(datamodule))) from ending
         except NothingToFineTune as why:
             self.origin.setup(trainer, model, "fit")  # another callback may have built the model
             outcome = self.divergence.never_began(str(why))
@@ -193,8 +216,17 @@ class Run(PreparedRun):
             values = {name: self.tree["trainer"][name] for name in limits}
             given = ", ".join(f"{k} {v}" for k, v in values.items() if v is not None)
             raise UserError(f"trainer: no step was trained ({given}); a result needs at least 1")
-        metrics: dict[str, Any] = dict(trainer.callback_metrics)
+        asked = self._asked(datamodule)
         finite = self.divergence.divergence is None
+        short = finite and 0 <= trainer.global_step < asked
+        if short and self.subcommand is None:
+            raise CutShort(self._shortness(asked))  # no result of a grid
+        if trainer.global_step >= self._most(asked):
+            raise UserError(
+                f"trainer: {trainer.global_step} steps were trained, but the config asks for "
+                f"{asked}{self._callbacks()}"
+            )
+        metrics: dict[str, Any] = dict(trainer.callback_metrics)
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
             metrics |= self._validate_end(model, datamodule)
         outcome = self.divergence.judge(
@@ -203,11 +235,48 @@ class Run(PreparedRun):
             datamodule.training_floor,
             trainer.global_step,
         )
+        if short:
+            why = f"{self._shortness(asked)}; {outcome.rule}"
+            outcome = Outcome(CUT_SHORT, why)
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
         self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
+
+    def _asked(self, datamodule: Any) -> int:
+        """The steps that the config asks for, whatever a callback has set since; -1 without end."""
+        return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
+
+    def _most(self, asked: int) -> float:
+        """The number of steps from which a run did too many.
+
+        A module that steps several optimizers itself may exceed `max_steps` by some of them; one
+        that continues a checkpoint of a longer run trains nothing.
+        """
+        limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
+        return asked + len(self.trainer.optimizers) if limited else math.inf
+
+    def _was_ended_from_inside(self) -> bool:
+        """Whether a callback or a module, not a user, has ended the process in its training."""
+        steps = self.trainer.global_step
+        return steps > self.resumed_step and not self._interrupts.asked
+
+    def _shortness(self, asked: int) -> str:
+        short = words_of_short(self.trainer.global_step, asked)
+        limit = self.tree["trainer"]["max_time"]
+        if limit is not None:
+            return f"{short} by trainer.max_time {limit} or by a callback{self._callbacks()}"
+        return f"{short} by a callback or a module{self._callbacks()}"
+
+    def _callbacks(self) -> str:
+        """The callbacks of the config, for messages."""
+        given = [str(each["class_path"]).rpartition(".")[2] for each in self._given_callbacks()]
+        return f" (trainer.callbacks: {', '.join(given)})" if given else ""
+
+    def _given_callbacks(self) -> list[Any]:
+        given = self.tree["trainer"]["callbacks"] or []
+        return given if isinstance(given, list) else [given]
 
     def _result(
         self,
@@ -223,7 +292,7 @@ class Run(PreparedRun):
             "schema": SCHEMA,
             "id": self.id,
             "name": self.folder.name,
-            "status": "ok" if failure is None else "diverged",
+            "status": _status(outcome),
             "outcome": outcome.name,
             "outcome_rule": outcome.rule,
             "diverged": None if failure is None else asdict(failure),
@@ -231,6 +300,7 @@ class Run(PreparedRun):
             "unigram_entropy": datamodule.floor,
             "validation_parts": None if outcome.name == "non_finite" else model.validation_parts,
             "steps": trainer.global_step,
+            "steps_asked": None if (asked := self._asked(datamodule)) < 0 else asked,
             "tokens": self.throughput.tokens,
             "parameters": sum(p.numel() for p in model.parameters()),
             "seconds": self.clock.seconds,

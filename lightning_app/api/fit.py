@@ -48,12 +48,12 @@ class RunResult:
 
     @property
     def status(self) -> str:
-        """`ok`, or `diverged` for a run that stalled or whose loss became non-finite."""
+        """`ok`, `diverged` if the run stalled or its loss became non-finite, or `cut_short`."""
         return self.record["status"]
 
     @property
     def outcome(self) -> str:
-        """`trained`, `not_yet_learned`, `stalled` or `non_finite`."""
+        """`trained`, `not_yet_learned`, `stalled`, `non_finite` or `cut_short`."""
         return self.record["outcome"]
 
     @property
@@ -82,7 +82,7 @@ def fit(
 
         result = fit(
             "ablations/base/synthetic.yaml",
-            {"model.block.preset": "post_ln", "trainer.max_steps": 20},
+            {"trainer.max_steps": 20, "model.schedule.warmup_steps": 5},
             seed_everything=2,
         )
         result.outcome, result.metrics["val/nll"], result.folder

@@ -131,7 +131,7 @@ def test_they_are_named_after_the_run_and_the_own_files_stay() -> None:
     assert wandb.given["name"] == "one"
     assert wandb.given["group"] == "mine"
     assert wandb.given["project"] == "wiring"
-    assert {"preset:pre_ln", "task:translation", "seed:1", "warmup:60"} < {*wandb.given["tags"]}
+    assert {"preset:pre_ln", "task:translation", "seed:1", "warmup:0"} < {*wandb.given["tags"]}
     assert mlflow.given["experiment_name"] == "mine"
     assert mlflow.given["run_name"] == "one"
     assert mlflow.given["tags"]["preset"] == "pre_ln"

@@ -234,7 +234,8 @@ def test_a_callback_counts_and_a_grid_may_name_it(write: Write) -> None:
 def test_a_plan_is_made_again_after_a_change(write: Write, tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text(
-        "name: g\nbase_config: {trainer: {max_steps: 1}}\naxes: {seed_everything: [1]}\n"
+        "name: g\nbase_config: {trainer: {max_steps: 1}, model: {schedule: {warmup_steps: 0}}}\n"
+        "axes: {seed_everything: [1]}\n"
         "metric: {name: val/nll, mode: min}\n"
     )
     spec = read_spec(grid)
