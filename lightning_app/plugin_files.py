@@ -151,9 +151,13 @@ def package_files(package: str) -> list[Path]:
             f".py{hint}"
         )
     folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    if not folders:
-        return [Path(spec.origin)] if spec.origin else []
-    return sorted(path for folder in folders for path in files_below(folder))
+    found = [Path(spec.origin)] if spec.origin and not folders else []
+    found += [path for folder in folders for path in files_below(folder)]
+    if not found or not found[0].is_file():
+        raise UserError(
+            f"plug-in {package}: has no files that a digest could cover ({spec.origin}); unpack it"
+        )
+    return sorted(found)
 
 
 def code_digest_of(files: Sequence[Path]) -> str:

@@ -22,7 +22,7 @@ from lightning_app.errors import UserError
 from lightning_app.experiment import named_by_content
 from lightning_app.mixtures import mixed, statements
 from lightning_app.plugin_imports import window
-from tests.plugins.conftest import Write
+from tests.plugins.conftest import PARTS, Write
 from tests.plugins.test_use import config
 
 HELPER = "FACTOR = 2.0\n"
@@ -102,6 +102,13 @@ def test_what_no_digest_covers_is_refused(write: Write, helpers: Path, way: str)
 def test_a_neighbour_of_a_module_is_refused(helpers: Path) -> None:
     (helpers / "my_package.py").write_text("import a_module\n")
     assert "a_module" in refused("my_package")
+
+
+def test_a_module_in_an_archive_is_no_plugin(
+    helpers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(helpers / "a_zip.zip")
+    assert "a_zip.zip" in refused("in_zip")
 
 
 def test_a_module_that_was_there_before_is_refused(write: Write) -> None:
@@ -286,6 +293,13 @@ def test_a_plugin_that_patches_counts_for_every_run(
         assert named_by_content(config())["plugins"] == {"some_parts": plugin.sha256}
     finally:
         relu.__code__ = code
+
+
+def test_a_plugin_that_patches_nothing(write: Write) -> None:
+    """Also where everything is loaded, as in the process of a cell."""
+    importlib.import_module("lightning_app.ablation.program")
+    assert not plugins.load(str(write(PARTS))).patches
+    plugins.check_used({})
 
 
 def test_a_plugin_that_patches_in_a_run(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

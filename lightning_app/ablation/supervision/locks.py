@@ -101,7 +101,10 @@ def run_lock(folder: RunFolder) -> Iterator[None]:
         try:
             held.acquire(timeout=0)
         except Timeout:
-            other = _holder(folder.holder)
+            other, until = _holder(folder.holder), time.monotonic() + _SAY_AFTER
+            while not other.pid and time.monotonic() < until:  # it may be about to write its name
+                time.sleep(0.1)
+                other = _holder(folder.holder)
             process = f"process {other.pid} on {other.host}" if other.pid else "another process"
             raise UserError(f"{folder}: {process} is training this run") from None
     try:
