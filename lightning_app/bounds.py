@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -22,10 +22,40 @@ _PACKAGES = {  # imported by the constructors of Lightning's loggers
 _OTHER_PARAMETERS = ("16-true", "bf16-true", "64-true", "64", 64)
 """Values of `trainer.precision` with which parameters are not in float32."""
 
-SWA_REFUSED = (
-    "trainer.callbacks: StochasticWeightAveraging changes the learning rate, and validations do "
-    "not use its average; use WeightAveraging or EMAWeightAveraging"
-)
+REFUSED_CALLBACKS: Mapping[str, str] = {
+    "StochasticWeightAveraging": "changes the learning rate, and validations do not use its "
+    "average; use WeightAveraging or EMAWeightAveraging",
+    "LearningRateFinder": "replaces model.optimizer.lr by a rate that no config records; give "
+    "model.optimizer.lr several values in a grid instead",
+    "BatchSizeFinder": "replaces the batch by one that no config records; set "
+    "data.tokens_per_batch instead",
+    "BaseFinetuning": "changes which parameters are trained, and at which rate, apart from "
+    "model.optimizer and model.schedule; write a model.class_path instead",
+    "ModelPruning": "stores other parameters than those of the model, so that no checkpoint of the "
+    "run can be read; write a model.class_path instead",
+}
+"""The callbacks of Lightning, with those that extend them, that change the rate, the batch or the
+weights where no config says so, and what to use instead."""
+_EXTENDING = {"BackboneFinetuning": "BaseFinetuning"}
+
+
+LONG_WARMUP = 0.5
+"""The share of a run's steps above which its warm-up is long. Published ones take 1 % (BERT) to
+10 % (fine-tuning); up to half, the rate is at its peak or after it for most of the run."""
+
+
+def long_warmup(warmup: int, steps: int) -> str | None:
+    """Say that a warm-up takes more than `LONG_WARMUP` of the steps; None where it does not.
+
+    The rate is then below its peak in most steps, and the mean rate of runs with different
+    warm-ups differs more than what their warm-ups change.
+    """
+    if not 0 < steps * LONG_WARMUP < warmup:
+        return None
+    return (
+        f"model.schedule.warmup_steps: {warmup} is more than half of the {steps} steps of the run, "
+        "which is below its peak rate for most of them"
+    )
 
 
 def check_bounds(tree: Mapping[str, Any]) -> None:
@@ -104,17 +134,19 @@ def _check_length(trainer: Mapping[str, Any]) -> None:
             )
 
 
-def _classes(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the name and the arguments of each class that a field of the trainer names."""
+def classes_of(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the path and the arguments of each class that a field of the trainer names."""
     for part in given if isinstance(given, list) else [given]:
         if isinstance(part, Mapping):
-            yield str(part["class_path"]).rpartition(".")[2], part.get("init_args") or {}
+            yield str(part["class_path"]), part.get("init_args") or {}
+        elif isinstance(part, str):
+            yield part, {}
 
 
 def _check_callbacks(callbacks: Any) -> None:
-    for name, arguments in _classes(callbacks):
-        if name == "StochasticWeightAveraging":
-            raise UserError(SWA_REFUSED)
+    for path, arguments in classes_of(callbacks):
+        name = path.rpartition(".")[2]
+        check_callback(name, (_EXTENDING.get(name, name),))
         if name == "GradientAccumulationScheduler":
             for epoch, batches in arguments["scheduling"].items():
                 if batches != 1:
@@ -125,8 +157,21 @@ def _check_callbacks(callbacks: Any) -> None:
                     )
 
 
+def check_callback(name: str, kinds: Iterable[str]) -> None:
+    """Refuse a callback that is one of `REFUSED_CALLBACKS`.
+
+    Args:
+        name: Its class.
+        kinds: The names of that class and of those that it extends.
+    """
+    for kind in kinds:
+        if kind in REFUSED_CALLBACKS:
+            raise UserError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[kind]}")
+
+
 def _check_loggers(loggers: Any) -> None:
-    for name, _ in _classes(loggers):
+    for path, _ in classes_of(loggers):
+        name = path.rpartition(".")[2]
         package = _PACKAGES.get(name)
         if package is not None and PathFinder.find_spec(package) is None:
             raise UserError(f"trainer.logger: {name} needs the package '{package}': pip install it")

@@ -58,8 +58,11 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
         return complete
 
 
-def check(tree: dict[str, Any]) -> None:
-    """Refuse a complete config whose parts do not go together, before anything is loaded."""
+def check(tree: dict[str, Any], *, trains: bool = True) -> None:
+    """Refuse a complete config whose parts do not go together, before anything is loaded.
+
+    Without `trains` its schedule may be one that an earlier version took.
+    """
     model = model_config(tree["model"])
     data_arguments = arguments("data", hints_of(DataSection), tree["data"])
     check_bounds(tree)
@@ -88,7 +91,8 @@ def check(tree: dict[str, Any]) -> None:
         raise UserError(
             f"trainer.max_steps: the {model.schedule.kind} schedule needs a number of steps"
         )
-    model.schedule.check(trainer["max_steps"])
+    if trains:
+        model.schedule.check(trainer["max_steps"])
     bounded = max(trainer["max_steps"], trainer["max_epochs"] or 0) >= 1
     predicting = model.architecture.predicting
     model.objective.auxiliary().check(predicting, stacks[predicting], bounded=bounded)
@@ -154,3 +158,7 @@ def _check_classes(tree: dict[str, Any]) -> None:
         from lightning_app.parser import check_classes
 
         check_classes(tree)
+    if tree["trainer"]["callbacks"]:
+        from lightning_app.callbacks.averaging import check_callbacks
+
+        check_callbacks(tree)

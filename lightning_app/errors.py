@@ -4,7 +4,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +31,13 @@ def named(source: str | Path) -> Iterator[None]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint that names the known spelling nearest to `word`, or an empty string."""
+    """Return a hint that names the known spelling nearest to `word`, or an empty string.
+
+    A number has none: 50 is no misspelt 0.
+    """
+    with suppress(ValueError):
+        float(word)
+        return ""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{matches[0]}'?" if matches else ""
 

@@ -25,16 +25,20 @@ def same(left: Any, right: Any) -> bool:
 def key_of(value: Any) -> Hashable:
     """A key that is equal for values of an axis that mean the same setting."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return value  # exact also above 2**53; 400 and 400.0 are equal keys
     return json.dumps(value, sort_keys=True)
 
 
 def label(value: Any) -> str:
-    """A short text for the value of an axis: text as it is, the rest as compact JSON."""
+    """A short text for the value of an axis: text as it is, the rest as compact JSON.
+
+    Different numbers have different texts: six digits, or as many as the number needs.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, float):
-        return f"{value:g}"
+        short, exact = f"{value:g}", repr(value)
+        return short if float(short) == value and len(short) <= len(exact) else exact
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 

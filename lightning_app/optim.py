@@ -25,6 +25,9 @@ UNCORRECTED = ("adam", "adamw")
 """The optimizers that exist without bias correction."""
 LATE = 2.0**24
 """A number of steps after which ``1 - beta^t`` is 1; in float32 the next number is the same."""
+RATES = (1.0e-30, 1.0e30)
+"""The smallest and the largest rate: beyond them parameters in float32 do not move, or are not
+finite after a step, and no axis of a figure can show them."""
 HIGHEST = 0.999999
 """The largest beta of which that holds: the rest is 5e-8 there."""
 
@@ -62,8 +65,9 @@ class OptimizerConfig:
             raise ValueError(
                 f"betas {self.betas} with bias_correction false: each at most {HIGHEST}"
             )
-        if not (math.isfinite(self.lr) and self.lr > 0.0):
-            raise ValueError(f"lr {self.lr}: a rate above 0")
+        low, high = RATES
+        if not low <= self.lr <= high:
+            raise ValueError(f"lr {self.lr}: a rate from {low:g} to {high:g}")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {self.betas}: each at least 0 and under 1")
         if self.weight_decay < 0.0:
@@ -129,15 +133,18 @@ class ScheduleConfig:
         return SCHEDULES[self.kind].ends
 
     def check(self, total: int) -> None:
-        """Refuse a decoupled decay to an end that does not fit into a run of `total` steps.
+        """Refuse a warm-up or a decoupled decay that does not fit into a run of `total` steps.
+
+        A run whose warm-up does not end never has its peak rate: its `lr` is another one. `total`
+        is -1 for a run without a number of steps.
 
         Raises:
             UserError: naming the field and what would be right.
         """
-        if self.kind == "bert" and self.warmup_steps >= total:
+        if 0 < total <= self.warmup_steps:
             raise UserError(
-                f"model.schedule.warmup_steps: {self.warmup_steps}, after which the bert schedule "
-                f"decays; below the {total} steps of the run"
+                f"model.schedule.warmup_steps: {self.warmup_steps}, within which the rate rises to "
+                f"its peak; expected fewer than the {total} steps of the run"
             )
         decays = self.kind in ("linear", "cosine") and self.coupling == "decoupled"
         if decays and not self.warmup_steps <= self.reference_steps < total:

@@ -6,8 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_app.records import OUTCOMES, Newer, Unsound, outcome, read_pruned, read_result
+from lightning_app.errors import UserError
+from lightning_app.records import (
+    CUT_SHORT,
+    OUTCOMES,
+    Newer,
+    Unsound,
+    outcome,
+    read_pruned,
+    read_result,
+)
 from lightning_app.run_folder import RunFolder
+from lightning_app.strict_yaml import load_yaml
 
 
 class DamagedRun(Exception):
@@ -30,11 +40,13 @@ class RunState:
 
     Attributes:
         state: `done` (there is a result), `pruned` (the grid's pruner ended it), `failed` (the last
-            attempt left an error) or `missing` (none of these, even after other attempts).
+            attempt left an error, or its result is of a run that was cut short) or `missing` (none
+            of these, even after other attempts).
         attempts: The number of attempts so far.
         result: The content of `result.json`.
         pruned: The content of `pruned.json`.
         error: The last line of the error.
+        short: The content of `result.json` of a run that was cut short.
     """
 
     state: Literal["done", "pruned", "failed", "missing"]
@@ -42,6 +54,7 @@ class RunState:
     result: Mapping[str, Any] | None = None
     pruned: Mapping[str, Any] | None = None
     error: str | None = None
+    short: Mapping[str, Any] | None = None
 
     @property
     def word(self) -> str:
@@ -67,6 +80,8 @@ def read_state(
     path = folder.result
     try:
         if result := read_result(path, identity, metric):
+            if why := cut_short(folder, result):
+                return RunState(state="failed", attempts=attempts, error=why, short=result)
             return RunState(state="done", attempts=attempts, result=result)
         path = folder.pruned
         # Without a pruner such a run goes on, and the files beside it change.
@@ -77,6 +92,39 @@ def read_state(
     if error := folder.attempt(attempts).error_line():
         return RunState(state="failed", attempts=attempts, error=error)
     return RunState(state="missing", attempts=attempts)
+
+
+def cut_short(folder: RunFolder, result: Mapping[str, Any]) -> str | None:
+    """Say how a run was cut short, None if it did all its steps, or was ended by our own rules.
+
+    Earlier versions recorded the steps of a run and not those that were asked for: these are the
+    `max_steps` of its config, unless its epochs may have been fewer.
+    """
+    if outcome(result) == "non_finite":
+        return None
+    asked = result.get("steps_asked")
+    if asked is None and result["status"] != CUT_SHORT:
+        asked = _steps_of(folder)
+    if result["status"] == CUT_SHORT or (asked is not None and result["steps"] < asked):
+        return words_of_short(result["steps"], asked)
+    return None
+
+
+def words_of_short(steps: int, asked: int | None) -> str:
+    """How messages name a run that was cut short."""
+    return f"cut short at {steps} of {asked} steps"
+
+
+def _steps_of(folder: RunFolder) -> int | None:
+    """The steps that `max_steps` alone asks for; other checks say what is wrong with the config."""
+    try:
+        tree: Any = load_yaml(folder.config.read_text(encoding="utf-8"))
+        trainer = tree["trainer"]
+        steps, epochs = trainer["max_steps"], trainer.get("max_epochs")
+    except (OSError, ValueError, UserError, LookupError, TypeError):
+        return None
+    counts = isinstance(steps, int) and steps > 0 and epochs in (None, -1)
+    return steps if counts else None
 
 
 def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:

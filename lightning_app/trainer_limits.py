@@ -1,5 +1,8 @@
 """How many batches and steps the limits of a Trainer allow."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import lightning.pytorch as pl
 
 
@@ -8,15 +11,34 @@ def limited(batches: int, limit: float) -> int:
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
+def steps_asked(limits: Mapping[str, Any], batches: int) -> int:
+    """Return the number of steps that `max_steps` and `max_epochs` ask for, whichever is less.
+
+    -1 where neither limits the run, which then only its time ends.
+
+    Args:
+        limits: `max_steps`, `max_epochs` and `limit_train_batches`, as a section `trainer` has
+            them.
+        batches: The batches of an epoch.
+    """
+    epochs, steps, limit = (limits[name] for name in ("max_epochs", "max_steps", _LIMIT))
+    if epochs is None or epochs == -1:
+        return steps
+    total = limited(batches, 1.0 if limit is None else limit) * epochs
+    return total if steps == -1 else min(steps, total)
+
+
 def training_steps(trainer: pl.Trainer) -> int:
     """Return the number of steps of a run, -1 where only its time is limited.
 
     `Trainer.estimated_stepping_batches` would make Lightning read the training data before it
     restores their place from a checkpoint, and then not restore it.
     """
-    epochs, steps = trainer.max_epochs, trainer.max_steps
-    if epochs is None or epochs == -1:
-        return steps
-    batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # pyright: ignore[reportAttributeAccessIssue]
-    total = limited(batches, 1.0 if limit is None else limit) * epochs
-    return total if steps == -1 else min(steps, total)
+    limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
+    if limits["max_epochs"] in (None, -1):
+        return trainer.max_steps  # the data need not be read
+    batches = len(trainer.datamodule.train_dataloader())  # pyright: ignore[reportAttributeAccessIssue]
+    return steps_asked({**limits, _LIMIT: trainer.limit_train_batches}, batches)
+
+
+_LIMIT = "limit_train_batches"

@@ -37,7 +37,7 @@ def module(
         ),
         objective=ObjectiveConfig(kind=kind, beam=1, **objective),  # pyright: ignore[reportArgumentType]
         optimizer=OptimizerConfig(lr=3e-3),
-        schedule=ScheduleConfig(warmup_steps=5, reference_steps=5),
+        schedule=ScheduleConfig(warmup_steps=0, reference_steps=5),
     )
 
 

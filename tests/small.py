@@ -29,6 +29,7 @@ def write_config(root: Path) -> None:
     tree["trainer"] |= {"default_root_dir": str(root / "run"), "accelerator": "cpu"}
     sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 8, "ff_dim": 8, "num_heads": 2}
     tree["model"]["architecture"] |= sizes
+    tree["model"]["schedule"]["warmup_steps"] = 0
     tree["data"] = {"name": "text", "root": str(root / "corpus"), "cache": str(root / "cache")}
     tree["data"] |= {"tokenizer": "word", "vocab_size": None, "tokens_per_batch": 64}
     (root / "run").mkdir(exist_ok=True)

@@ -23,8 +23,6 @@ FOLDERS = ("lightning_app", "tests", "docs", "benchmarks", "ablations")
 FILES = ("Makefile", "pyproject.toml", "constraints.txt")
 BIN = Path(".venv", "bin")
 WARMUP = "model.schedule.warmup_steps"
-SHORT = ("linear", "cosine", "bert")
-"""Schedules whose warm-up must end before the run."""
 ONE = ("model.optimizer.lr", "model.optimizer.bias_correction", "seed_everything")
 """Axes that keep one value."""
 STEPS = {
@@ -67,8 +65,7 @@ def small_config(tree: dict[str, Any]) -> dict[str, Any]:
     tree["trainer"] |= STEPS
     architecture, schedule = tree["model"]["architecture"], tree["model"]["schedule"]
     architecture |= {**WIDTHS, **{name: 2 for name in DEPTHS if name in architecture}}
-    if schedule["kind"] in SHORT:
-        schedule |= {"warmup_steps": 2, "reference_steps": 2}
+    schedule |= {"warmup_steps": 2, "reference_steps": 2}
     if "validation_bleu" in tree["model"]["objective"]:
         tree["model"]["objective"]["validation_bleu"] = 2
     tree["data"]["tokens_per_batch"] = 512
@@ -80,7 +77,7 @@ def small_config(tree: dict[str, Any]) -> dict[str, Any]:
 def small_grid(tree: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """One or two values of each axis. A grid and its parent still match."""
     axes, labels = tree["axes"], tree.get("labels", {})
-    if base["model"]["schedule"]["kind"] in SHORT and WARMUP in axes:
+    if WARMUP in axes:
         axes[WARMUP] = [0, 2]
         tree["sensitivity"]["reference_warmup"] = 2
     for axis, values in axes.items():

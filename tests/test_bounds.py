@@ -50,6 +50,10 @@ CALLBACKS = "lightning.pytorch.callbacks"
             "trainer.callbacks: StochasticWeightAveraging changes the learning rate, and "
             "validations do not use its average; use WeightAveraging or EMAWeightAveraging",
         ),
+        ("LearningRateFinder", {}, "trainer.callbacks: LearningRateFinder replaces model."),
+        ("BatchSizeFinder", {}, "trainer.callbacks: BatchSizeFinder replaces the batch"),
+        ("BackboneFinetuning", {}, "trainer.callbacks: BackboneFinetuning changes which"),
+        ("ModelPruning", {"pruning_fn": "l1_unstructured"}, "trainer.callbacks: ModelPruning"),
     ],
 )
 def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
@@ -59,7 +63,7 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
     for callbacks in ([callback], [{"class_path": f"{CALLBACKS}.DeviceStatsMonitor"}, callback]):
         with pytest.raises(UserError) as caught:
             resolve(base(trainer__callbacks=callbacks), "mine.yaml")
-        assert str(caught.value) == f"mine.yaml: {said}"
+        assert str(caught.value).startswith(f"mine.yaml: {said}")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_a_run_keeps_its_best_checkpoint_by_the_metric_and_is_judged_by_the_loss
     given = [
         *("fit", "--config", str(BASE), "--trainer.max_steps", "3"),
         *("--trainer.val_check_interval", "2", "--trainer.limit_val_batches", "1"),
-        *("--model.schedule.kind", "constant", "--model.objective.evaluate_test", "false"),
+        *("--model.schedule.kind", "constant", "--model.schedule.warmup_steps", "0"),
+        *("--model.objective.evaluate_test", "false"),
         *("--model.optimizer.lr", "0.01", "--trainer.default_root_dir", "run"),
     ]
     assert main(given) == 0, capsys.readouterr().err

@@ -13,6 +13,7 @@ from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.initialization import initialize
 from lightning_app.models.transformer import stacks
 from lightning_app.optim import (
+    SCHEDULES,
     OptimizerConfig,
     ScheduleConfig,
     build_optimizer,
@@ -139,8 +140,8 @@ def test_a_linear_decay_without_room_is_refused(reference: int, total: int) -> N
 def test_other_decays_need_no_such_room() -> None:
     for config in (
         ScheduleConfig(kind="linear", coupling="paper", warmup_steps=60),
-        ScheduleConfig(kind="constant"),
-        ScheduleConfig(),
+        ScheduleConfig(kind="constant", warmup_steps=199),
+        ScheduleConfig(warmup_steps=60),
     ):
         config.check(200)
 
@@ -193,9 +194,21 @@ def test_the_schedule_of_bert_has_a_seam(coupling, warmup: int) -> None:
     assert (taken[0] == 0.0) == (warmup > 0)
 
 
-def test_a_warmup_of_the_whole_run_is_refused_by_the_schedule_of_bert() -> None:
-    with pytest.raises(UserError, match=r"warmup_steps: 50, after .*; below the 50 steps"):
-        rates(ScheduleConfig(kind="bert", warmup_steps=50), 50)
+@pytest.mark.parametrize("coupling", ["decoupled", "paper"])
+@pytest.mark.parametrize("kind", list(SCHEDULES))
+@pytest.mark.parametrize("warmup", [50, 51, 4000])
+def test_a_warmup_of_the_whole_run_is_refused_by_every_schedule(kind, coupling, warmup) -> None:
+    config = ScheduleConfig(
+        kind=kind, coupling=coupling, warmup_steps=warmup, reference_steps=warmup
+    )
+    with pytest.raises(UserError, match=rf"warmup_steps: {warmup}, .* 50 steps"):
+        build_schedule(config, torch.optim.SGD([torch.zeros(1)]), 50)
+
+
+@pytest.mark.parametrize("lr", [5e-324, 1e-320, 9e-31, 2e30, 1e300, 0.0, -1.0])
+def test_a_rate_that_moves_nothing_or_everything_is_refused(lr: float) -> None:
+    with pytest.raises(ValueError, match="a rate from 1e-30 to 1e"):
+        OptimizerConfig(lr=lr)
 
 
 @pytest.mark.parametrize("fused", [True, False])

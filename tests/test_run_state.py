@@ -117,3 +117,33 @@ def test_progress_that_cannot_be_read_is_none(folder: Path, content: str) -> Non
 def test_states_are_counted_in_a_fixed_order() -> None:
     states = Counter({"waiting": 2, "stalled": 3, "ok": 1, "failed": 1, "not yet learned": 4})
     assert describe(states) == "1 ok, 4 not yet learned, 3 stalled, 1 failed, 2 waiting"
+
+
+@pytest.mark.parametrize(
+    ("record", "trainer", "short"),
+    [
+        ({"steps_asked": 9}, "{max_steps: 4}", True),  # what the run recorded decides
+        ({"steps_asked": 4}, "{max_steps: 9}", False),
+        ({"status": "cut_short", "outcome": "cut_short", "steps_asked": 9}, "{max_steps: 9}", True),
+        ({}, "{max_steps: 9}", True),  # of an earlier version
+        ({}, "{max_steps: 4}", False),
+        ({}, "{max_steps: 9, max_epochs: -1}", True),
+        ({}, "{max_steps: 9, max_epochs: 1}", False),  # its epochs may have 4 steps
+        ({}, "{max_steps: -1, max_time: '00:00:01:00'}", False),
+        ({"status": "diverged", "outcome": "stalled"}, "{max_steps: 9}", True),
+        ({"status": "diverged", "outcome": "non_finite"}, "{max_steps: 9}", False),
+        (
+            {"status": "diverged", "outcome": "non_finite", "steps_asked": 9},
+            "{max_steps: 9}",
+            False,
+        ),
+    ],
+)
+def test_a_result_of_fewer_steps_than_its_config_is_cut_short(
+    folder: Path, record: dict[str, Any], trainer: str, short: bool
+) -> None:
+    (folder / "config.yaml").write_text(f"trainer: {trainer}\n")
+    leave(folder / RESULT, result(CELL.id, **record))
+    state = read_state(RunFolder(folder), CELL.id)
+    assert (state.state, state.result is None) == (("failed", True) if short else ("done", False))
+    assert (state.error or "").startswith("cut short at 4 of 9 steps" if short else "")

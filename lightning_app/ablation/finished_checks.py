@@ -24,6 +24,7 @@ from lightning_app.plugin_copies import needed_by
 from lightning_app.plugins import KEY
 from lightning_app.records import Unsound, outcome, read_json, read_result, read_yaml
 from lightning_app.run_folder import BLOCK, ENVIRONMENT, METRICS, NAMED, RESULT, RunFolder
+from lightning_app.run_state import cut_short
 from lightning_app.tables import CHECKS, read_curves
 from lightning_app.task_facts import LOSS
 
@@ -108,7 +109,10 @@ def _result(folder: RunFolder, cell: Cell, grid: Grid) -> dict[str, Any]:
         raise Unsound(f"{ended}: has no {RESULT}")
     given = _about(folder.result, read_json).get("id")
     known = cell.former if cell.former and given == cell.former else cell.id
-    return _about(folder.result, lambda path: read_result(path, known, grid.plan.metric))
+    result = _about(folder.result, lambda path: read_result(path, known, grid.plan.metric))
+    if why := cut_short(folder, result):
+        raise Unsound(why)
+    return result
 
 
 def _check_record(

@@ -91,6 +91,8 @@ def check_axis_values(axes: Any) -> dict[str, list[Any]]:
         twice = next((value for value in values if counts[key_of(value)] > 1), _check_value)
         if twice is not _check_value:
             raise UserError(f"axes: {axis}: value {twice!r} is given twice")
+        if len(set(map(label, values))) < len(values):
+            raise UserError(f"axes: {axis}: two of {values!r} have one name in reports")
         parts = axis.split(".")
         above = next((a for n in range(1, len(parts)) if (a := ".".join(parts[:n])) in axes), None)
         if above:

@@ -61,7 +61,7 @@ class GridSpec:
     names of the values of axes in the report, `factors` the axes of two values whose effects it
     contrasts, by name, `compare` the axes whose values it compares on the metric, with the baseline
     of each. `init_from` is the grid whose runs the cells start from. `source` is the file as
-    messages name it.
+    messages name it, and `base_source` the one that holds the base.
     """
 
     source: str
@@ -81,6 +81,12 @@ class GridSpec:
     compare: Mapping[str, Any] = field(default_factory=dict)
     init_from: ParentGrid | None = None
     linked: Mapping[str, Linked] = field(default_factory=dict)
+    base_source: str = ""
+
+    def source_of(self, key: str) -> str:
+        """The file that sets a dotted key of the cells' configs, as messages name it."""
+        by_axis = any(f"{key}.".startswith(f"{axis}.") for axis in self.axes)
+        return self.source if by_axis else self.base_source or self.source
 
     def tree(self) -> dict[str, Any]:
         """What `grid.yaml` in the grid's folder holds. It can be read as a grid file itself."""
@@ -151,7 +157,7 @@ def _spec(
     source = source or str(path)
     with named(source):
         name = _name(tree)
-    base_config = _base(path, tree, source)
+    base_config, base_source = _base(path, tree, source)
     published = _published(path, tree.get("published"))
     parent = _parent(path, tree, files, source)
     with named(source):
@@ -182,6 +188,7 @@ def _spec(
             compare=check_compare(tree.get("compare"), axes),
             init_from=parent,
             linked=linked,
+            base_source=base_source,
         )
 
 
@@ -242,13 +249,13 @@ def _name(tree: Mapping[str, Any]) -> str:
     return name
 
 
-def _base(path: Path, tree: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The config under the axes, inlined in the grid file or from a file beside it."""
+def _base(path: Path, tree: Mapping[str, Any], source: str) -> tuple[dict[str, Any], str]:
+    """The config under the axes, inlined in the grid file or from one beside it, and its file."""
     with named(source):
         if ("base" in tree) == ("base_config" in tree):
             raise UserError("expected one of 'base' (a file) and 'base_config' (a mapping)")
         if "base_config" in tree:
-            return mapping(tree["base_config"], "base_config")
+            return mapping(tree["base_config"], "base_config"), source
         if not isinstance(tree["base"], str):
             raise UserError(f"base: expected the path of a YAML file, found {tree['base']!r}")
         base = path.parent / tree["base"]
@@ -256,7 +263,7 @@ def _base(path: Path, tree: Mapping[str, Any], source: str) -> dict[str, Any]:
             raise UserError(f"base: no such file: {base}")
     content, _ = strict_yaml.read_yaml_file(base)
     with named(base):
-        return mapping(content, "the file")
+        return mapping(content, "the file"), str(base)
 
 
 def _published(path: Path, given: Any) -> tuple[dict[str, Any], ...]:

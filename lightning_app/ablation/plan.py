@@ -24,21 +24,25 @@ from lightning_app.ablation.parent_cells import ParentCells, parent_name, parent
 from lightning_app.ablation.plan_checks import (
     check_axes,
     check_baseline,
+    check_budgets,
     check_devices,
+    check_effects,
     check_identities,
     check_ranked,
     check_reference,
     check_reported,
+    long_warmups,
 )
+from lightning_app.archive import SEAL, with_seal
 from lightning_app.atomic_write import write_whole
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import SEED, label
-from lightning_app.grid_folder import GridFolder
+from lightning_app.grid_folder import GridFolder, is_file_name
 from lightning_app.identity.ids import Identity
 from lightning_app.parent import FIELD, find_parent
 from lightning_app.plugins import digests
-from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_json
+from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_plan, read_json
 
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
 Identify = Callable[[dict[str, Any]], Identity]
@@ -72,6 +76,7 @@ class Plan:
             children says of it (`Parent.name`).
         parent_data: As `data`, of the parent grid and the grids that it continues.
         parent_corpora: The digest of each corpus of `parent_data`.
+        warnings: What is allowed and makes comparisons weak, a sentence each.
     """
 
     name: str
@@ -88,6 +93,7 @@ class Plan:
     parents: Mapping[str, str] = field(default_factory=dict)
     parent_data: tuple[Mapping[str, Any], ...] = ()
     parent_corpora: tuple[str | None, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def study(self) -> str:
@@ -114,7 +120,7 @@ def _expand(
     spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
 ) -> tuple[Plan, list[dict[str, Any]], list[dict[str, Any]]]:
     """The plan, and the configs of its cells and of those that wait for their parents."""
-    check_axes(spec, resolve(dict(spec.base_config), spec.source))
+    check_axes(spec, resolve(dict(spec.base_config), spec.base_source or spec.source))
     chosen = list(combinations(spec))
     if not chosen:
         raise UserError(f"{spec.source}: exclude: no cell is left")
@@ -136,6 +142,7 @@ def _expand(
                 waiting.append(Waiting(name=name, axes=axes, parent=folder, parent_id=parent))
                 without_parent.append(config)
     cells, configs = [], []
+    effects: list[Any] = []
     corpora: dict[str, str | None] = {}
     settings = [
         {**axes, FIELD: str(experiments / folder)} if folder else axes
@@ -149,14 +156,22 @@ def _expand(
         former = identity.former
         cells.append(Cell(id=identity.id, name=name, axes=axes, former=former, parent=folder))
         configs.append(config)
+        effects.append((identity.effect, folder))
         section = {**config["data"], "init_from": folder} if folder else config["data"]
         key = canonical(section)
         data[key], corpora[key] = section, identity.corpus
     check_identities(spec, cells)
-    check_reference(spec, [*configs, *without_parent])
-    check_devices(spec, [*configs, *without_parent])
+    whole = [*configs, *without_parent]
+    effects += [
+        (identify(config).effect, cell.parent)
+        for cell, config in zip(waiting, without_parent, strict=True)
+    ]
+    alike = check_effects(spec, [*cells, *waiting], effects)
+    check_budgets(spec, whole)
+    check_reference(spec, whole)
+    check_devices(spec, whole)
     check_baseline(spec, [*cells, *waiting])
-    check_reported(spec, [*configs, *without_parent])
+    check_reported(spec, whole)
     check_ranked(spec, cells, configs)
     plan = Plan(
         name=spec.name,
@@ -180,6 +195,7 @@ def _expand(
         },
         parent_data=(*above.parent_data, *above.data) if above else (),
         parent_corpora=(*above.parent_corpora, *above.corpora) if above else (),
+        warnings=(*long_warmups(whole), *alike),
     )
     return plan, configs, without_parent
 
@@ -259,14 +275,18 @@ def load_plan(path: Path) -> Plan | None:
     """
     try:
         tree = read_json(path)
-        check_schema(tree, PLAN_SCHEMA)
+        check_plan(tree)
         del tree["schema"]
+        tree.pop(SEAL, None)
         cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
         data = tuple(tree["data"])
         corpora = tuple(tree.get("corpora") or [None] * len(data))
         waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
         found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
-        found |= {name: tuple(tree.get(name, ())) for name in _OF_PARENTS}
+        found |= {name: tuple(tree.get(name, ())) for name in (*_OF_PARENTS, "warnings")}
+        names = [tree["name"], *(cell.name for cell in (*cells, *waiting))]
+        if (wrong := next((each for each in names if not is_file_name(each)), None)) is not None:
+            raise Unsound(f"name: expected the name of a folder, found {wrong!r}")
         return Plan(**{**tree, **found})
     except FileNotFoundError:
         return None
@@ -290,9 +310,8 @@ def save_plan(path: Path, plan: Plan) -> None:
     """Write `plan.json`; what only a grid with a parent grid has, only for such a grid."""
     tree = {"schema": PLAN_SCHEMA, **asdict(plan)}
     tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
-    write_whole(
-        path, json.dumps(_without_empty(tree, "waiting", "parents", *_OF_PARENTS), indent=1)
-    )
+    tree = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
+    write_whole(path, json.dumps(with_seal(tree, {}), indent=1))
 
 
 def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:

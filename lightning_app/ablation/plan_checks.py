@@ -1,16 +1,20 @@
 """Checks on all cells of a grid together. Each raises `UserError` naming the field."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_app.ablation.cells import Cell, Waiting
 from lightning_app.ablation.config_tree import Tree, keys_of
 from lightning_app.ablation.grid_spec import GridSpec
+from lightning_app.bounds import classes_of, long_warmup
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import (
     CORPUS,
     PRESET,
+    RATE,
     SEED,
+    WARMUP,
     cell_setting,
     key_of,
     label,
@@ -20,6 +24,7 @@ from lightning_app.grid_axes import (
     variant,
 )
 from lightning_app.own_class import OWN_CLASS
+from lightning_app.plugins import CALLBACKS
 from lightning_app.rulers import EVALUATION, differences, in_raw_text, ruler
 from lightning_app.task_facts import DEFAULT_TASK, GENERAL, LOSS, NEXT_SENTENCE, TASKS, task_facts
 
@@ -55,6 +60,89 @@ def check_identities(spec: GridSpec, cells: list[Cell]) -> None:
             raise UserError(f"{spec.source}: axes: the same experiment twice: {', '.join(values)}")
 
 
+def check_effects(
+    spec: GridSpec, cells: Sequence[Cell | Waiting], effects: Iterable[tuple[Any, str]]
+) -> tuple[str, ...]:
+    """Refuse an axis of which two values change nothing that a run reads.
+
+    What is compared are the arms of a grid: cells that differ in warm-up, rate and seed alone. Two
+    cells of one arm may not train the same, nor may two arms at each warm-up, rate and seed. Arms
+    that meet in some cells, as two couplings do at the reference step, are named.
+
+    Args:
+        spec: The grid.
+        cells: Its cells.
+        effects: What a run of each reads, None where that is not known, and the run that it starts
+            from, in the same order.
+
+    Returns:
+        A sentence on the cells that train the same in arms that do not.
+
+    Raises:
+        UserError: naming two cells, and the axes in which they differ.
+    """
+    arms: dict[Hashable, dict[Hashable, Any]] = {}
+    seen: dict[Any, Cell | Waiting] = {}
+    pairs: list[tuple[Cell | Waiting, Cell | Waiting]] = []
+    for cell, effect in zip(cells, _with_optimizers(list(effects)), strict=True):
+        if effect is None:
+            continue
+        arm, place = _arm(cell)
+        arms.setdefault(arm, {})[place] = effect
+        if (other := seen.setdefault(effect, cell)) != cell:
+            pairs.append((other, cell))
+    for other, cell in pairs:
+        (one, place), (two, elsewhere) = _arm(other), _arm(cell)
+        if one != two and place == elsewhere:
+            both = arms[one].keys() & arms[two].keys()
+            if any(arms[one][each] != arms[two][each] for each in both):
+                continue
+        raise UserError(
+            f"{spec.source}: axes: {_differing(other, cell)}: the cells {other.name} and "
+            f"{cell.name} train the same, since nothing reads that difference beside their other "
+            "settings; remove a value, or name one of the cells under exclude"
+        )
+    if not pairs:
+        return ()
+    other, cell = pairs[0]
+    count = "1 pair of cells trains" if len(pairs) == 1 else f"{len(pairs)} pairs of cells train"
+    return (f"{count} the same, such as {other.name} and {cell.name}: {_differing(other, cell)}",)
+
+
+def _with_optimizers(effects: list[tuple[Any, str]]) -> list[Any]:
+    """The effects, with what an optimizer reads in place of its section where a grid varies it."""
+    sections = {effect[1] for effect, _ in effects if effect is not None}
+    apart_from_rate = {json.dumps({**json.loads(each), "lr": None}) for each in sections}
+    read = {each: each for each in sections}
+    if len(apart_from_rate) > 1:
+        from lightning_app.experiment import optimizer_effect
+
+        read = {each: optimizer_effect(each) for each in sections}
+    return [
+        None if effect is None else (effect[0], read[effect[1]], parent)
+        for effect, parent in effects
+    ]
+
+
+def _arm(cell: Cell | Waiting) -> tuple[Hashable, Hashable]:
+    """The arm of a cell, and its place in the arm."""
+    values = [(key, key_of(value)) for key, value in cell.axes.items()]
+    place = (SEED, WARMUP, RATE)
+    return (
+        tuple(each for each in values if each[0] not in place),
+        tuple(each for each in values if each[0] in place),
+    )
+
+
+def _differing(other: Cell | Waiting, cell: Cell | Waiting) -> str:
+    """The axes in which two cells differ, with both values."""
+    return ", ".join(
+        f"{key} {label(other.axes[key])} and {label(value)}"
+        for key, value in cell.axes.items()
+        if not same(value, other.axes[key])
+    )
+
+
 def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
     schedules = [config["model"]["schedule"] for config in configs]
     schedules = [each for each in schedules if each["kind"] not in ("constant", "bert")]
@@ -63,10 +151,55 @@ def check_reference(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
     for each in schedules:
         if each["reference_steps"] is None or each["reference_steps"] < longest:
             raise UserError(
-                f"{spec.source}: model.schedule.reference_steps: {each['reference_steps']} is "
+                f"{spec.source_of('model.schedule.reference_steps')}: "
+                f"model.schedule.reference_steps: {each['reference_steps']} is "
                 f"below the largest warm-up of the grid; a decoupled schedule needs {longest} or "
                 f"more, the same for every cell"
             )
+
+
+def check_budgets(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
+    """Refuse what ends the runs of a grid before the steps that their configs ask for.
+
+    Runs of other lengths are not compared; what ends a run and cannot be seen in its config makes
+    its cell fail.
+    """
+    instead = "`ablate run --max-time` ends a grid in time, and the same command continues it"
+    for config in configs:
+        trainer = config["trainer"]
+        field = "trainer.max_time"
+        if trainer.get("max_time") is not None:
+            raise UserError(
+                f"{spec.source_of(field)}: {field}: {trainer['max_time']} would cut cells short, "
+                f"and only runs of all their steps are compared; {instead}"
+            )
+        field = "trainer.callbacks"
+        for name, arguments in classes_of(trainer.get("callbacks")):
+            if ends := _ends_runs(name, arguments):
+                raise UserError(
+                    f"{spec.source_of(field)}: {field}: {ends} would cut cells short, and only "
+                    f"runs of all their steps are compared; {instead}, and `pruner: median` ends "
+                    "cells without hope"
+                )
+
+
+def _ends_runs(path: str, arguments: Mapping[str, Any]) -> str | None:
+    """The name of a callback of the Trainer, or of a plug-in that extends it, that ends runs."""
+    last = path.rpartition(".")[2]
+    plugins = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in CALLBACKS.values()}
+    names = [each.__name__ for each in plugins[path].__mro__] if path in plugins else [last]
+    if "EarlyStopping" in names or ("Timer" in names and arguments.get("duration") is not None):
+        return last
+    return None
+
+
+def long_warmups(configs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """A line for each warm-up that takes more than half of the steps of its cells."""
+    found = (
+        long_warmup(config["model"]["schedule"]["warmup_steps"], config["trainer"]["max_steps"])
+        for config in configs
+    )
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def check_devices(spec: GridSpec, configs: list[dict[str, Any]]) -> None:

@@ -128,6 +128,7 @@ def plan_command(
         others = {run.name for run in strays} - {each.folder.name for each in found.values()}
         tree["waiting"] = waiting_document(plan.waiting, experiments)
         tree |= {"elsewhere": len(found), **_found_in(search), "others": len(others)}
+        tree["warnings"] = plan.warnings
         tree["fetched"] = None not in plan.corpora
         tree["stale"] = _stale(planned, shapes)
         tree["cautions"] = axis_cautions(spec, plan.cells, configs)
@@ -262,6 +263,8 @@ def _print(tree: dict[str, Any], kept: str, elsewhere: Iterable[str]) -> None:
         console.print(
             "  the corpus is not on this machine: runs that are finished on it cannot be found"
         )
+    for line in tree["warnings"]:
+        console.print(f"  warning: {line}", markup=False)
     for line in lines(tree["stale"]):
         console.print(f"  {line}", markup=False)
     if any(kind in tree["stale"] for kind in STALE):

@@ -1,9 +1,11 @@
 """One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid."""
 
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +15,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_app import strict_yaml
 from lightning_app.ablation.checkpoint import copy_whole, with_whole_checkpoints
@@ -25,7 +28,9 @@ from lightning_app.ablation.run_output import (
     write_pruned,
     write_result,
 )
+from lightning_app.ablation.supervision.locks import run_lock
 from lightning_app.atomic_write import write_whole, writing_in
+from lightning_app.bounds import long_warmup
 from lightning_app.callbacks.added_loggers import Hyperparameters, added_loggers, close_loggers
 from lightning_app.callbacks.averaging import BeforeAveraging, check_averaging
 from lightning_app.callbacks.csv_logger import Curves
@@ -45,10 +50,23 @@ from lightning_app.identity.record import write_record
 from lightning_app.parent import FIELD, origin_of
 from lightning_app.parent_weights import NothingToFineTune
 from lightning_app.plugin_copies import keep_copies
-from lightning_app.plugins import KEY, digests
+from lightning_app.plugin_imports import window
+from lightning_app.plugins import KEY, check_used, digests
 from lightning_app.provenance import PACKAGES, foreign_classes
-from lightning_app.records import SCHEMA, SIGNATURES
+from lightning_app.records import CUT_SHORT, SCHEMA, SIGNATURES
+from lightning_app.run_state import words_of_short
 from lightning_app.task_facts import Monitored
+from lightning_app.trainer_limits import steps_asked
+
+
+class CutShort(UserError):
+    """The training ended before the steps that its config asks for."""
+
+
+def _status(outcome: Outcome) -> str:
+    if outcome.name == CUT_SHORT:
+        return CUT_SHORT
+    return "ok" if outcome.divergence is None else "diverged"
 
 
 class Run(PreparedRun):
@@ -59,6 +77,8 @@ class Run(PreparedRun):
 
     def after_instantiate_classes(self) -> None:
         super().after_instantiate_classes()
+        if self.subcommand is not None:  # the supervisor starts the ranks of a cell
+            check_ranks(self.trainer)
         self.datamodule.corpus = self.corpus
         if self._trains:
             self.model.parent_name = self.record.config.get(FIELD)
@@ -66,7 +86,13 @@ class Run(PreparedRun):
             if self._checkpoint is not None:
                 path, averaged = self._checkpoint.path, self._checkpoint.averaged
             check_averaging(self.trainer, path, averaged)
+            if self.subcommand is not None and self.trainer.is_global_zero:
+                self._held.enter_context(run_lock(self.folder))
+                self._refuse_finished()  # it may have finished since
             self._prepare_folder()
+            steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
+            if warning := long_warmup(self.model.schedule.warmup_steps, steps):
+                rank_zero_warn(warning)
             stacks = self.model.architecture.stacks(self.model.block)
             if any(block.keeps_skip_of_identity for s in stacks.values() for block in s.blocks):
                 rank_zero_warn(
@@ -89,6 +115,10 @@ class Run(PreparedRun):
         keep_copies(self.folder, self.used)
         write_record(self.folder.path, self.record)
         write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
+
+    def before_instantiate_classes(self) -> None:
+        self._held = ExitStack()
+        super().before_instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         self.divergence = DivergenceMonitor(self.monitored)
@@ -120,7 +150,8 @@ class Run(PreparedRun):
             if saves:
                 self._best, last = checkpoints(self.folder.path, self.monitored)
                 callbacks += [self._best, last]
-            callbacks.append(SaveOnInterrupt(self.folder.checkpoint("last") if saves else None))
+            self._interrupts = SaveOnInterrupt(self.folder.checkpoint("last") if saves else None)
+            callbacks.append(self._interrupts)
             self._added = added_loggers(settings["logger"])
             callbacks.append(Hyperparameters(self._added, {**self.tree, "id": self.id}))
             if settings["logger"] is not False:
@@ -157,13 +188,24 @@ class Run(PreparedRun):
 
     def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
+        corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
+        with self._held, window("run", [self.folder.path, self.corpus.folder, *corpus]):
+            self._fit(model, datamodule, ckpt_path, **kwargs)
+
+    def _fit(self, model: Any, datamodule: Any, ckpt_path: str | None, **kwargs: Any) -> None:
         trainer = self.trainer
         started = datetime.now(UTC)
         try:
             trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
         except Pruned as pruned:
+            self._check_plugins()
             self._leave_pruned(pruned.step, started)
             return
+        except SystemExit as ending:
+            if isinstance(ending, SIGTERMException) or not self._was_ended_from_inside():
+                raise
+            # Lightning gives no model back that could be evaluated.
+            raise CutShort(self._shortness(self._asked(datamodule))) from ending
         except NothingToFineTune as why:
             self.origin.setup(trainer, model, "fit")  # another callback may have built the model
             outcome = self.divergence.never_began(str(why))
@@ -174,8 +216,17 @@ class Run(PreparedRun):
             values = {name: self.tree["trainer"][name] for name in limits}
             given = ", ".join(f"{k} {v}" for k, v in values.items() if v is not None)
             raise UserError(f"trainer: no step was trained ({given}); a result needs at least 1")
-        metrics: dict[str, Any] = dict(trainer.callback_metrics)
+        asked = self._asked(datamodule)
         finite = self.divergence.divergence is None
+        short = finite and 0 <= trainer.global_step < asked
+        if short and self.subcommand is None:
+            raise CutShort(self._shortness(asked))  # no result of a grid
+        if trainer.global_step >= self._most(asked):
+            raise UserError(
+                f"trainer: {trainer.global_step} steps were trained, but the config asks for "
+                f"{asked}{self._callbacks()}"
+            )
+        metrics: dict[str, Any] = dict(trainer.callback_metrics)
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
             metrics |= self._validate_end(model, datamodule)
         outcome = self.divergence.judge(
@@ -184,11 +235,48 @@ class Run(PreparedRun):
             datamodule.training_floor,
             trainer.global_step,
         )
+        if short:
+            why = f"{self._shortness(asked)}; {outcome.rule}"
+            outcome = Outcome(CUT_SHORT, why)
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
         self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
+
+    def _asked(self, datamodule: Any) -> int:
+        """The steps that the config asks for, whatever a callback has set since; -1 without end."""
+        return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
+
+    def _most(self, asked: int) -> float:
+        """The number of steps from which a run did too many.
+
+        A module that steps several optimizers itself may exceed `max_steps` by some of them; one
+        that continues a checkpoint of a longer run trains nothing.
+        """
+        limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
+        return asked + len(self.trainer.optimizers) if limited else math.inf
+
+    def _was_ended_from_inside(self) -> bool:
+        """Whether a callback or a module, not a user, has ended the process in its training."""
+        steps = self.trainer.global_step
+        return steps > self.resumed_step and not self._interrupts.asked
+
+    def _shortness(self, asked: int) -> str:
+        short = words_of_short(self.trainer.global_step, asked)
+        limit = self.tree["trainer"]["max_time"]
+        if limit is not None:
+            return f"{short} by trainer.max_time {limit} or by a callback{self._callbacks()}"
+        return f"{short} by a callback or a module{self._callbacks()}"
+
+    def _callbacks(self) -> str:
+        """The callbacks of the config, for messages."""
+        given = [str(each["class_path"]).rpartition(".")[2] for each in self._given_callbacks()]
+        return f" (trainer.callbacks: {', '.join(given)})" if given else ""
+
+    def _given_callbacks(self) -> list[Any]:
+        given = self.tree["trainer"]["callbacks"] or []
+        return given if isinstance(given, list) else [given]
 
     def _result(
         self,
@@ -204,7 +292,7 @@ class Run(PreparedRun):
             "schema": SCHEMA,
             "id": self.id,
             "name": self.folder.name,
-            "status": "ok" if failure is None else "diverged",
+            "status": _status(outcome),
             "outcome": outcome.name,
             "outcome_rule": outcome.rule,
             "diverged": None if failure is None else asdict(failure),
@@ -212,6 +300,7 @@ class Run(PreparedRun):
             "unigram_entropy": datamodule.floor,
             "validation_parts": None if outcome.name == "non_finite" else model.validation_parts,
             "steps": trainer.global_step,
+            "steps_asked": None if (asked := self._asked(datamodule)) < 0 else asked,
             "tokens": self.throughput.tokens,
             "parameters": sum(p.numel() for p in model.parameters()),
             "seconds": self.clock.seconds,
@@ -240,8 +329,22 @@ class Run(PreparedRun):
                 copy_whole(last, best)
         return metrics
 
-    @rank_zero_only
+    def _check_plugins(self) -> None:
+        """Refuse a result of code that its id does not name; on every rank, if on one."""
+        said = ""
+        try:
+            check_used(self.used)
+        except UserError as error:
+            said = str(error)
+        if not self.trainer.strategy.reduce_boolean_decision(not said, all=True):
+            raise UserError(said or "plug-ins: refused on another rank of this run")
+
     def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+        self._check_plugins()
+        self._write(result, model, datamodule)
+
+    @rank_zero_only
+    def _write(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         self._join_logs()
         write_result(self.folder, result, model, datamodule)
         close_loggers(self._added)
@@ -277,6 +380,31 @@ class Run(PreparedRun):
         self.trainer.predict(model, datamodule=datamodule, **kwargs)
         if self.trainer.is_global_zero:
             self.predictions = [text for _, text in sorted(model.predicted.items())]
+
+
+def check_ranks(trainer: pl.Trainer) -> None:
+    """Refuse a Trainer that is not the process which the environment says.
+
+    Raises:
+        UserError: naming the variable of the environment.
+    """
+    expected = {
+        "RANK": trainer.global_rank,
+        "WORLD_SIZE": trainer.world_size,
+        "LOCAL_RANK": trainer.local_rank,
+    }
+    for name, value in expected.items():
+        if name in os.environ and int(os.environ[name]) != value:
+            raise UserError(
+                f"{name}={os.environ[name]} is set, but trainer.devices, num_nodes and strategy "
+                f"make {trainer.world_size} processes, of which this is {trainer.global_rank}: "
+                f"unset {name}, or let the launcher start as many"
+            )
+    if rank_zero_only.rank != trainer.global_rank:  # pyright: ignore[reportFunctionMemberAccess]
+        raise UserError(
+            "SLURM_PROCID: the launcher has started several processes, but trainer.devices and "
+            f"num_nodes make {trainer.world_size}: start one, or set these"
+        )
 
 
 def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:

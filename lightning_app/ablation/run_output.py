@@ -15,8 +15,9 @@ import torch
 
 from lightning_app.atomic_write import write_whole
 from lightning_app.out_of_memory import peak_resident_bytes
-from lightning_app.records import sealed
+from lightning_app.records import CUT_SHORT, sealed
 from lightning_app.run_folder import RunFolder
+from lightning_app.run_state import words_of_short
 
 
 def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data: Any) -> None:
@@ -52,7 +53,10 @@ def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data:
     write_whole(folder.result, json.dumps(sealed(result, folder.path), indent=1))
     folder.pruned.unlink(missing_ok=True)  # from an earlier grid with a pruner
     scores = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if v is not None)
-    print(f"{folder}: {result['outcome'].replace('_', ' ')}, {scores}")
+    ended = result["outcome"].replace("_", " ")
+    if result["outcome"] == CUT_SHORT:
+        ended = words_of_short(result["steps"], result["steps_asked"])
+    print(f"{folder}: {ended}, {scores}")
 
 
 def write_pruned(folder: RunFolder, pruned: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from lightning_app.analysis.run_summary import budget_of
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.stall_test import stall_counts, stall_tables
 from lightning_app.analysis.statistics import LEVEL
-from lightning_app.grid_axes import WARMUP
+from lightning_app.grid_axes import WARMUP, label
 from lightning_app.task_facts import glue_task_of
 
 HELPS, COSTS, LOST, UNSHOWN = "helps", "costs", "costs only its lost steps", "not shown"
@@ -381,7 +381,7 @@ def by_slice(scores: Sequence[Score]) -> dict[str, dict[str, dict[str, Score]]]:
     several = len({(score.group, score.lr) for score in scores if not math.isnan(score.lr)}) > 1
     slices: dict[str, dict[str, dict[str, Score]]] = {}
     for score in scores:
-        rate = "" if math.isnan(score.lr) or not several else f"learning rate {score.lr:g}"
+        rate = "" if math.isnan(score.lr) or not several else f"learning rate {label(score.lr)}"
         where = ", ".join(part for part in (rate, score.group) if part and part != "all")
         slices.setdefault(where, {}).setdefault(score.variant, {})[score.score] = score
     return slices

@@ -39,7 +39,7 @@ def limits(grid: GridResults) -> list[str]:
         items.append(text)
     rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
     if len(rates) == 1:
-        items.append(f"One learning rate, {rates[0]:g}: another rate can change the order.")
+        items.append(f"One learning rate, {label(rates[0])}: another rate can change the order.")
     elif rates:
         items.append(f"Learning rates {_rates(grid)}; other rates were not tried.")
     seeds = len({cell.seed for cell in grid.finished})
@@ -149,7 +149,7 @@ def _rates(grid: GridResults) -> str:
     tried: dict[str, set[float]] = {}
     for cell in grid.finished:
         tried.setdefault(cell.group, set()).add(cell.lr or 0.0)
-    spans = {group: f"from {min(of):g} to {max(of):g}" for group, of in tried.items()}
+    spans = {group: f"from {label(min(of))} to {label(max(of))}" for group, of in tried.items()}
     if len(set(spans.values())) == 1:
         return next(iter(spans.values()))
     return "; ".join(f"{span} ({group})" for group, span in spans.items())

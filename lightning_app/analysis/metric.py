@@ -13,6 +13,7 @@ from lightning_app.analysis.failed_runs import failed
 from lightning_app.analysis.grid_results import CellResult, GridResults, scales, unlike
 from lightning_app.analysis.run_summary import direction
 from lightning_app.analysis.statistics import mean, seeds_interval
+from lightning_app.grid_axes import label
 from lightning_app.task_facts import QualityMetric
 
 
@@ -91,7 +92,7 @@ def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str,
     several = len({(arm.group, arm.lr) for arm in arms}) > 1
     found: dict[str, dict[str, list[MetricMean]]] = {}
     for arm in arms:
-        rate = f"learning rate {arm.lr:g}" if several and arm.lr is not None else ""
+        rate = f"learning rate {label(arm.lr)}" if several and arm.lr is not None else ""
         where = ", ".join(part for part in (rate, arm.group) if part and part != "all")
         found.setdefault(where, {}).setdefault(arm.variant, []).append(arm)
     return found

@@ -12,7 +12,7 @@ from lightning_app.analysis.grid_results import CellResult, GridResults, failure
 from lightning_app.analysis.run_summary import facts, in_short
 from lightning_app.analysis.statistics import mean, seeds_interval
 from lightning_app.analysis.task_scores import AVERAGE
-from lightning_app.grid_axes import lookup
+from lightning_app.grid_axes import label, lookup
 from lightning_app.task_facts import TASKS, glue_task_of
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ def _rate(
         ours = min(known, key=lambda rate: _cost(grid, [c for c in cells if c.lr == rate]))
         measure = grid.measure(cells[0]).title if cells[0].scores else "validation loss"
         best = f", the best of {len(known)} by {measure}" if len(known) > 1 else ""
-        return ours, f"Their learning rate is not stated, ours is {ours:g}{best}."
+        return ours, f"Their learning rate is not stated, ours is {label(ours)}{best}."
     ours = min(known, key=lambda rate: abs(math.log(rate / theirs)))
     same = math.isclose(ours, theirs)
-    return ours, "" if same else f"Learning rate {ours:g} instead of {theirs:g}."
+    return ours, "" if same else f"Learning rate {label(ours)} instead of {label(theirs)}."
 
 
 def _cost(grid: GridResults, cells: Sequence[CellResult]) -> float:

@@ -34,6 +34,7 @@ from lightning_app.analysis.statistics import (
     sign_flip_p,
     t_interval,
 )
+from lightning_app.grid_axes import label
 
 BEST = 0.0  # in place of a rate: the best one of each seed
 TOLERATED = 0.1  # of what the best rate learns may be lost at a tolerated rate
@@ -198,16 +199,16 @@ def tolerated(
     return math.log2(rates[-1]), True
 
 
-def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
+def rate_sensitivity(arm: Arm, reference: int | None, warmup: int | None = None) -> Score:
     """`rate_sensitivity w=...`: how much the loss rises over the rates (Wortsman et al. 2023).
 
     `S(w) = mean over ln(rate) of min(l, H_uni) - l(r_w)`, nats per token, the mean by trapezoids
     from the smallest to the largest rate, `r_w(s)` the best rate as in `need`; seed by seed, with
-    an interval as for `need`. With a `reference`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined
+    an interval as for `need`. Without a `warmup`: `rate_sensitivity`, `S(0) - S(ref)`. Undefined
     where a seed never learned: there no rate loses anything against the best one.
     """
-    name = "rate_sensitivity" if reference is not None else f"rate_sensitivity w={warmup}"
-    wanted = (warmup,) if reference is None else (0, reference)
+    name = "rate_sensitivity" if warmup is None else f"rate_sensitivity w={warmup}"
+    wanted = (0, reference) if warmup is None else (warmup,)
     reason, pairs, table = _complete(arm, wanted)
     if not reason and len(pairs.seeds) < 2:
         reason = "one seed: no other seed to choose the rate on"
@@ -217,7 +218,7 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
     if any((tops - losses.min(axis=1) < LEARNED).any() for losses in table.values()):
         return undefined(arm, math.nan, name, f"a seed {NEVER} at some warm-up", pairs)
     found = [_risen(arm, losses) for losses in table.values()]
-    values = found[0] - found[1] if reference is not None else found[0]
+    values = found[0] - found[1] if warmup is None else found[0]
     widen, wider = _widening(table.values())
     low, high, p = t_interval(values.tolist(), widen)
     return Score(
@@ -225,7 +226,7 @@ def rate_sensitivity(arm: Arm, reference: int | None, warmup: int = 0) -> Score:
         estimate=float(values.mean()),
         low=low,
         high=high,
-        p=p if reference is not None else math.nan,
+        p=p if warmup is None else math.nan,
         **pairs.counts,
         note=join_notes(pairs.missing, wider),
         values=_by_seed(pairs, values),
@@ -285,7 +286,7 @@ def _complete(
     if None in warmups or len(set(known)) < len(known):
         reason = "no reference warm-up to compare with"
     elif missing := [point for point in points if point not in planned]:
-        reason = f"no arm with warm-up {missing[0][0]} at rate {missing[0][1]:g}"
+        reason = f"no arm with warm-up {missing[0][0]} at rate {label(missing[0][1])}"
     elif len(arm.rates) < 2:
         reason = "one rate only"
     elif not pairs.seeds:
@@ -307,7 +308,7 @@ def _entropies(pairs: Paired) -> "np.ndarray[Any, Any]":
 
 
 def _listed(arm: Arm, chosen: "np.ndarray[Any, Any]") -> str:
-    return "/".join(f"{arm.rates[place]:g}" for place in dict.fromkeys(chosen.tolist()))
+    return "/".join(f"{label(arm.rates[place])}" for place in dict.fromkeys(chosen.tolist()))
 
 
 def _by_seed(pairs: Paired, values: "np.ndarray[Any, Any]") -> tuple[tuple[int, float], ...]:

@@ -27,6 +27,7 @@ from lightning_app.grid_folder import GridFolder
 from lightning_app.records import Newer, Unsound, read_pruned, read_result, read_yaml
 from lightning_app.rulers import ruler
 from lightning_app.run_folder import RunFolder
+from lightning_app.run_state import cut_short
 from lightning_app.task_facts import TASKS, glue_task_of, task_facts
 
 SCORED = (SEED, WARMUP, RATE, ROUNDING)
@@ -185,7 +186,8 @@ def _outcome(
     path = run.result
     try:
         if result := read_result(path, identity, metric):
-            return result, result["status"], None
+            why = cut_short(run, result)
+            return (None, "failed", why) if why else (result, result["status"], None)
         path = run.pruned
         if prunes and read_pruned(path, identity):
             return None, "pruned", None

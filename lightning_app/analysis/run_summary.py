@@ -48,7 +48,7 @@ def facts(grid: GridResults) -> dict[str, str]:
         "Variants": ", ".join(grid.variants),
         "Compared with": grid.baseline or DASH,
         "Warm-up": _warmups(grid),
-        "Learning rate": ", ".join(f"{lr:g}" for lr in grid.rates) or DASH,
+        "Learning rate": ", ".join(label(lr) for lr in grid.rates) or DASH,
         "Seeds": f"{len(grid.seeds)} ({', '.join(map(str, grid.seeds))})" if grid.seeds else DASH,
         "Other axes": _other_axes(grid),
         "Budget of a run": _budget(grid),

@@ -10,6 +10,7 @@ from scipy import special
 from lightning_app.analysis.grid_results import failures
 from lightning_app.analysis.pairing import Arm, score_identity, undefined
 from lightning_app.analysis.score import Score, join_notes
+from lightning_app.grid_axes import label
 
 
 class StallTable(NamedTuple):
@@ -87,7 +88,7 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
     _, failed_bare, bare, failed_ref, ref = (sum(column) for column in zip(*tables, strict=True))
     runs = [cell for key, cell in arm.cells.items() if key[0] in (0, reference)]
     failing = [table for table in tables if table.failed_bare or table.failed_ref]
-    each = "; ".join(f"{table.words} at {table.lr:g}" for table in failing)
+    each = "; ".join(f"{table.words} at {label(table.lr)}" for table in failing)
     return Score(
         **score_identity(arm, lr, "stall_difference"),
         estimate=sum(t.weight * t.difference for t in tables) / sum(t.weight for t in tables),

@@ -37,10 +37,11 @@ class Divergence:
 class Outcome:
     """How a run ended, and the rule that decided it, with its numbers.
 
-    `divergence` is set if the run has failed: if it is non-finite or stalled.
+    `divergence` is set if the run has failed: if it is non-finite or stalled. A run is `cut_short`
+    if it ended before the steps of its config, and was not non-finite; `judge` cannot know.
     """
 
-    name: Literal["trained", "not_yet_learned", "stalled", "non_finite"]
+    name: Literal["trained", "not_yet_learned", "stalled", "non_finite", "cut_short"]
     rule: str
     divergence: Divergence | None = None
 

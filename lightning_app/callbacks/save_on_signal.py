@@ -40,6 +40,11 @@ class SaveOnInterrupt(pl.Callback):
         self._first_rank = True
         self._before: dict[int, Any] = {}
 
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has asked for the end of the run."""
+        return self._asked
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if threading.current_thread() is not threading.main_thread():
             return

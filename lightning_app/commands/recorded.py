@@ -15,7 +15,7 @@ from lightning_app.run_state import DamagedRun, RunState, read_progress, read_st
 from lightning_app.task_facts import task_facts
 
 _OF_RESULT = (
-    *("outcome_rule", "diverged", "steps", "tokens", "parameters", "seconds"),
+    *("outcome_rule", "diverged", "steps", "steps_asked", "tokens", "parameters", "seconds"),
     *("device", "devices", "precision", "peak_memory_bytes", "started", "finished"),
 )
 _MADE = ("device", "devices", "precision")
@@ -42,7 +42,8 @@ class Recorded(NamedTuple):
     @property
     def outcome(self) -> Mapping[str, Any]:
         """The content of `result.json` or `pruned.json`; empty for a run that has not ended."""
-        return self.state.result or self.state.pruned or {}
+        state = self.state
+        return state.result or state.pruned or state.short or {}
 
     @property
     def made(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def described_run(run: Recorded) -> dict[str, Any]:
         "data": {"name": data["name"], **(result.get("data") or {})},
         "seed": run.config["seed_everything"],
         "max_steps": run.config["trainer"]["max_steps"],
-        "state": run.state.word,
+        "state": "cut short" if run.state.short else run.state.word,
         "error": run.state.error,
         "step": progress.get("step") if progress else result.get("step"),
         **{name: result.get(name) for name in _OF_RESULT},

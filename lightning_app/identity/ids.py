@@ -27,12 +27,14 @@ class Identity:
 
     `id`: 16 hexadecimal digits of what can change the result. `former`: the same config's id of
     schema 1, empty where there was none. `corpus`: the digest of what the corpus holds, None
-    where its files are not on this machine.
+    where its files are not on this machine. `effect`: what a run reads of the config, by
+    `experiment.effect_of`; None where it was not asked for.
     """
 
     id: str
     former: str = ""
     corpus: str | None = None
+    effect: tuple[str, str] | None = None
 
 
 def identify(config: Tree, *, blocks: Tree, corpus: str | None) -> Identity:

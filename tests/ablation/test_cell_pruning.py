@@ -20,6 +20,7 @@ def grid(folder: Path, cache: str, **changes: Any) -> Path:
     base["trainer"] |= {"max_steps": STEPS, "val_check_interval": 4, "log_every_n_steps": 2}
     base["trainer"] |= {"limit_val_batches": 1, "accelerator": "cpu"}
     base["model"]["objective"]["evaluate_test"] = False
+    base["model"]["schedule"]["warmup_steps"] = 0
     base["model"]["architecture"] |= {"model_dim": 16, "encoder_depth": 1, "decoder_depth": 1}
     base["data"]["cache"] = cache
     rates, seeds = "model.optimizer.lr", list(range(1, 7))

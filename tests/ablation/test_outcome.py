@@ -11,19 +11,30 @@ import pytest
 import yaml
 
 from lightning_app.ablation.run import Run
+from lightning_app.api.fit import RunResult
+from lightning_app.commands.recorded import described_run, read_run
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
 from lightning_app.objectives.base import ObjectiveConfig
+from lightning_app.run_folder import RunFolder
+from lightning_app.run_state import read_state
 from lightning_app.tasks.base import build_task
 
 
-def run(folder: Path, cache: str, **optimizer: Any) -> Run:
+def run(
+    folder: Path,
+    cache: str,
+    trainer: dict[str, Any] | None = None,
+    warmup: int = 0,
+    **optimizer: Any,
+) -> Run:
     """A run of twelve steps and a tiny model, not yet trained."""
     tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
     tree["trainer"] |= {"max_steps": 12, "val_check_interval": 100, "limit_val_batches": 2}
     tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
     tree["model"]["architecture"] |= {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16}
-    tree["model"]["schedule"]["warmup_steps"] = 0
+    tree["trainer"] |= trainer or {}
+    tree["model"]["schedule"]["warmup_steps"] = warmup
     tree["model"]["optimizer"] |= optimizer
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     return Run(resolve(tree, "test"), folder=folder, run=False)
@@ -57,6 +68,96 @@ def test_the_result_tells_how_a_run_did_not_train(
     else:
         assert result["diverged"]["rule"] == result["outcome_rule"]
     assert f": {outcome.replace('_', ' ')}, " in capsys.readouterr().out
+
+
+class Early(pl.Callback):
+    """Ends the training after its fifth step, in one of the ways that Lightning offers."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.global_step < 5:
+            return
+        match self.way:
+            case "should_stop":
+                trainer.should_stop = True
+            case "max_steps":
+                trainer.fit_loop.epoch_loop.max_steps = 5
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "exit":
+                raise SystemExit(0)
+
+
+WAYS = ("should_stop", "max_steps", "interrupt", "exit")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cell_that_a_callback_ends_has_failed(tmp_path: Path, cache: str, way: str) -> None:
+    ended = run(tmp_path / "run", cache)
+    ended.trainer.callbacks.insert(0, Early(way))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match="5 of 12 steps"):
+        ended.fit(ended.model, ended.datamodule)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_fit_that_ends_early_is_cut_short(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(tmp_path / "run", cache)
+    ended.subcommand = "fit"
+    ended.trainer.callbacks.insert(0, Early("should_stop"))  # pyright: ignore[reportAttributeAccessIssue]
+    ended.fit(ended.model, ended.datamodule)
+    folder = RunFolder(tmp_path / "run")
+    result = json.loads(folder.result.read_text())
+    assert (result["status"], result["outcome"]) == ("cut_short", "cut_short")
+    assert (result["steps"], result["steps_asked"]) == (5, 12)
+    assert result["metrics"]["val/nll"] > 0
+    assert "5 of 12 steps" in capsys.readouterr().out
+    state = read_state(folder, result["id"])
+    assert (state.state, state.result) == ("failed", None)
+    assert described_run(read_run(str(folder)))["state"] == "cut short"
+    assert RunResult(folder.path).outcome == "cut_short"
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [
+        ({"max_epochs": 2, "limit_train_batches": 3}, 6),
+        ({"max_steps": -1, "max_epochs": 1, "limit_train_batches": 4}, 4),
+        ({"max_epochs": 3, "limit_train_batches": 40, "min_steps": 2}, 12),
+    ],
+)
+def test_a_run_that_does_what_its_limits_ask_is_whole(
+    tmp_path: Path, cache: str, limits: dict[str, Any], asked: int
+) -> None:
+    ended = run(tmp_path / "run", cache, trainer=limits)
+    ended.fit(ended.model, ended.datamodule)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["steps"], result["steps_asked"]) == (asked, asked)
+    assert result["status"] != "cut_short"
+
+
+def test_epochs_that_end_early_are_cut_short(tmp_path: Path, cache: str) -> None:
+    limits = {"max_steps": -1, "max_epochs": 2, "limit_train_batches": 4}
+    ended = run(tmp_path / "run", cache, trainer=limits)
+    start = ended.model.on_train_batch_start
+
+    def skip_the_rest(batch: Any, batch_idx: int) -> int | None:
+        start(batch, batch_idx)
+        return -1 if ended.trainer.global_step >= 5 else None
+
+    ended.model.on_train_batch_start = skip_the_rest
+    with pytest.raises(UserError, match="5 of 8 steps"):
+        ended.fit(ended.model, ended.datamodule)
+
+
+def test_a_warmup_longer_than_the_epochs_leaves_no_folder(tmp_path: Path, cache: str) -> None:
+    limits = {"max_steps": -1, "max_epochs": 1, "limit_train_batches": 4}
+    with pytest.raises(UserError, match=r"warmup_steps: 4, .* 4 steps"):
+        run(tmp_path / "run", cache, trainer=limits, warmup=4)
+    assert not (tmp_path / "run").exists()
 
 
 class StopAtOnce(pl.Callback):

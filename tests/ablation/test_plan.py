@@ -1,5 +1,7 @@
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.ablation.plan import DamagedPlan, Plan, expand, is_valid, load_plan, made_from
 from lightning_app.ablation.plan_checks import axis_cautions, devices_of
+from lightning_app.ablation.resolving import resolve_cell
+from lightning_app.analysis.papers import read_plan
 from lightning_app.errors import UserError
+from lightning_app.experiment import identity_of
 from lightning_app.grid_axes import variant
 from lightning_app.grid_folder import GridFolder
 
@@ -191,7 +196,7 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
     assert plan.made_from == made_from(given) == made_from(read_spec(tmp_path / "grid.yaml"))
     assert made_from(replace(given, base_config={"data": {"delay": 1}})) != plan.made_from
     tree = json.loads((tmp_path / "plan.json").read_text())
-    assert (tree["schema"], tree["name"], tree["excluded"]) == (2, "tiny", 0)
+    assert (tree["schema"], tree["name"], tree["excluded"]) == (3, "tiny", 0)
     assert tree["cells"][0].keys() == {"id", "name", "axes", "former"}
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged .*`ablate run` makes"):
@@ -205,6 +210,54 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
             load_plan(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["cells"][0].update(axes=tree["cells"][-1]["axes"]),
+        lambda tree: tree["cells"][0].update(name="other"),
+        lambda tree: tree.update(metric="val/accuracy"),
+        lambda tree: tree.pop("seal"),
+    ],
+)
+def test_an_edited_plan_is_refused_by_every_reader(
+    tmp_path: Path, change: Callable[[dict], object]
+) -> None:
+    """Otherwise the result of one cell would be shown as that of another."""
+    given = grid()
+    path = tmp_path / "plan.json"
+    Grid(given, GridFolder(tmp_path), plan_of(given)).save()
+    assert read_plan(path)["name"] == given.name
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="seal"):
+        read_plan(path)
+    with pytest.raises(DamagedPlan, match="seal"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize("name", ["../../..", "/tmp/x", "a/b", "", "..", "a\nb"])
+def test_a_plan_names_no_folder_elsewhere(tmp_path: Path, name: str) -> None:
+    """A plan of an earlier version has no seal, and may come from somebody else."""
+    given = grid()
+    path = tmp_path / "plan.json"
+    Grid(given, GridFolder(tmp_path), plan_of(given)).save()
+    whole = json.loads(path.read_text())
+    del whole["seal"]
+    first, *others = whole["cells"]
+    for tree in (
+        {**whole, "schema": 2, "name": name},
+        {**whole, "schema": 2, "cells": [{**first, "name": name}, *others]},
+    ):
+        path.write_text(json.dumps(tree))
+        with pytest.raises(UserError, match="the name of a folder"):
+            read_plan(path)
+        with pytest.raises(DamagedPlan, match="the name of a folder"):
+            load_plan(path)
+    with pytest.raises(UserError, match="the name of a folder"):
+        GridFolder(tmp_path).run(name)
+
+
 def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:
     plan = plan_of(grid())
     assert plan.study == f"tiny-{plan.hash}" == plan_of(grid(question="?")).study
@@ -214,6 +267,136 @@ def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:
 
 def test_combinations_need_no_resolved_config() -> None:
     assert len(list(combinations(grid(exclude=({SEED: 1},))))) == 8
+
+
+SHORT_RUN: dict[str, Any] = {
+    "trainer": {"max_steps": 100, "accelerator": "cpu"},
+    "model": {
+        "architecture": {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16, "ff_dim": 16},
+        "schedule": {"warmup_steps": 10, "reference_steps": 10},
+    },
+    "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": None},
+}
+MODEL, ORDER = "model.architecture.", "model.architecture.positions"
+SGD = {"model.optimizer.kind": "sgd"}
+LM = {"model.objective.kind": "causal_lm", "model.architecture.kind": "decoder"}
+MLM = {"model.objective.kind": "masked_lm", "model.architecture.kind": "encoder"}
+SHAPED = {"alpha": 1.0, "learned": False}
+STOPPING = {
+    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+    "init_args": {"monitor": "val/nll"},
+}
+
+
+def spans(*tokens: int) -> list[dict[str, int]]:
+    return [{"query_block": 1, "memory": each} for each in tokens]
+
+
+def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) -> Plan:
+    """The plan of a real grid with fields of its base changed."""
+    base = cell_tree(SHORT_RUN, fields or {})
+    given = grid(base_config=base, axes=axes, base_source="base.yaml")
+    return expand(given, resolve_cell, partial(identity_of, fetch=False))[0]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "fields"),
+    [
+        ("model.optimizer.momentum", [0.0, 0.9], {}),
+        ("model.optimizer.betas", [[0.9, 0.98], [0.9, 0.999]], SGD),
+        ("model.optimizer.eps", [1e-9, 1e-6], SGD),
+        ("model.optimizer.kind", ["adam", "adamw"], {}),  # without a decay
+        ("model.block.residual_temperature", [None, 1.0], {}),
+        ("model.block.norm_placement", [None, "pre"], {}),
+        ("model.block.shaped_attention", [SHAPED, {**SHAPED, "per_head": False}], {}),
+        ("model.block.localised_span", spans(200, 300), LM),
+        ("model.schedule.reference_steps", [10, 20], {"model.schedule.coupling": "paper"}),
+        ("model.schedule.reference_steps", [200, 300], {}),
+        ("model.schedule.coupling", ["paper", "decoupled"], {"model.schedule.kind": "constant"}),
+        ("model.schedule.warmup_steps", [0, 1], {}),
+        (f"{MODEL}activation_slope", [0.01, 0.1], {}),
+        (f"{MODEL}max_positions", [64, 128], {ORDER: "rope"}),
+        (f"{MODEL}encoder_depth", [1, 2], LM),
+        (f"{MODEL}decoder_depth", [1, 2], MLM),
+        ("model.objective.beam", [1, 5], LM),
+        ("data.window", [64, 128], {}),
+        ("data.max_length", [64, 128], LM),
+        ("data.mask_probability", [0.1, 0.2], {}),
+        ("data.evaluation_stride", [None, 128], LM),
+        ("data.context_stride", [64, 128], MLM),
+        ("trainer.gradient_clip_algorithm", ["norm", "value"], {}),
+        ("trainer.min_steps", [1, 2], {}),
+    ],
+)
+def test_an_axis_that_changes_nothing_is_refused(
+    axis: str, values: list[Any], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match="train the same") as error:
+        planned({axis: values}, fields)
+    assert str(error.value).startswith(f"g.yaml: axes: {axis} ")
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "fields"),
+    [
+        ("model.optimizer.momentum", [0.0, 0.9], SGD),
+        ("model.optimizer.kind", ["adam", "adamw"], {"model.optimizer.weight_decay": 0.1}),
+        ("model.optimizer.lr", [0.004, 0.00400000001], {}),
+        ("model.block.residual_temperature", [1.0, 2.0], {PRESET: "realformer"}),
+        ("model.block.localised_span", spans(3, 8), LM),
+        (f"{MODEL}activation_slope", [0.01, 0.1], {f"{MODEL}activation": "leaky_relu"}),
+        (f"{MODEL}max_positions", [256, 512], {ORDER: "learned"}),
+        ("model.schedule.reference_steps", [10, 20], {}),
+        ("model.objective.beam", [1, 5], {}),
+        ("data.window", [64, 128], LM),
+        ("data.max_length", [64, 128], {}),
+        ("data.mask_probability", [0.1, 0.2], MLM),
+    ],
+)
+def test_an_axis_that_changes_something_is_planned(
+    axis: str, values: list[Any], fields: dict[str, Any]
+) -> None:
+    plan = planned({axis: values}, fields)
+    assert len({cell.name.rpartition("-")[0] for cell in plan.cells}) == 2
+    assert not plan.warnings
+
+
+def test_arms_that_meet_at_one_warmup_are_named() -> None:
+    """Two couplings are one schedule where the decay begins with the end of the warm-up."""
+    axes = {"model.schedule.coupling": ["paper", "decoupled"], WARMUP: [0, 10]}
+    (warning,) = planned(axes).warnings
+    assert warning.startswith("1 pair of cells trains the same")
+    with pytest.raises(UserError, match="train the same"):
+        planned({"model.optimizer.kind": ["adam", "sgd"], "model.optimizer.momentum": [0.0, 0.9]})
+
+
+@pytest.mark.parametrize("by_axis", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value"), [("trainer.max_time", "00:00:01:00"), ("trainer.callbacks", [STOPPING])]
+)
+def test_what_cuts_cells_short_is_refused(key: str, value: Any, by_axis: bool) -> None:
+    axes = {SEED: [1, 2], **({key: [None, value]} if by_axis else {})}
+    with pytest.raises(UserError, match="ablate run --max-time") as error:
+        planned(axes, {} if by_axis else {key: value})
+    assert str(error.value).startswith(f"{'g' if by_axis else 'base'}.yaml: {key}: ")
+
+
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "linear", "cosine", "constant", "bert"])
+def test_a_warmup_of_all_steps_is_refused_and_a_long_one_named(kind: str) -> None:
+    fields = {"model.schedule.kind": kind, "model.schedule.reference_steps": 99}
+    with pytest.raises(UserError, match="warmup_steps: 100"):
+        planned({WARMUP: [0, 100]}, fields)
+    (warning,) = planned({WARMUP: [0, 50, 51]}, fields).warnings
+    assert "warmup_steps: 51" in warning
+
+
+def test_values_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "g.yaml"
+    for values in ([4, "4"], [True, "true"], [None, "null"]):
+        tree = {"name": "g", "base_config": {}, "axes": {"model.block.preset": values}}
+        path.write_text(json.dumps(tree))
+        with pytest.raises(UserError, match="one name"):
+            read_spec(path)
 
 
 TASK = {

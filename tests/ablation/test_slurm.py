@@ -46,6 +46,7 @@ def write_grid(folder: Path, seeds: int = 1, steps: int = 20) -> Path:
     base["trainer"] |= {"max_steps": steps, "val_check_interval": 20, "limit_val_batches": 2}
     sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 12, "ff_dim": 14, "num_heads": 3}
     base["model"]["architecture"] |= sizes | {"dropout": 0.1}
+    base["model"]["schedule"]["warmup_steps"] = 0
     base["data"]["tokens_per_batch"] = 128
     tree = {"name": "tiny", "base_config": base, "axes": {"seed_everything": [*range(seeds)]}}
     path = folder / "tiny.yaml"

@@ -22,6 +22,7 @@ SETTINGS = {
     "model.architecture.model_dim": 16,
     "model.architecture.encoder_depth": 1,
     "model.architecture.decoder_depth": 1,
+    "model.schedule.warmup_steps": 0,
     "trainer.limit_val_batches": 1,
     "trainer.val_check_interval": 100,
 }

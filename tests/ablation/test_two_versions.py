@@ -25,6 +25,7 @@ GRID = {
                 **{"model_dim": 16, "ff_dim": 16, "num_heads": 2},
             },
             "objective": {"beam": 1, "evaluate_test": False},
+            "schedule": {"warmup_steps": 0},
         },
         "data": {
             **{"name": "synthetic", "tokenizer": "word"},

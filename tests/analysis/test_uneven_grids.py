@@ -1,6 +1,7 @@
 """Grids whose parts have other rates, names, entropies or reruns: none is taken for another."""
 
 import json
+import math
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from lightning_app.analysis.reruns import rerun_components
 from lightning_app.analysis.run_summary import state_counts
 from lightning_app.analysis.sensitivity import sensitivity_scores
 from lightning_app.analysis.strays import stray_runs
+from lightning_app.grid_axes import label
 
 PRESET = "model.block.preset"
 WARMUP = "model.schedule.warmup_steps"
@@ -227,3 +229,54 @@ def test_ranges_of_rates_are_those_of_each_group(make_grid: Any) -> None:
     texts = limits(read_results(fake.folder))
     said = f"from 0.001 to 0.01 ({KIND}=adam); from 0.5 to 1.5 ({KIND}=sgd); other rates were not"
     assert any(said in text for text in texts)
+
+
+@pytest.mark.parametrize("references", [{}, {"reference_warmup": 60}])
+def test_warmups_of_one_rate_each(make_grid: Any, references: dict[str, int]) -> None:
+    """No variant has a score over rates, and the page is written."""
+    rates = {0: 0.001, 60: 0.004}
+    fake = make_grid(loss, {**AXES, RATE: [0.001, 0.004]}, curves=False)
+    change(fake, sensitivity=references)
+    keep(fake, lambda at: at[RATE] == rates[at[WARMUP]])
+    assert "<h1>" in write_report(fake.folder).read_text(encoding="utf-8")
+    scores = [s for s in sensitivity_scores(read_results(fake.folder)) if s.variant == "pre_ln"]
+    names = [(s.score, s.lr) for s in scores if math.isnan(s.lr)]
+    assert "rate_sensitivity" in dict(names)
+    assert len(names) == len({name for name, _ in names})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_of_grids_with_holes(make_grid: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    fake = make_grid(
+        loss, {**AXES, RATE: [0.001, 0.002, 0.004], KIND: ["adam", "sgd"]}, curves=False
+    )
+    left = {
+        (at, warmup, rate, kind)
+        for at in AXES[PRESET]
+        for warmup in AXES[WARMUP]
+        for rate in (0.001, 0.002, 0.004)
+        for kind in ("adam", "sgd")
+        if draw.random() < 0.4
+    }
+    keep(fake, lambda at: (at[PRESET], at[WARMUP], at[RATE], at[KIND]) in left)
+    assert "<h1>" in write_report(fake.folder).read_text(encoding="utf-8")
+
+
+def test_rates_that_print_alike_are_told_apart(make_grid: Any) -> None:
+    """In six digits both are 0.004."""
+    fake = make_grid(loss, {**AXES, RATE: [0.004, 0.00400000001]}, curves=False)
+    page = write_report(fake.folder).read_text(encoding="utf-8")
+    assert page.count("0.00400000001") > 3
+    assert [label(lr) for lr in read_results(fake.folder).rates] == ["0.004", "0.00400000001"]
+
+
+def test_a_run_that_was_cut_short_counts_nowhere(make_grid: Any) -> None:
+    fake = make_grid(loss, AXES, curves=False)
+    path = next(fake.folder.glob("runs/*/result.json"))
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps({**tree, "steps_asked": tree["steps"] + 1}))
+    grid = read_results(fake.folder)
+    (cell,) = (each for each in grid.cells if not each.finished)
+    assert cell.state == "failed"
+    assert "cut short" in (cell.error or "")

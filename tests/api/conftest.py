@@ -25,6 +25,7 @@ CAUSAL = {
     "model": {
         "architecture": {"kind": "decoder", "decoder_depth": 1, "model_dim": 8, "ff_dim": 8},
         "objective": {"kind": "causal_lm", "evaluate_test": False},
+        "schedule": {"warmup_steps": 0},
     },
     "data": {
         **{"name": "text", "window": 16, "tokenizer": "char", "vocab_size": None},

@@ -437,6 +437,7 @@ def test_a_grid_runs_in_processes_of_its_own(
     (tmp_path / "tiny.yaml").write_text(
         f"name: tiny\nbase: {json.dumps(str(base))}\n"
         "axes:\n  seed_everything: [1, 2]\n  trainer.max_steps: [2]\n"
+        "  model.schedule.warmup_steps: [0]\n"
     )
     given = {"workers": 2, "experiments": tmp_path / "experiments"}
     frame = run_grid(tmp_path / "tiny.yaml", **given)

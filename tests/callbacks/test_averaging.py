@@ -40,6 +40,7 @@ def run(
     tree["trainer"] |= {"callbacks": list(callbacks), **trainer}
     tree["model"]["architecture"] |= {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16}
     tree["model"]["architecture"]["dropout"] = 0.2
+    tree["model"]["schedule"]["warmup_steps"] = 0
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     tree = resolve(tree, "test")
     verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])

@@ -325,6 +325,7 @@ model:
   architecture:
     {encoder_depth: 1, decoder_depth: 1, model_dim: 8, ff_dim: 8, num_heads: 2, dropout: 0.1}
   objective: {evaluate_test: false}
+  schedule: {warmup_steps: 0}
 data: {name: synthetic, tokenizer: word, vocab_size: null, tokens_per_batch: 512}
 """
 

@@ -86,6 +86,7 @@ def test_a_run_of_bytes_and_documents_ends_with_its_text(
         "model": {
             "architecture": {"kind": "decoder", "decoder_depth": 1, "model_dim": 8, "ff_dim": 8},
             "objective": {"kind": "causal_lm", "evaluate_test": False},
+            "schedule": {"warmup_steps": 0},
         },
         "data": {
             **{"name": "text", "root": ".", "cache": "cache", "window": 16},

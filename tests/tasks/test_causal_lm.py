@@ -425,6 +425,7 @@ def masked_config(root: Path, **block: Any) -> dict[str, Any]:
             "block": {"preset": "pre_ln", **block},
             "architecture": {"kind": "decoder", "decoder_depth": 1, "model_dim": 8, "ff_dim": 8},
             "objective": {"kind": "causal_lm"},
+            "schedule": {"warmup_steps": 0},
         },
         "data": {
             **{"name": "text", "root": str(root), "cache": str(root / "cache"), "window": 6},

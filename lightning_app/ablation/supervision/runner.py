@@ -134,7 +134,7 @@ def run_grid(
                     stopping=lambda: stop.requested,
                 )
             held.callback(queue.close)
-            for note in queue.notes:
+            for note in (*queue.notes, *(f"warning: {line}" for line in grid.plan.warnings)):
                 print(note, flush=True)
             elsewhere = queue.elsewhere()
             total = max(0, queue.total - elsewhere)

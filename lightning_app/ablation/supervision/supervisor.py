@@ -31,7 +31,7 @@ from lightning_app.ablation.supervision.process_cleanup import end_marked
 from lightning_app.ablation.supervision.slots import Slot, Slots
 from lightning_app.ablation.supervision.stopping import Interrupted, Stop
 from lightning_app.ablation.supervision.workers import kill, start
-from lightning_app.atomic_write import disk_full, has_no_room, write_whole, writing_in
+from lightning_app.atomic_write import disk_full, has_no_room, move, write_whole, writing_in
 from lightning_app.errors import UserError
 from lightning_app.plugins import given
 from lightning_app.provenance import command_line
@@ -175,6 +175,8 @@ class Supervisor:
     def _start(self, claim: Claim, slot: Slot) -> None:
         folder = self._grid.run(claim.cell)
         with writing_in(folder.path):
+            if self._grid.state(claim.cell, with_metric=False).short:
+                move(folder.result, folder.result.with_name(f"{folder.result.name}.short"))
             attempt = folder.last_attempt() + 1
             while folder.attempt(attempt).path.exists():  # another supervisor has just begun it
                 attempt += 1

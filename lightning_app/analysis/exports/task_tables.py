@@ -25,6 +25,7 @@ from lightning_app.analysis.task_scores import (
     split_of,
     task_scores,
 )
+from lightning_app.grid_axes import label
 
 FAILED = (
     "A run failed if it is non-finite, or if its score is not above that of a constant answer: "
@@ -85,7 +86,7 @@ def arm_table(grid: GridResults, arms: Sequence[FailedRuns]) -> PaperTable:
     rates = len({arm.lr for arm in arms}) > 1
     bodies: dict[str, list[tuple[str, ...]]] = {}
     for arm in arms:
-        rate = f", learning rate {arm.lr:g}" if rates and arm.lr is not None else ""
+        rate = f", learning rate {label(arm.lr)}" if rates and arm.lr is not None else ""
         constant = "" if math.isnan(arm.constant) else f", constant answer {measured(arm.constant)}"
         heading = f"{'' if arm.group == 'all' else f'{arm.group}{rate}: '}{arm.metric}{constant}"
         row = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_app.analysis.figures.drawing import Sketch, warmup_of
 from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.statistics import mean
+from lightning_app.grid_axes import label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +38,7 @@ def which(cells: Sequence[CellResult]) -> str:
     if all(cell.state == "diverged" for cell in cells):
         return "All of these runs stalled or were non-finite."
     rates = {cell.lr for cell in cells}
-    at = "" if None in rates else f" at the learning rate {min(r for r in rates if r):g}"
+    at = "" if None in rates else f" at the learning rate {label(min(r for r in rates if r))}"
     return f"The runs{at} that did not stall, with warm-up {_listed(map(warmup_of, cells))}."
 
 

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from lightning_app.analysis.grid_results import CellResult
+from lightning_app.grid_axes import label
 
 MOST = 3000  # marks of one figure with links: each takes three nodes of the page
 _OPENING = re.compile(r'<a xlink:href="mark:(\d+)"[^>]*>')
@@ -27,7 +28,7 @@ class Links:
         """The address to give to the mark of a run, or None."""
         words_of_run = [cell.variant]
         words_of_run += [] if cell.warmup is None else [f"warm-up {cell.warmup:,}"]
-        words_of_run += [] if cell.lr is None else [f"lr {cell.lr:g}"]
+        words_of_run += [] if cell.lr is None else [f"lr {label(cell.lr)}"]
         words_of_run += [] if cell.seed is None else [f"seed {cell.seed}"]
         ended = "" if cell.outcome in (None, "trained") else f", {cell.word}"
         return self._add(cell, f"{', '.join(words_of_run)}: {words}{ended}")

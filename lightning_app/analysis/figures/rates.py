@@ -19,6 +19,7 @@ from lightning_app.analysis.pairing import Arm, arms
 from lightning_app.analysis.rate_scores import need_at_best_rates, octaves
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import mean
+from lightning_app.grid_axes import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +55,7 @@ def loss_by_rate(part: Part) -> list[Sketch]:
     axes = axes_of[0]
     axes.set_xscale("log", base=2)
     shown = rates[:: math.ceil(len(rates) / TICKS)]
-    axes.set_xticks(shown, [f"{lr:g}" for lr in shown])
+    axes.set_xticks(shown, [label(lr) for lr in shown])
     axes.set_xticks([], minor=True)
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
     low, high = axes.get_ylim()

@@ -14,6 +14,7 @@ from lightning_app.analysis.grid_results import CellResult
 from lightning_app.analysis.pairing import Arm, arms
 from lightning_app.analysis.rate_scores import largest_rate
 from lightning_app.analysis.statistics import mean, wilson_interval
+from lightning_app.grid_axes import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +55,7 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
         rows += _map(axes, arm, warmups, rates, mappable, links)
         title(axes, arm.variant)
     axes_of[0].set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
-    axes_of[0].set_yticks(range(len(rates)), [f"{lr:g}" for lr in rates])
+    axes_of[0].set_yticks(range(len(rates)), [label(lr) for lr in rates])
     axes_of[0].set_xlim(-0.5, len(warmups) - 0.5)
     axes_of[0].set_ylim(-0.5, len(rates) - 0.5)
     look: dict[str, Any] = {"color": INK, "marker": "x", "linestyle": "none"}
@@ -155,7 +156,7 @@ def frontier(part: Part) -> list[Sketch]:
     axes.set_xticks(range(len(warmups)), [f"{warmup:,}" for warmup in warmups])
     axes.set_xlim(-0.45, len(warmups) - 0.55)
     axes.set_ylim(rates[0] / 1.4, rates[-1] * 1.4)
-    axes.set_yticks(rates, [f"{lr:g}" for lr in rates])
+    axes.set_yticks(rates, [label(lr) for lr in rates])
     axes.set_yticks([], minor=True)
     dot: dict[str, Any] = {"color": MUTED, "linestyle": "none"}
     handles = [
@@ -253,7 +254,7 @@ def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[CellResult]) -> str:
         f"seed {cell.seed}: {cell.loss:.3f}{'' if cell.word == 'ok' else f' {cell.word}'}"
         for cell in runs
     )
-    where = f"{arm.variant}, warm-up {warmup:,}, lr {lr:g}"
+    where = f"{arm.variant}, warm-up {warmup:,}, lr {label(lr)}"
     return f"{where}, mean {mean([cell.loss for cell in runs]):.3f}; {each}"
 
 

@@ -7,6 +7,7 @@ from lightning_app.analysis.figures.drawing import FigureFiles, Question
 from lightning_app.analysis.figures.slices import drawn_slices, slices_of
 from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
+from lightning_app.grid_axes import label
 
 # Ink, paper and rules of a figure follow the page, which may be dark.
 THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--hair)"}
@@ -75,7 +76,7 @@ def _setting(contents: Contents, drawing: FigureFiles) -> str:
     if drawing.lr is not None:
         best = any((group, drawing.lr) in drawn_slices(contents.grid) for group in groups)
         why = ", where the runs learn best" if several and best else ""
-        parts.append(f"learning rate {drawing.lr:g}{why}")
+        parts.append(f"learning rate {label(drawing.lr)}{why}")
     return f"{'; '.join(parts)}."
 
 

@@ -8,6 +8,7 @@ from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, estimate, head, scored
 from lightning_app.analysis.score import Score
+from lightning_app.grid_axes import label
 
 _SCORES = ("need", "octaves", "rate_sensitivity", "stall_difference")
 
@@ -46,7 +47,7 @@ def over_rates(contents: Contents) -> Markup:
             element("td", p_value(stalls.p_holm)),
         )
 
-    rates = ", ".join(f"{lr:g}" for lr in contents.grid.rates)
+    rates = ", ".join(label(lr) for lr in contents.grid.rates)
     caption = (
         "Over all learning rates. N: loss without warm-up minus loss with it, each at its own best "
         "rate, which is chosen on the other seeds. O: log2 of the largest tolerated rate with "

@@ -7,6 +7,7 @@ from lightning_app.analysis.markup import Markup, element
 from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.parts import column, head, html_table
 from lightning_app.analysis.reruns import RerunComponent, rerun_components
+from lightning_app.grid_axes import label
 
 
 def rerun_table(contents: Contents) -> Markup:
@@ -37,7 +38,7 @@ def _row(row: RerunComponent) -> Markup:
     group = "" if row.group == "all" else f", {row.group}"
     values = [
         DASH if row.warmup is None else f"{row.warmup:,}",
-        DASH if row.lr is None else f"{row.lr:g}",
+        DASH if row.lr is None else label(row.lr),
         nats(row.rounding),
         DASH if math.isnan(row.seeds) else nats(row.seeds),
         share,

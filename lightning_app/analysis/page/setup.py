@@ -12,7 +12,7 @@ from lightning_app.analysis.published import our_settings
 from lightning_app.analysis.run_summary import facts
 from lightning_app.analysis.serve import tensorboard_path
 from lightning_app.analysis.tensorboard import run_url
-from lightning_app.grid_axes import BLOCK
+from lightning_app.grid_axes import BLOCK, label
 from lightning_app.records import OUTCOMES
 
 TEXT = frozenset({"variant", "outcome", "diverged_rule"})
@@ -138,7 +138,7 @@ def _value(key: str, value: Any) -> Child:
     if key == "outcome":
         return OUTCOMES[value]
     if key == "lr":
-        return f"{value:g}"
+        return label(value)
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 1000 or key == "seconds" else nats(value)
     return str(value)

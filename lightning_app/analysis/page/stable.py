@@ -6,13 +6,14 @@ from lightning_app.analysis.page.contents import Contents
 from lightning_app.analysis.page.figure import figures
 from lightning_app.analysis.page.parts import column, head, scored, section
 from lightning_app.analysis.score import Score
+from lightning_app.grid_axes import label
 
 
 def stable(contents: Contents) -> Markup:
     title = "Where is each variant stable?"
     rates = contents.grid.rates
     if len(rates) < 2:
-        only = f", {rates[0]:g}" if rates else ""
+        only = f", {label(rates[0])}" if rates else ""
         text = (
             f"This grid has one learning rate{only}, so it cannot show up to which rate a variant "
             "is stable. The table of Δ shows how many runs stalled at each warm-up. A grid with "
@@ -35,7 +36,7 @@ def _largest(contents: Contents) -> Markup:
         values = (element("td", DASH if s is None else rate(s.estimate)) for s in found)
         return element("tr", head(variant), *values)
 
-    rates = ", ".join(f"{lr:g}" for lr in grid.rates)
+    rates = ", ".join(label(lr) for lr in grid.rates)
     caption = (
         "η_max: the largest learning rate of the grid at which no finished run stalled or was "
         f"non-finite. Rates: {rates}; nothing is known between them or outside. "
