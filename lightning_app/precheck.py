@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from lightning_app import strict_yaml
 from lightning_app.errors import UserError, named
 from lightning_app.identity.relevant import leaves
@@ -82,6 +84,9 @@ def precheck(files: Sequence[str | Path], words: Sequence[str], command: str = "
             check_once(tree)
     with named(COMMAND_LINE):
         check_names(dict.fromkeys(options), (*known, *_OPTIONS))
+        for name, value in options.items():
+            with named(f"--{name}"), suppress(YAMLError):  # the parser knows what else it may be
+                strict_yaml.load_yaml_value(value or "")
     with located(files, words):
         _check_preset(trees.values(), options)
     if "ckpt_path" in known:
