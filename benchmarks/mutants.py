@@ -87,6 +87,7 @@ PAIRS = at(
 )
 QUEUE = at("ablation/test_queue.py", "ablation/test_several.py", "ablation/test_runner.py")
 PLUGINS = at("plugins/test_use.py", "plugins/test_loading.py")
+IMPORTS = at("plugins/test_imports.py")
 RULES = at("plugins/test_residual_rules.py")
 FINISHED = at("ablation/test_finished_elsewhere.py")
 STATISTICS = at("analysis/test_statistics.py")
@@ -649,8 +650,8 @@ MUTANTS = (
     mutant(
         "a plug-in that another imports does not count",
         PLUGINS,
-        "if any(each.package == used != user for user, used in wanted)",
-        "if False",
+        "    if user.package != package and package in mentions.imports:\n",
+        "    if False:\n",
     ),
     mutant(
         "a function of a plug-in that an argument names does not count",
@@ -667,8 +668,44 @@ MUTANTS = (
     mutant(
         "a number of a neighbour is not seen",
         PLUGINS,
-        "check_neighbours(path, plugin.imports | origins_of(vars(module)))",
-        "check_neighbours(path, origins_of(vars(module)))",
+        "WATCH.check_names(plugin.shown, plugin.mentions.imports | origins_of(space))",
+        "WATCH.check_names(plugin.shown, origins_of(space))",
+    ),
+    mutant(
+        "code that a plug-in opens need have no digest",
+        IMPORTS,
+        "        if os.path.isfile(path) and not is_known(path):\n",
+        "        if False:\n",
+    ),
+    mutant(
+        "a plug-in that patches the package counts for the runs that use it alone",
+        IMPORTS,
+        "names = {name for name, each in _LOADED.items() if each.patches}",
+        "names: set[str] = set()",
+    ),
+    mutant(
+        "what a plug-in depends on is in no digest",
+        IMPORTS,
+        "if lines else sha256\n",
+        "if not lines else sha256\n",
+    ),
+    mutant(
+        "a specification of a subclass is trained as its base",
+        at("blocks/test_checked.py"),
+        "if is_dataclass(each) and type(value) is each:",
+        "if is_dataclass(each) and isinstance(value, each):",
+    ),
+    mutant(
+        "a rank without a launcher is trained",
+        at("test_precheck.py"),
+        "if given and not any(all(name in environment for name in each) for each in _LAUNCHERS):",
+        "if False:",
+    ),
+    mutant(
+        "a finished run is trained again unasked",
+        at("api/test_fit.py"),
+        "if self.folder.result.is_file() and not self.resumed and not self._again:",
+        "if False:",
     ),
     mutant(
         "a corpus of a changed plug-in stays prepared",
@@ -783,8 +820,62 @@ MUTANTS = (
     mutant(
         "a run that changes is copied",
         FINISHED,
-        "    if _files(source.path) != before:\n",
+        "    if _files(source) != before:\n",
         "    if not before:\n",
+    ),
+    mutant(
+        "a linked file is copied",
+        FINISHED,
+        "                    if stat.S_ISREG(mode):\n",
+        "                    if mode:\n",
+    ),
+    mutant(
+        "a changed result counts",
+        at("test_records.py"),
+        'if seal.get("sha256") != _content_digest(body, files):',
+        "if not _content_digest(body, files):",
+    ),
+    mutant(
+        "a changed file beside a result counts",
+        at("test_records.py"),
+        "        if digest != files[name]:\n",
+        "        if not digest:\n",
+    ),
+    mutant(
+        "a result that lost its seal counts as an old one",
+        at("test_records.py"),
+        "    if SEAL not in tree and not _is_later(tree):",
+        "    if SEAL not in tree:",
+    ),
+    mutant(
+        "a checkpoint of another run is read",
+        at("ablation/test_checkpoint.py"),
+        '    if not named or known.get("id") in (None, named["id"]):',
+        '    if not named or known.get("id") != 0:',
+    ),
+    mutant(
+        "a page stays as it is when a result changes",
+        at("analysis/test_report_command.py"),
+        "            files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]",
+        "            files += [cell.folder / name for name in (PRUNED,)]",
+    ),
+    mutant(
+        "a grid file names a folder elsewhere",
+        at("ablation/test_import_allowlist.py"),
+        'path.is_absolute() or {"..", "~"} & {*path.parts}',
+        "path.is_absolute()",
+    ),
+    mutant(
+        "a text is decompressed whole",
+        at("analysis/test_packed_grid.py"),
+        "unpacking.decompress(b64decode(text), _LARGEST + 1)",
+        "unpacking.decompress(b64decode(text))[:_LARGEST]",
+    ),
+    mutant(
+        "settings of arithmetic are no mixture",
+        at("test_mixtures.py"),
+        '"arithmetic": _in_turn(map(_arithmetic, parts)),',
+        '"arithmetic": DEFAULTS,',
     ),
     mutant(
         "a superseded run comes back",
@@ -1545,8 +1636,8 @@ MUTANTS = (
     mutant(
         "results of a grid with other cells are read",
         API_GRIDS,
-        "    if (differs := _difference(found, spec)) is not None:",
-        "    if differs := None:",
+        "    if differs is not None:\n        raise UserError(\n",
+        "    if differs == 0:\n        raise UserError(\n",
     ),
     mutant(
         "results of a grid with another base are read",

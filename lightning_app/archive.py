@@ -1,4 +1,7 @@
-"""Whole archives: sealed with the digest of their bytes when written, checked before they are read.
+"""Seals of records and archives: digests when they are written, checked before they are read.
+
+They find accidents and casual edits. They are no signatures: a process that can write a file can
+also seal it. The seal of a record, a mapping that is written as JSON, is one of its fields.
 
 `torch.save` writes a zip archive. Its seal is the comment that ends it: a part of the same file, so
 that no kill can separate the two, and readers of zip files accept it. The sums in a zip archive do
@@ -6,10 +9,16 @@ not cover its headers and padding; the seal covers every bit.
 """
 
 import hashlib
+import json
 import os
 import zipfile
+from collections.abc import Mapping
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
+from typing import Any
+
+SEAL = "seal"
+"""The field of a record that holds its seal."""
 
 _FIRST = b"PK\x03\x04"
 _LAST = b"PK\x05\x06"  # of the record that ends an archive
@@ -20,7 +29,38 @@ _CHUNK = 1 << 20
 
 
 class Damaged(Exception):
-    """The bytes of an archive changed after it was written; the message describes the damage."""
+    """Something changed after it was written; the message describes the damage."""
+
+
+def with_seal(tree: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """A record with its seal, over itself and files with these digests."""
+    body = {key: value for key, value in tree.items() if key != SEAL}
+    return {**body, SEAL: {"sha256": _content_digest(body, files), "files": dict(files)}}
+
+
+def check_seal(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of files in the seal of a record, whose own content is checked.
+
+    Raises:
+        Damaged: if there is no seal, or the record was changed.
+    """
+    seal = tree.get(SEAL)
+    files = seal.get("files") if isinstance(seal, dict) else None
+    if not isinstance(seal, dict) or not isinstance(files, dict):
+        raise Damaged(f"its {SEAL} is missing or damaged")
+    body = {key: value for key, value in tree.items() if key != SEAL}
+    if seal.get("sha256") != _content_digest(body, files):
+        raise Damaged(f"damaged: its content is not what its {SEAL} says; it was changed")
+    return files
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _content_digest(body: Mapping[str, Any], files: Mapping[str, Any]) -> str:
+    text = json.dumps([body, files], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return sha256_of(text.encode())
 
 
 def seal(file: BufferedRandom) -> None:

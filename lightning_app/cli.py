@@ -1,6 +1,8 @@
 """The command `ablate`: parse, call, print. Slow imports wait until a command needs them."""
 
+import codecs
 import errno
+import locale
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +19,18 @@ def interrupted() -> int:
     return 130
 
 
+def use_utf8() -> None:
+    """Start this command again in Python's UTF-8 mode where the shell has another encoding.
+
+    Texts and names of files are UTF-8, and libraries open files without saying so.
+    """
+    is_utf8 = codecs.lookup(locale.getencoding()).name == "utf-8"
+    if is_utf8 or sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
 _OF_TEXT = ("predict", "translate", "generate", "completion")
@@ -25,6 +39,8 @@ _OF_TEXT = ("predict", "translate", "generate", "completion")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ablate` and return its exit code."""
+    if arguments is None:
+        use_utf8()
     words = sys.argv[1:] if arguments is None else arguments
     if any(command in words for command in _OF_LIGHTNING):
         return _main(words)

@@ -21,6 +21,7 @@ KINDS = {
     "device": "kinds of device",
     "threads": "numbers of threads",
     "precision": "precisions",
+    "plugins": "sets of plug-ins that were loaded without being used",
     "arithmetic": "settings of arithmetic",
     "devices": "numbers of devices",
 }
@@ -72,7 +73,36 @@ def groups(records: Mapping[str, Record]) -> dict[str, Groups]:
         made["code"] = "+".join([made["code"], *used])
         for kind, value in made.items():
             found[kind].setdefault(value, []).append(name)
+    found["plugins"] = _idle(records)
     return found
+
+
+def _idle(records: Mapping[str, Record]) -> Groups:
+    """The names of the runs by the versions of plug-ins that they loaded without using them.
+
+    Only plug-ins count of which runs that do not use them loaded several versions, or some none.
+    """
+    loaded = {name: _loaded(record) for name, record in records.items()}
+    states: dict[str, set[str]] = {}
+    for plugin in {each for of in loaded.values() for each in of or ()}:
+        idle = [n for n, of in loaded.items() if of is not None and plugin not in _used(records[n])]
+        states[plugin] = {(loaded[n] or {}).get(plugin, "none") for n in idle}
+    several = sorted(plugin for plugin, of in states.items() if len(of) > 1)
+    found: Groups = {}
+    for name, of in loaded.items():
+        shown = [
+            f"{plugin} {of.get(plugin, 'none')[:16]}"
+            for plugin in several
+            if of is not None and plugin not in _used(records[name])
+        ]
+        found.setdefault(UNKNOWN if of is None else ", ".join(shown) or "all used", []).append(name)
+    return found
+
+
+def _loaded(record: Record) -> Mapping[str, str] | None:
+    """The digests of the plug-ins that were loaded, by name; None where that is not recorded."""
+    made = record.get("provenance") or {}
+    return made.get("plugins") if "plugins_used" in made else None
 
 
 def _used(record: Record) -> Mapping[str, str]:
@@ -174,14 +204,14 @@ def left_out(of: Mapping[str, Sequence[str]]) -> str:
 
 
 def unsealed(records: Mapping[str, Record]) -> str:
-    """The sentence for results without a seal, empty if there are none."""
+    """The sentence for results without a seal, empty if all have one."""
     names = [name for name, record in records.items() if record and not is_sealed(record)]
     if not names:
         return ""
     results = "1 result has" if len(names) == 1 else f"{len(names)} results have"
     return (
-        f"{results} no seal, as those of earlier versions ({some({'': names})}): a later change of "
-        "their files would not be found; `ablate doctor GRID --seal` seals them."
+        f"{results} no seal, from the time before results were sealed ({some({'': names})}): no "
+        "later change of the files would be found; `ablate doctor GRID --seal` adds it."
     )
 
 

@@ -316,7 +316,11 @@ def _class_with_arguments(section: str, fields: dict[str, Any]) -> tuple[Any, di
         if name in fields:
             raise UserError(f"{key}.{name}: belongs to {section}.{name}")
     parser = ConfigParser(exit_on_error=False)
-    parser.add_class_arguments(kind, key, skip=set(fields), instantiate=False)
+    added = parser.add_class_arguments(kind, key, skip=set(fields), instantiate=False)
+    if not added:
+        if given:
+            raise UserError(f"unknown key '{key}.{next(iter(given))}'; the class has no arguments")
+        return kind, {}
     parsed = parser.parse_object({section: {"init_args": given}})
     _check_text(key, given, parsed[key].as_dict())
     return kind, vars(parser.instantiate_classes(parsed)[section]["init_args"])

@@ -13,15 +13,39 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from types import CodeType
+from threading import get_ident
 from typing import Any, NamedTuple
 
-from lightning_app.errors import UserError, named, nearest
-from lightning_app.plugin_imports import check_neighbours, imports_of, origins_of
+from lightning_app.errors import UserError, named
+from lightning_app.plugin_files import (
+    code_digest_of,
+    compiled,
+    package_files,
+    sha256_of,
+    with_needs,
+)
+from lightning_app.plugin_imports import (
+    WATCH,
+    Plugin,
+    check_unchanged,
+    depends_on,
+    mentions_of,
+    origins_of,
+    window,
+)
+from lightning_app.plugin_patches import changed, planted, steady
 from lightning_app.project import PROJECT, check_own, read_project
-from lightning_app.registry import Registry, owners, registering, remove_parts, strays
+from lightning_app.registry import (
+    Registry,
+    lookups,
+    owners,
+    parts_by,
+    registering,
+    remove_parts,
+    strays,
+)
 
 ENTRY_POINTS = "lightning_app.plugins"
 """The group of the entry points of installed packages; each names a module."""
@@ -31,6 +55,8 @@ CALLBACKS: Registry[type] = Registry("trainer.callbacks")
 
 A grid file may name them in ``trainer.callbacks``, as ``class_path: my_blocks.MyCallback``.
 """
+
+__all__ = ["CALLBACKS", "depends_on", "load", "loaded"]
 
 KEY = "plugins"
 """The part of a record that holds the digests of the plug-ins that a run uses, by name."""
@@ -43,35 +69,6 @@ _TABLES = (
     *("lightning_app.data.corpora", "lightning_app.task_facts", "lightning_app.tasks.base"),
 )
 """The modules that register the parts of this package."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plugin:
-    """A loaded plug-in.
-
-    Attributes:
-        name: The name of its module; of a file, that of the file without ``.py``.
-        source: The path of the file, or the name of the module.
-        sha256: The digest of the file, or of all files of the module's package.
-        content: What a file holds, None for a module.
-        imports: The first names of the modules that its files import.
-    """
-
-    name: str
-    source: str
-    sha256: str
-    content: bytes | None = None
-    imports: frozenset[str] = frozenset()
-
-    @property
-    def shown(self) -> str:
-        """The name in messages: that of a file, or of a module."""
-        return self.name if self.content is None else f"{self.name}.py"
-
-    @property
-    def package(self) -> str:
-        """The first part of the name of its module."""
-        return self.name.partition(".")[0]
 
 
 class Given(NamedTuple):
@@ -128,7 +125,9 @@ def load_all(asked: Sequence[str], folder: Path | None = None) -> None:
     for each in _of_project(folder):
         if _name(each) not in names:
             with named(PROJECT):
-                for file in [Path(each)] if _is_file(each) else _files_of(each.partition(".")[0]):
+                for file in (
+                    [Path(each)] if _is_file(each) else package_files(each.partition(".")[0])
+                ):
                     if file.exists():  # else `load` says so
                         check_own(file)
                 load(each)
@@ -147,9 +146,13 @@ def load(source: str) -> Plugin:
 
 def unload(name: str) -> None:
     """Forget a plug-in and the parts that it has registered."""
-    del _LOADED[name]
+    package = _LOADED.pop(name).package
     remove_parts(name)
-    sys.modules.pop(name, None)
+    WATCH.packages = {each.package for each in _LOADED.values()}
+    WATCH.files = {path: sha for each in _LOADED.values() for path, sha in each.files.items()}
+    for module in [*sys.modules]:
+        if module.partition(".")[0] == package and package not in WATCH.packages:
+            del sys.modules[module]
 
 
 def _is_file(source: str) -> bool:
@@ -169,55 +172,51 @@ def _load_file(path: Path) -> Plugin:
     name = path.stem
     if path.suffix != ".py" or not name.isidentifier():
         raise UserError(f"{path}: a plug-in is a file NAME.py with letters, digits and '_' in NAME")
+    sha256 = hashlib.sha256(content).hexdigest()
     plugin = Plugin(
         name=name,
         source=str(path),
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=sha256,
         content=content,
-        imports=imports_of([content]),
+        files={str(path): sha256},
+        mentions=mentions_of([content]),
     )
-    if (known := _known(plugin)) is not None:
-        return known
+    if name in _LOADED:
+        return _same(_LOADED[name], plugin)
     _check_free(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    code = _compiled(content, path)
+    code = compiled(content, path)
     sys.modules[name] = module
     with _loading(plugin, path):
         # What is executed is what was read, also if the file changes now.
         exec(code, vars(module))
-        check_neighbours(path, plugin.imports | origins_of(vars(module)))
-    return plugin
-
-
-def _compiled(content: bytes, path: Path) -> CodeType:
-    """Compile a plug-in, before the slow imports of the tables."""
-    try:
-        return compile(content, str(path), "exec")
-    except SyntaxError as error:
-        raise UserError(f"{path}, line {error.lineno}: syntax error: {error.msg}") from error
-    except ValueError as error:  # a null byte, in some versions of Python
-        raise UserError(f"{path}: no source code: {error}") from error
+    return _LOADED[name]
 
 
 def _load_module(name: str) -> Plugin:
     package = name.partition(".")[0]
     if name in _LOADED:
         known = _LOADED[name]
-        files = None if known.content is not None else _files_of(package)
-        return _same(known, Plugin(name=name, source=name, sha256=_digest(files or [])))
+        files = None if known.content is not None else package_files(package)
+        return _same(known, Plugin(name=name, source=name, sha256=code_digest_of(files or [])))
     if name in sys.modules or package in ("lightning_app", "lightning", "torch"):
         raise UserError(
             f"plug-in {name}: the module is imported already, so that nothing says "
-            "which parts are its own; name another module"
+            "which parts are its own; name another module, or name it before those that import it"
         )
-    files = _files_of(package)
-    code = imports_of(file.read_bytes() for file in files if file.suffix == ".py")
-    plugin = Plugin(name=name, source=name, sha256=_digest(files), imports=code)
+    files = package_files(package)
+    plugin = Plugin(
+        name=name,
+        source=name,
+        sha256=code_digest_of(files),
+        files={os.path.realpath(file): sha256_of(file) for file in files},
+        mentions=mentions_of(file.read_bytes() for file in files if file.suffix == ".py"),
+    )
     with _loading(plugin, files[0].parent):
         importlib.import_module(name)
-    return plugin
+    return _LOADED[name]
 
 
 @contextmanager
@@ -225,15 +224,37 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
     """Register the parts of a plug-in as its own, and say where it fails, in one line."""
     for module in _TABLES:  # else a plug-in would own the parts of a table that it imports first
         importlib.import_module(module)
+    WATCH.begin()
+    _LOADED[plugin.name], WATCH.needs = plugin, []
+    WATCH.loading = get_ident(), plugin.package
+    WATCH.packages.add(plugin.package)
+    WATCH.files |= plugin.files
+    before = steady()
     try:
         with registering(plugin.name):
-            yield
-    except SyntaxError as error:
-        sys.modules.pop(plugin.name, None)
-        file = error.filename or place
-        raise UserError(f"{file}, line {error.lineno}: syntax error: {error.msg}") from error
-    except (Exception, SystemExit) as error:
-        sys.modules.pop(plugin.name, None)
+            with window("load"):
+                yield
+            space = vars(sys.modules[plugin.name])
+            WATCH.check_names(plugin.shown, plugin.mentions.imports | origins_of(space))
+            WATCH.check()
+        needs = tuple(WATCH.needs)
+        _LOADED[plugin.name] = replace(
+            plugin,
+            sha256=with_needs(plugin.sha256, needs),
+            files={**plugin.files, **{k: v for need in needs for k, v in need.files().items()}},
+            needs=needs,
+            needed=with_needs("", needs),
+            patches=min(plugin.mentions.patches, default="")
+            or changed(before)
+            or planted(WATCH.files, WATCH.packages),
+        )
+    except BaseException as error:
+        unload(plugin.name)
+        if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
+            raise
+        if isinstance(error, SyntaxError):
+            file = error.filename or place
+            raise UserError(f"{file}, line {error.lineno}: syntax error: {error.msg}") from error
         where = str(place)
         frames = traceback.extract_tb(error.__traceback__)
         for frame in reversed(frames):
@@ -241,15 +262,13 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
                 where = f"{frame.filename}, line {frame.lineno}"
                 break
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
-    _LOADED[plugin.name] = plugin
-
-
-def _known(plugin: Plugin) -> Plugin | None:
-    """Return the loaded plug-in of that name, if there is one; refuse another of the same name."""
-    return _same(_LOADED[plugin.name], plugin) if plugin.name in _LOADED else None
+    finally:
+        WATCH.needs, WATCH.loading = None, (0, "")
 
 
 def _same(known: Plugin, plugin: Plugin) -> Plugin:
+    """Return the plug-in that is loaded; refuse another of the same name."""
+    plugin = replace(plugin, sha256=with_needs(plugin.sha256, known.needs))
     if known.sha256 != plugin.sha256 or (known.content is None) != (plugin.content is None):
         raise UserError(
             f"{plugin.source}: another plug-in has the name '{known.name}' already: "
@@ -268,38 +287,6 @@ def _check_free(path: Path) -> None:
     raise UserError(
         f"{path}: a module '{path.stem}' exists already; give the plug-in's file another name"
     )
-
-
-def _files_of(package: str) -> list[Path]:
-    """Return the files of a module that can be imported, or of a whole package.
-
-    Raises:
-        UserError: if there is no such module.
-    """
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        hint = nearest(f"{package}.py", (path.name for path in Path.cwd().glob("*.py")))
-        raise UserError(
-            f"plug-in {package}: no module of this name can be imported, and a file's name ends in "
-            f".py{hint}"
-        )
-    folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    if not folders:
-        return [Path(spec.origin)] if spec.origin else []
-    found = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-    return sorted(path for path in found if "__pycache__" not in path.parts)
-
-
-def _digest(files: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    root = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
-    for file in files:
-        name = file.relative_to(root).as_posix()
-        digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def _of_project(folder: Path | None) -> list[str]:
@@ -329,7 +316,7 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
     Raises:
         UserError: for a part that a module has registered which was not loaded as a plug-in.
     """
-    names: set[str] = set()
+    names = {name for name, each in _LOADED.items() if each.patches}
     for key, value in (*_leaves(config), *_leaves(stacks)):
         names |= owners(key, value)
         for module in strays(key, value):
@@ -345,22 +332,50 @@ def used_by(config: Mapping[str, Any], stacks: Mapping[str, Any]) -> dict[str, s
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the digest of some plug-ins, and of those whose code they import, by name."""
+    """Return the digest of some plug-ins, and of those that their code uses, by name."""
     found: set[str] = set()
     more = {*names}
     while more:
         found |= more
-        wanted = {
-            (each.package, name)
-            for each in map(_LOADED.__getitem__, found)
-            for name in each.imports
-        }
-        more = {
-            name
-            for name, each in _LOADED.items()
-            if any(each.package == used != user for user, used in wanted)
-        } - found
+        users = [*map(_LOADED.__getitem__, more)]
+        more = {n for n, each in _LOADED.items() if any(_uses(user, each) for user in users)}
+        more -= found
     return {name: _LOADED[name].sha256 for name in sorted(found)}
+
+
+def _uses(user: Plugin, plugin: Plugin) -> bool:
+    """Whether the code of a plug-in names the module of another, or a part of it."""
+    mentions, package = user.mentions, plugin.package
+    if user.package != package and package in mentions.imports:
+        return True
+    named = {word.partition(".")[0] for word in mentions.words} if mentions.dynamic else set()
+    return package in named or not mentions.words.isdisjoint(parts_by(plugin.name))
+
+
+def check_used(used: Mapping[str, str]) -> None:
+    """Refuse a run whose plug-ins are not, or no longer, what its id says of them.
+
+    Raises:
+        UserError: naming what no digest covers, what has changed, or what changes the package.
+    """
+    if not _LOADED:
+        return
+    WATCH.check()
+    for name in used:
+        check_unchanged(_LOADED[name])
+    changes = planted(WATCH.files, WATCH.packages)
+    if changes and not any(each.patches for each in _LOADED.values()):
+        raise UserError(
+            f"{changes}: a plug-in has replaced it after it was loaded, so that no id says so; "
+            "replace it where the file of the plug-in is read"
+        )
+    for caller, owner, part in lookups():
+        package = caller.partition(".")[0]
+        if package in WATCH.packages and owner in digests().keys() - used:
+            raise UserError(
+                f"plug-in {package}: uses the part '{part}' of the plug-in {owner}, which its code "
+                "does not name; write its name as a text, so that the id holds both"
+            )
 
 
 def _names_code(key: str, value: str) -> bool:

@@ -1,6 +1,5 @@
 """The records that a run writes at its end: their schema and a strict reader, used by all."""
 
-import hashlib
 import json
 import math
 import stat
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_app import strict_yaml
+from lightning_app.archive import SEAL, Damaged, check_seal, sha256_of, with_seal
 from lightning_app.errors import UserError
 from lightning_app.run_folder import CONFIG, IDENTITY, METRICS, VOUCHED
 from lightning_app.task_facts import LOSS
@@ -18,12 +18,11 @@ SCHEMA = 3
 """The schema of `result.json` and `pruned.json`, which have a seal. Two earlier ones can also be
 read: schema 2, without a seal, and schema 1, whose id covers only the config."""
 
-SEAL = "seal"
 _NEEDED = (CONFIG, IDENTITY, METRICS)
 """The sealed files without which a result is damaged. A published study leaves others out."""
 
-PLAN_SCHEMA = 2
-"""The schema of `plan.json`. Schema 1 can also be read."""
+PLAN_SCHEMA = 3
+"""The schema of `plan.json`, which has a seal. Schemas 1 and 2, without one, can also be read."""
 
 SIGNATURES = ("bleu_signature", "sacrebleu_signature")
 """How the scores of the test split were computed; null in the result of a task without them."""
@@ -91,21 +90,15 @@ def _read(
 
 
 def sealed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A result with its seal: digests of its content and of the files of its run that are read.
-
-    The seal finds accidents and casual edits. It is no signature: whoever can write the files can
-    also compute it.
-    """
+    """A result with its seal over its content and the files of its run that are read later."""
     held = {name: folder / name for name in VOUCHED if (folder / name).is_file()}
     return sealed_with(tree, {name: bytes_of(path) for name, path in held.items()})
 
 
 def sealed_with(tree: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
     """A result with its seal over files of this content."""
-    body = {**tree, "schema": SCHEMA}
-    body.pop(SEAL, None)
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    return {**body, SEAL: {"sha256": _content_digest(body, digests), "files": digests}}
+    digests = {name: sha256_of(data) for name, data in files.items()}
+    return with_seal({**tree, "schema": SCHEMA}, digests)
 
 
 def with_file(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -113,9 +106,7 @@ def with_file(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     Raises `Unsound` if the record itself is not what was sealed.
     """
-    body, files = _sealed_content(tree)
-    files = {**files, path.name: hashlib.sha256(bytes_of(path)).hexdigest()}
-    return {**body, SEAL: {"sha256": _content_digest(body, files), "files": files}}
+    return with_seal(tree, {**_digests(tree), path.name: sha256_of(bytes_of(path))})
 
 
 def is_sealed(tree: Mapping[str, Any]) -> bool:
@@ -123,40 +114,39 @@ def is_sealed(tree: Mapping[str, Any]) -> bool:
     return SEAL in tree
 
 
-def _content_digest(body: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    text = json.dumps([body, files], sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _sealed_content(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The checked content of a record without its seal, and the digests of files in the seal."""
-    seal = tree.get(SEAL)
-    seal = seal if isinstance(seal, dict) else {}
-    files: Any = seal.get("files")
-    if not _maps(files, is_text) or not files.keys() <= {*VOUCHED}:
-        raise Unsound(f"{SEAL}: is missing or damaged; a result of schema {SCHEMA} has one")
-    body = {key: value for key, value in tree.items() if key != SEAL}
-    if seal.get("sha256") != _content_digest(body, files):
-        raise Unsound(f"damaged: its content is not what its {SEAL} says; it was changed")
-    return body, files
+def _digests(tree: Mapping[str, Any]) -> Mapping[str, str]:
+    """The digests of files in the seal of a record that has not changed. Raises `Unsound`."""
+    try:
+        return check_seal(tree)
+    except Damaged as error:
+        raise Unsound(str(error)) from error
 
 
 def _check_seal(tree: Mapping[str, Any], folder: Path | None) -> None:
     """Check that a result and the files of its run are those that were sealed."""
-    if tree["schema"] < SCHEMA and SEAL not in tree:
+    if SEAL not in tree and not _is_later(tree):
         return
-    _, files = _sealed_content(tree)
-    for name in VOUCHED if folder is not None else ():
+    files = _digests(tree)
+    if folder is None:
+        return
+    for name in VOUCHED:
         try:
-            digest = hashlib.sha256(bytes_of(folder / name)).hexdigest()
+            digest = sha256_of(bytes_of(folder / name))
         except FileNotFoundError as error:
             if name in files and name in _NEEDED:
                 raise Unsound(f"its {SEAL} covers {name}, which is missing") from error
             continue
+        except Unsound as error:
+            raise Unsound(f"{name} beside it {error}") from error
         if name not in files:
             raise Unsound(f"its {SEAL} knows no {name}, which was added after the run")
         if digest != files[name]:
             raise Unsound(f"its {SEAL} is of another {name}, which was changed after the run")
+
+
+def _is_later(tree: Mapping[str, Any]) -> bool:
+    """Whether a record is of a version that seals: then one without a seal has lost it."""
+    return tree["schema"] >= SCHEMA or "arithmetic" in (tree.get("provenance") or {})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -245,6 +235,13 @@ def check_schema(tree: Mapping[str, Any], newest: int = SCHEMA) -> None:
         raise Unsound(f"schema: expected a number up to {newest}, found {str(schema)[:40]!r}")
     if schema > newest:
         raise Newer(schema)
+
+
+def check_plan(tree: Mapping[str, Any]) -> None:
+    """Refuse a plan of no known schema, or one that was changed. Raises `Unsound`, or `Newer`."""
+    check_schema(tree, PLAN_SCHEMA)
+    if SEAL in tree or tree["schema"] == PLAN_SCHEMA:
+        _digests(tree)
 
 
 def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = None) -> None:

@@ -12,6 +12,7 @@ Part = TypeVar("Part")
 Given = TypeVar("Given")
 
 _TABLES: list["Registry[Any]"] = []
+_LOOKUPS: set[tuple[str, str, str]] = set()
 _REGISTERING: ContextVar[str | None] = ContextVar("registering", default=None)
 
 
@@ -65,7 +66,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
     def remove_of(self, owner: str) -> None:
         """Remove the parts that a plug-in has registered."""
-        for name in [name for name, by in self._owners.items() if by == owner]:
+        for name in self.parts_by(owner):
             del self._parts[name], self._owners[name]
 
     def owner(self, name: object) -> str | None:
@@ -96,7 +97,14 @@ class Registry(Mapping[str, Part], Generic[Part]):
             raise UserError(
                 f"{field}: expected one of {known}, found {name!r}{nearest(name, self._parts)}"
             )
+        owner = self._owners.get(name)
+        if owner is not None and (caller := _registering_module()) is not None:
+            _LOOKUPS.add((caller, owner, name))
         return self._parts[name]
+
+    def parts_by(self, owner: str) -> set[str]:
+        """Return the names of the parts that a plug-in has registered."""
+        return {name for name, by in self._owners.items() if by == owner}
 
     def __getitem__(self, name: str) -> Part:
         """Return the part of that name.
@@ -136,6 +144,30 @@ def remove_parts(plugin: str) -> None:
     """Remove the parts that a plug-in has registered from all tables."""
     for table in _TABLES:
         table.remove_of(plugin)
+
+
+def parts_by(plugin: str) -> set[str]:
+    """Return the names of the parts that a plug-in has registered, of all tables."""
+    return {name for table in _TABLES for name in table.parts_by(plugin)}
+
+
+def lookups() -> set[tuple[str, str, str]]:
+    """Return which module outside of this package has looked up which part of which plug-in.
+
+    Each as the module, the plug-in and the part.
+    """
+    return {each for each in _LOOKUPS if each[2] in parts_by(each[1])}
+
+
+def require_known(key: str, name: str) -> None:
+    """Refuse a text in a field that names a part of a table, but none that the table has.
+
+    Raises:
+        UserError: naming the field, the known names and the nearest of them.
+    """
+    for table in _TABLES:
+        if table.serves(key):
+            table.require(name, key)
 
 
 def owners(key: str, value: object) -> set[str]:

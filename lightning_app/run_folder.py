@@ -62,6 +62,7 @@ class RunFolder:
         attempts: The folder of the numbered attempts.
         added: Below this folder a cell's own loggers and callbacks write.
         lock: Held by the process that trains the run.
+        holder: Which process of `ablate fit` that is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,6 +84,7 @@ class RunFolder:
         self.attempts = path / "attempts"
         self.added = path / "added"
         self.lock = path / ".lock"
+        self.holder = path / ".holder"
 
     def __str__(self) -> str:
         return str(self.path)

@@ -223,3 +223,14 @@ def test_status_of_another_grid(capsys, folder: Path) -> None:
     capsys.readouterr()
     changed = grid(folder, axes={"model.block.preset": ["sas"], "seed_everything": [1]})
     assert "another grid" in mistake(capsys, "status", changed)
+
+
+def test_a_shell_without_utf8(folder: Path) -> None:
+    """Names are read and shown as they are, where Python's own UTF-8 mode is off."""
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-m", "lightning_app", "blocks", "größe →"]
+    done = subprocess.run(
+        [word.encode() for word in words], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert "größe →" in done.stderr.decode("utf-8")

@@ -1,11 +1,18 @@
 """The check before Lightning refuses nothing that Lightning's parser takes."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from lightning_app import fit
 from lightning_app.errors import UserError
-from lightning_app.precheck import precheck, source_of, written_values
+from lightning_app.precheck import (
+    check_launcher,
+    precheck,
+    source_of,
+    written_values,
+)
 
 BASE = Path("ablations/base/synthetic.yaml")
 
@@ -119,3 +126,37 @@ def test_a_mistake_names_the_source_that_sets_the_value(
     files = ["first.yaml", "second.yaml"]
     assert source_of(mistake, files, words) == source
     assert source_of(mistake, [], []) == "command line"
+
+
+TORCHRUN = {
+    **{"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+}
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID"])
+@pytest.mark.parametrize("value", ["0", "1", "x", ""])
+def test_a_rank_that_no_launcher_has_set(name: str, value: str) -> None:
+    """Such a run would train to its end and keep no result."""
+    with pytest.raises(UserError, match=name):
+        check_launcher({name: value, "MASTER_PORT": "1"})
+
+
+def test_the_ranks_of_a_launcher_pass() -> None:
+    check_launcher({})
+    check_launcher(TORCHRUN)
+    check_launcher({name: TORCHRUN[name] for name in TORCHRUN if "ELASTIC" not in name})
+    check_launcher({"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"})
+
+
+def test_a_launcher_of_more_processes_than_the_trainer_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="RANK=1") as found:
+        fit(BASE, {"trainer.default_root_dir": str(folder), "trainer.accelerator": "cpu"})
+    assert "\n" not in str(found.value)
+    assert not folder.exists()
+    assert set(TORCHRUN) <= os.environ.keys()

@@ -67,7 +67,7 @@ def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str
     """The folder of a grid by its name, its file or its folder; and the content of a file.
 
     Raises:
-        UserError: if there is none, or it holds other cells than those of the file.
+        UserError: if it does not exist, or holds other cells than those of the file.
     """
     path = Path(grid)
     named = GridFolder(experiments / path)

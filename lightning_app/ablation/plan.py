@@ -33,15 +33,16 @@ from lightning_app.ablation.plan_checks import (
     check_reported,
     long_warmups,
 )
+from lightning_app.archive import SEAL, with_seal
 from lightning_app.atomic_write import write_whole
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
 from lightning_app.grid_axes import SEED, label
-from lightning_app.grid_folder import GridFolder
+from lightning_app.grid_folder import GridFolder, is_file_name
 from lightning_app.identity.ids import Identity
 from lightning_app.parent import FIELD, find_parent
 from lightning_app.plugins import digests
-from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_schema, read_json
+from lightning_app.records import PLAN_SCHEMA, Newer, Unsound, check_plan, read_json
 
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
 Identify = Callable[[dict[str, Any]], Identity]
@@ -274,14 +275,18 @@ def load_plan(path: Path) -> Plan | None:
     """
     try:
         tree = read_json(path)
-        check_schema(tree, PLAN_SCHEMA)
+        check_plan(tree)
         del tree["schema"]
+        tree.pop(SEAL, None)
         cells = tuple(Cell(**cell) for cell in tree.pop("cells"))
         data = tuple(tree["data"])
         corpora = tuple(tree.get("corpora") or [None] * len(data))
         waiting = tuple(Waiting(**cell) for cell in tree.pop("waiting", ()))
         found = {"data": data, "corpora": corpora, "cells": cells, "waiting": waiting}
         found |= {name: tuple(tree.get(name, ())) for name in (*_OF_PARENTS, "warnings")}
+        names = [tree["name"], *(cell.name for cell in (*cells, *waiting))]
+        if (wrong := next((each for each in names if not is_file_name(each)), None)) is not None:
+            raise Unsound(f"name: expected the name of a folder, found {wrong!r}")
         return Plan(**{**tree, **found})
     except FileNotFoundError:
         return None
@@ -305,8 +310,8 @@ def save_plan(path: Path, plan: Plan) -> None:
     """Write `plan.json`; what only a grid with a parent grid has, only for such a grid."""
     tree = {"schema": PLAN_SCHEMA, **asdict(plan)}
     tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
-    found = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
-    write_whole(path, json.dumps(found, indent=1))
+    tree = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
+    write_whole(path, json.dumps(with_seal(tree, {}), indent=1))
 
 
 def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:

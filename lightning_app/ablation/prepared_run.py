@@ -28,7 +28,7 @@ from lightning_app.parser import (
     keep_numbers,
 )
 from lightning_app.plugin_copies import require_of
-from lightning_app.plugins import used_by
+from lightning_app.plugins import check_used, used_by
 from lightning_app.precheck import written_values
 from lightning_app.provenance import command_line, software
 from lightning_app.run_folder import RunFolder
@@ -51,6 +51,7 @@ class PreparedRun(RunCLI):
         pruned_by: The metric that is reported at validations; None without a pruner.
         slot: The devices and threads that a supervisor gave the run, for the result.
         command: The command line that started the run; None for that of this process.
+        again: Whether to train a finished run again, whose result is then replaced.
 
     Attributes:
         predictions: What `predict` has predicted, one a row in the order of the split; on the first
@@ -68,8 +69,10 @@ class PreparedRun(RunCLI):
         pruned_by: str | None = None,
         slot: Mapping[str, Any] | None = None,
         command: Sequence[str] | None = None,
+        again: bool = False,
         **kwargs: Any,
     ) -> None:
+        self._again = again
         self._software = {**software(), "command": command_line(command)}
         self._given = folder
         self._pruned_by = pruned_by
@@ -109,6 +112,7 @@ class PreparedRun(RunCLI):
         corpus = corpus_of(self.tree["data"])
         stacks = stacks_of(self.tree)
         self.used = used_by(self.tree, stacks)
+        check_used(self.used)
         self.record = Record.of(named_by_content(self.tree), stacks, corpus)
         self.id = self.record.id
         root = self.tree["trainer"]["default_root_dir"]
@@ -126,10 +130,19 @@ class PreparedRun(RunCLI):
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
                 self.id = self.record.id
+            self._refuse_finished()
         if self.subcommand is None:  # a cell
             place_below(self.folder.added, self._get(self.config, "trainer"))
         if self._trains:
             label_loggers(self._get(self.config, "trainer.logger"), self._labels())
+
+    def _refuse_finished(self) -> None:
+        """Refuse to train a finished run from step 0, which would remove its result."""
+        if self.folder.result.is_file() and not self.resumed and not self._again:
+            raise UserError(
+                f"{self.folder}: holds the finished run of this config; --again (again=True in "
+                "Python) trains it again and replaces its result"
+            )
 
     def _labels(self) -> Labels:
         model = self.tree["model"]

@@ -1,9 +1,11 @@
 """One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid."""
 
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +28,7 @@ from lightning_app.ablation.run_output import (
     write_pruned,
     write_result,
 )
+from lightning_app.ablation.supervision.locks import run_lock
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.bounds import long_warmup
 from lightning_app.callbacks.added_loggers import Hyperparameters, added_loggers, close_loggers
@@ -47,7 +50,8 @@ from lightning_app.identity.record import write_record
 from lightning_app.parent import FIELD, origin_of
 from lightning_app.parent_weights import NothingToFineTune
 from lightning_app.plugin_copies import keep_copies
-from lightning_app.plugins import KEY, digests
+from lightning_app.plugin_imports import window
+from lightning_app.plugins import KEY, check_used, digests
 from lightning_app.provenance import PACKAGES, foreign_classes
 from lightning_app.records import CUT_SHORT, SCHEMA, SIGNATURES
 from lightning_app.run_state import words_of_short
@@ -73,6 +77,8 @@ class Run(PreparedRun):
 
     def after_instantiate_classes(self) -> None:
         super().after_instantiate_classes()
+        if self.subcommand is not None:  # the supervisor starts the ranks of a cell
+            check_ranks(self.trainer)
         self.datamodule.corpus = self.corpus
         if self._trains:
             self.model.parent_name = self.record.config.get(FIELD)
@@ -80,6 +86,9 @@ class Run(PreparedRun):
             if self._checkpoint is not None:
                 path, averaged = self._checkpoint.path, self._checkpoint.averaged
             check_averaging(self.trainer, path, averaged)
+            if self.subcommand is not None and self.trainer.is_global_zero:
+                self._held.enter_context(run_lock(self.folder))
+                self._refuse_finished()  # it may have finished since
             self._prepare_folder()
             steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
             if warning := long_warmup(self.model.schedule.warmup_steps, steps):
@@ -106,6 +115,10 @@ class Run(PreparedRun):
         keep_copies(self.folder, self.used)
         write_record(self.folder.path, self.record)
         write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
+
+    def before_instantiate_classes(self) -> None:
+        self._held = ExitStack()
+        super().before_instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         self.divergence = DivergenceMonitor(self.monitored)
@@ -175,11 +188,17 @@ class Run(PreparedRun):
 
     def fit(self, model: Any, datamodule: Any, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
+        corpus = filter(None, (self.tree["data"][name] for name in ("root", "cache")))
+        with self._held, window("run", [self.folder.path, self.corpus.folder, *corpus]):
+            self._fit(model, datamodule, ckpt_path, **kwargs)
+
+    def _fit(self, model: Any, datamodule: Any, ckpt_path: str | None, **kwargs: Any) -> None:
         trainer = self.trainer
         started = datetime.now(UTC)
         try:
             trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path, **kwargs)
         except Pruned as pruned:
+            self._check_plugins()
             self._leave_pruned(pruned.step, started)
             return
         except SystemExit as ending:
@@ -310,8 +329,22 @@ class Run(PreparedRun):
                 copy_whole(last, best)
         return metrics
 
-    @rank_zero_only
+    def _check_plugins(self) -> None:
+        """Refuse a result of code that its id does not name; on every rank, if on one."""
+        said = ""
+        try:
+            check_used(self.used)
+        except UserError as error:
+            said = str(error)
+        if not self.trainer.strategy.reduce_boolean_decision(not said, all=True):
+            raise UserError(said or "plug-ins: refused on another rank of this run")
+
     def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+        self._check_plugins()
+        self._write(result, model, datamodule)
+
+    @rank_zero_only
+    def _write(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         self._join_logs()
         write_result(self.folder, result, model, datamodule)
         close_loggers(self._added)
@@ -347,6 +380,31 @@ class Run(PreparedRun):
         self.trainer.predict(model, datamodule=datamodule, **kwargs)
         if self.trainer.is_global_zero:
             self.predictions = [text for _, text in sorted(model.predicted.items())]
+
+
+def check_ranks(trainer: pl.Trainer) -> None:
+    """Refuse a Trainer that is not the process which the environment says.
+
+    Raises:
+        UserError: naming the variable of the environment.
+    """
+    expected = {
+        "RANK": trainer.global_rank,
+        "WORLD_SIZE": trainer.world_size,
+        "LOCAL_RANK": trainer.local_rank,
+    }
+    for name, value in expected.items():
+        if name in os.environ and int(os.environ[name]) != value:
+            raise UserError(
+                f"{name}={os.environ[name]} is set, but trainer.devices, num_nodes and strategy "
+                f"make {trainer.world_size} processes, of which this is {trainer.global_rank}: "
+                f"unset {name}, or let the launcher start as many"
+            )
+    if rank_zero_only.rank != trainer.global_rank:  # pyright: ignore[reportFunctionMemberAccess]
+        raise UserError(
+            "SLURM_PROCID: the launcher has started several processes, but trainer.devices and "
+            f"num_nodes make {trainer.world_size}: start one, or set these"
+        )
 
 
 def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:

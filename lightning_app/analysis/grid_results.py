@@ -275,11 +275,13 @@ class GridResults:
         having = [cell for cell in cells if cell.metrics.get(own.metric) is not None]
         for other in in_raw_text(cells[0].setting, own.metric):
             lacking = sum(cell.metrics.get(other.metric) is None for cell in having)
-            if not having or lacking == len(having) or unlike(cells, other.metric):
+            if lacking == len(having):
                 continue
-            if not lacking:
+            also = unlike(cells, other.metric)
+            if not lacking and not also:
                 return other, why
-            why = f"{why}; {lacking} of {len(having)} runs have no {other.metric}"
+            also = also or f"{lacking} of {len(having)} runs have none"
+            why = f"{why}; nor by {other.metric}: {also}"
         return None, why
 
     @property

@@ -104,15 +104,16 @@ def _contents(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, str]]]:
 
     columns = ["id", *FILES]
     try:
-        # As dictionaries: a text that all rows share is in memory once.
-        file = pq.ParquetFile(path, read_dictionary=columns)
-        metadata = file.schema_arrow.metadata or {}
+        schema = pq.read_schema(path)
+        metadata = schema.metadata or {}
         grid = GridFolder(Path())
         names = [each.name for each in (grid.plan, grid.specification)]
         held = {name: metadata.get(name.encode()) for name in names}
-        if not all(held.values()) or not {*columns} <= {*file.schema_arrow.names}:
+        if not all(held.values()) or not {*columns} <= {*schema.names}:
             raise UserError(f"{path}: holds no grid; `ablate report GRID --publish DIR` writes one")
         found = {name: _inflated(path, name, text) for name, text in held.items() if text}
+        # As dictionaries: a text that all rows share is in memory once.
+        file = pq.ParquetFile(path, read_dictionary=columns)
         _check_size(path, sum(_uncompressed(file.metadata)))
         packed = file.read(columns)
         if not all(pa.types.is_dictionary(packed.schema.field(name).type) for name in columns):

@@ -8,9 +8,8 @@ from typing import Any
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import is_file_name
 from lightning_app.records import (
-    PLAN_SCHEMA,
     Unsound,
-    check_schema,
+    check_plan,
     is_count,
     is_text,
     read_json,
@@ -25,7 +24,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     """`plan.json`. Raises `UserError` naming the field that is wrong."""
     tree = read_mapping(path)
     try:
-        check_schema(tree, PLAN_SCHEMA)
+        check_plan(tree)
     except Unsound as error:
         raise UserError(f"{path}: {error}") from error
     check = _Checker(path)

@@ -6,6 +6,7 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from lightning_app.blocks.block_config import BlockConfig
+from lightning_app.blocks.checked import check_spec
 from lightning_app.errors import UserError, nearest
 from lightning_app.sections import as_written, hints_of, kinds_of, mapping_name, part_of, type_name
 
@@ -24,6 +25,7 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
     if isinstance(block, str):
         block = {"preset": block}
     config: BlockConfig = _part(BlockConfig, "block", block)
+    refused(lambda: check_spec(config, BlockConfig, "block"))
     return replace(config, **_arguments(BlockConfig, "", axes))
 
 

@@ -10,7 +10,8 @@ from lightning_app.api.inputs import check_memory, memory_mask, self_mask
 from lightning_app.blocks.block import Block as WiredBlock
 from lightning_app.blocks.block import BlockSpec, Call, Carries, CrossAttentionInput, Sizes
 from lightning_app.blocks.block_config import BlockConfig
-from lightning_app.blocks.feed_forward import Activation
+from lightning_app.blocks.checked import check_spec
+from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
 from lightning_app.blocks.residual import Stream
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.window import WindowMasks
@@ -210,11 +211,12 @@ def sizes_of(
     """Return the sizes that blocks share. Raises `UserError` naming the argument."""
     ff_dim = 4 * dim if ff_dim is None else ff_dim
     for name, value in (("dim", dim), ("heads", heads), ("ff_dim", ff_dim)):
-        if value < 1:
-            raise UserError(f"{name} {value}: at least 1")
+        check_whole(name, value, 1)
     for name, value in (("dropout", dropout), ("attention_dropout", attention_dropout)):
+        refused(lambda name=name, value=value: check_spec(value, float, name))
         if not 0.0 <= value < 1.0:
             raise UserError(f"{name} {value}: at least 0 and under 1")
+    _ = ACTIVATIONS.require(activation, "activation")
     if dim % heads:
         raise UserError(f"heads {heads}: expected a divisor of dim {dim}")
     return Sizes(
@@ -227,8 +229,17 @@ def sizes_of(
     )
 
 
+def check_whole(name: str, value: int, least: int) -> None:
+    """Refuse an argument that is no whole number, or too small. Raises `UserError`."""
+    refused(lambda: check_spec(value, int, name))
+    if value < least:
+        raise UserError(f"{name} {value}: at least {least}")
+
+
 def check_peer(cross: bool, peer_depth: int) -> None:
     """Refuse a cross-attention without the depth of the stack that it reads."""
+    refused(lambda: check_spec(cross, bool, "cross"))
+    refused(lambda: check_spec(peer_depth, int, "peer_depth"))
     if peer_depth < 0 or (cross and not peer_depth):
         raise UserError(
             f"peer_depth {peer_depth}: expected the depth of the other stack, at least "
@@ -259,6 +270,8 @@ def _placed(
     if (depth is None) != (layer is None):
         raise UserError("depth and layer: the place of a block needs both, or neither")
     if depth is not None and layer is not None:
+        check_whole("depth", depth, 1)
+        refused(lambda: check_spec(layer, int, "layer"))
         if not 1 <= layer <= depth:
             raise UserError(f"layer {layer}: expected 1 to {depth}, the depth")
         spec = resolved(depth)

@@ -1,5 +1,6 @@
 """`fit`: one run, as `ablate fit` makes it, and its result."""
 
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from lightning_app.ablation.config_tree import replaced
 from lightning_app.errors import UserError, named
 from lightning_app.grid_axes import SEED
 from lightning_app.names import SECTIONS
-from lightning_app.precheck import precheck
+from lightning_app.precheck import LAUNCH, precheck
 from lightning_app.run_folder import RunFolder
 from lightning_app.trained.run import TrainedRun, load_run, result_of
 
@@ -70,6 +71,7 @@ def fit(
     overrides: Mapping[str, Any] | None = None,
     *,
     ckpt_path: str | Path | None = None,
+    again: bool = False,
     **settings: Any,
 ) -> RunResult:
     """Train one run in this process, as `ablate fit --config FILE` does, and return its result.
@@ -87,13 +89,15 @@ def fit(
 
     The folder, the id and all numbers are those of the command. A run that stalls or diverges is a
     result too: look at `outcome`. Without `trainer.default_root_dir` the folder is in
-    `experiments/fit/runs`; a run of the same config there is trained again and replaced.
+    `experiments/fit/runs`. The folder of a finished run is refused without `again`, and that of a
+    run which another process trains.
 
     Args:
         config: The path of a config, or its content as a mapping.
         overrides: Values by dotted key, as on the axes of a grid: each replaces the value there,
             and a mapping replaces all of a mapping.
         ckpt_path: `last`, `best` or a file to go on from.
+        again: Whether to train a finished run again, whose result is then replaced.
         settings: Overrides whose key has no dot: ``seed_everything=2``.
 
     Raises:
@@ -103,7 +107,7 @@ def fit(
     given = {**(overrides or {}), **settings}
     _check_overrides(overrides or {}, settings)
     if not given and not isinstance(config, Mapping):
-        return _fit(Path(config), str(config), ckpt_path)
+        return _fit(Path(config), str(config), ckpt_path, again)
     source = "config" if isinstance(config, Mapping) else str(config)
     tree = config if isinstance(config, Mapping) else strict_yaml.read_yaml_file(Path(config))[0]
     if not isinstance(tree, Mapping):
@@ -117,16 +121,16 @@ def fit(
             raise UserError(
                 f"{source}: holds a value that is no text, number, list or mapping ({error})"
             ) from error
-        return _fit(file, f"{source} with overrides" if given else source, ckpt_path)
+        return _fit(file, f"{source} with overrides" if given else source, ckpt_path, again)
 
 
-def _fit(file: Path, source: str, ckpt_path: str | Path | None) -> RunResult:
+def _fit(file: Path, source: str, ckpt_path: str | Path | None, again: bool) -> RunResult:
     words = ["--config", str(file)]
     words += [] if ckpt_path is None else ["--ckpt_path", str(ckpt_path)]
     try:
         precheck([file], words, "fit")
         with named(file):
-            run = _run(words)
+            run = _run(words, again)
     except UserError as error:
         raise UserError(str(error).replace(str(file), source)) from error
     result = RunResult(run.folder.path)
@@ -136,14 +140,18 @@ def _fit(file: Path, source: str, ckpt_path: str | Path | None) -> RunResult:
     return result
 
 
-def _run(words: list[str]) -> "Run":
+def _run(words: list[str], again: bool) -> "Run":
     from lightning_app.ablation.run import Run
 
+    before = dict(os.environ)
     try:
-        return Run(["fit", *words])
+        return Run(["fit", *words], again=again)
     except SystemExit as ending:
         # Lightning ends the process on Ctrl-C and on SIGTERM, which a caller does not expect.
         raise KeyboardInterrupt('interrupted; fit(..., ckpt_path="last") continues') from ending
+    finally:  # Lightning leaves there what it has told the processes that it started
+        for name in LAUNCH & os.environ.keys() - before.keys():
+            del os.environ[name]
 
 
 def _check_overrides(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

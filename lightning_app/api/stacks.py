@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.api.axes import Wiring, refused, wiring
-from lightning_app.api.block import check_peer, check_trainable, sizes_of
+from lightning_app.api.block import check_peer, check_trainable, check_whole, sizes_of
 from lightning_app.api.inputs import check_memory, memory_mask, self_mask
 from lightning_app.blocks.auxiliary import auxiliary_terms
 from lightning_app.blocks.block_config import BlockConfig
@@ -37,6 +37,7 @@ class _Wired(nn.Module):
         max_positions: int,
     ) -> None:
         super().__init__()
+        check_whole("max_positions", max_positions, 1)
         sizes = sizes_of(dim, heads, ff_dim, activation, dropout, attention_dropout)
         if config.memory is not None:
             raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
@@ -136,6 +137,7 @@ class Encoder(_Wired):
         **axes: Any,
     ) -> None:
         check_peer(False, peer_depth)
+        check_whole("depth", depth, 1)
         super().__init__(
             wiring(block, axes),
             refused(lambda: Stack(depth=depth, peer_depth=peer_depth)),
@@ -217,6 +219,7 @@ class Decoder(_Wired):
         **axes: Any,
     ) -> None:
         check_peer(cross, peer_depth)
+        check_whole("depth", depth, 1)
         if peer_depth and not cross:
             raise UserError(f"peer_depth {peer_depth}: a decoder without cross=True reads no stack")
         super().__init__(

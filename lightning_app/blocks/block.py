@@ -1,5 +1,6 @@
 """One block of a stack: its frozen specification, and the module that it describes."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
@@ -32,6 +33,11 @@ class InitSpec:
     value: float = 2**-0.5
     output: float = 1.0
     ff: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("query_key", "value", "output", "ff"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"init {name} {getattr(self, name)}: a number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)

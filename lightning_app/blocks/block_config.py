@@ -11,6 +11,7 @@ from lightning_app.blocks.attention import (
     ShapingSpec,
 )
 from lightning_app.blocks.block import BlockSpec, Layout
+from lightning_app.blocks.checked import check_spec
 from lightning_app.blocks.halting import HaltingSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS, Norm
@@ -122,6 +123,7 @@ class BlockConfig:
             UserError: for an unknown preset.
             ValueError: for an invalid combination; the message names the field.
         """
+        check_spec(self, BlockConfig, "block")
         spec = PRESETS[self.preset](stack)
         last = len(spec.blocks) - 1
         blocks = tuple(

@@ -72,6 +72,8 @@ class ResidualSpec:
     rule: Rule = SUM
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.input_scale < math.inf:
+            raise ValueError(f"input_scale {self.input_scale}: a number above 0")
         _ = RESIDUAL_RULES[self.rule]
         if self.rule == SUM:
             return

@@ -1,5 +1,6 @@
 """The specification of a stack of blocks, and its place in a model."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -79,6 +80,8 @@ class StackSpec:
     memory: MemorySpec | None = None
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.embedding_gain < math.inf:
+            raise ValueError(f"embedding_gain {self.embedding_gain}: a number above 0")
         check_growth(self.blocks)
         self._check_steps()
         self._check_chain()

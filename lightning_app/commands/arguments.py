@@ -110,7 +110,10 @@ def build_parser() -> Parser:
             name, help=text, description=text, add_help=False, allow_abbrev=False
         )
         command.set_defaults(call=calls.lightning, parser=command, uses_parts=True)
-        if name != "fit":
+        if name == "fit":
+            again = "train a finished run again, and replace its result"
+            command.add_argument("--again", action="store_true", help=again)
+        else:
             add_evaluated(command)
         add_threads(command)
 

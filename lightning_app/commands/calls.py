@@ -40,6 +40,7 @@ def lightning(args: argparse.Namespace) -> int:
         run=getattr(args, "run", None),
         checkpoint=getattr(args, "checkpoint", None),
         usage=args.parser.format_help(),
+        again=getattr(args, "again", False),
     )
 
 

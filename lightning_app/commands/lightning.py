@@ -10,7 +10,13 @@ from lightning_app.precheck import located, options_of, precheck
 
 
 def lightning_command(
-    command: str, words: Sequence[str], *, run: str | None, checkpoint: str | None, usage: str
+    command: str,
+    words: Sequence[str],
+    *,
+    run: str | None,
+    checkpoint: str | None,
+    usage: str,
+    again: bool = False,
 ) -> int:
     """Run a command of LightningCLI.
 
@@ -20,6 +26,7 @@ def lightning_command(
         run: The value of ``--run``, in place of a config and a checkpoint; None without it.
         checkpoint: The value of ``--checkpoint``.
         usage: The help for the options that LightningCLI does not have.
+        again: Whether `fit` trains a finished run again.
 
     Raises:
         UserError: for a mistake in the call, a config or a checkpoint.
@@ -41,7 +48,7 @@ def lightning_command(
         around.enter_context(located(files, words))
         if run is not None:
             around.enter_context(_as_typed())
-        done = Run([command, *words])
+        done = Run([command, *words], again=again)
     for line in done.predictions:
         print(line)
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from lightning_app.errors import UserError, named, nearest
 from lightning_app.plugin_copies import require
 from lightning_app.precheck import options_of
-from lightning_app.records import Unsound, read_yaml
+from lightning_app.records import Unsound, read_result, read_yaml
 from lightning_app.run_folder import NAMED, RunFolder
 
 EXPERIMENTS = Path("experiments")
@@ -148,8 +148,9 @@ def checked_config_of(folder: RunFolder) -> Path:
 
     path = config_of(folder)
     require(folder.path)
-    with named(f"--run {folder}: {path.name}"):
+    with named(f"--run {folder}"):
         try:
+            read_result(folder.result, None)  # an unfinished run has none
             check_config(read_yaml(path))
         except Unsound as error:
             raise UserError(str(error)) from error

@@ -228,6 +228,8 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
             )
     require(folder.path)
     require_of(file)
+    if folder.result.is_file():
+        result_of(folder)  # refuses a run whose files were changed
     # Lightning is imported here, so that the checks above are fast.
     from lightning_app.module import TransformerModule
 

@@ -385,7 +385,7 @@ def test_nothing_is_written_outside_of_the_folder_of_a_cell(
 ) -> None:
     """A grid file is data: it cannot replace the files of another grid's run."""
     field = {"loggers": "logger", "callbacks": "callbacks"}.get(kind.partition(".")[0], "profiler")
-    entry = known(kind, **{name: value})
+    entry = {"class_path": f"lightning.pytorch.{kind}", "init_args": {name: value}}
     write(folder, trainer(**{field: entry if field == "profiler" else [entry]}))
     with pytest.raises(UserError, match=rf"{field}.*\.{name}: .*{value[-6:]}"):
         read_spec("grid.yaml")

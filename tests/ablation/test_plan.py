@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.ablation.plan import DamagedPlan, Plan, expand, is_valid, load_plan, made_from
 from lightning_app.ablation.plan_checks import axis_cautions, devices_of
 from lightning_app.ablation.resolving import resolve_cell
+from lightning_app.analysis.papers import read_plan
 from lightning_app.errors import UserError
 from lightning_app.experiment import identity_of
 from lightning_app.grid_axes import variant
@@ -194,7 +196,7 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
     assert plan.made_from == made_from(given) == made_from(read_spec(tmp_path / "grid.yaml"))
     assert made_from(replace(given, base_config={"data": {"delay": 1}})) != plan.made_from
     tree = json.loads((tmp_path / "plan.json").read_text())
-    assert (tree["schema"], tree["name"], tree["excluded"]) == (2, "tiny", 0)
+    assert (tree["schema"], tree["name"], tree["excluded"]) == (3, "tiny", 0)
     assert tree["cells"][0].keys() == {"id", "name", "axes", "former"}
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged .*`ablate run` makes"):
@@ -206,6 +208,54 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
         (tmp_path / "plan.json").write_text(json.dumps(wrong))
         with pytest.raises(DamagedPlan, match=r"plan\.json: torn or damaged"):
             load_plan(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["cells"][0].update(axes=tree["cells"][-1]["axes"]),
+        lambda tree: tree["cells"][0].update(name="other"),
+        lambda tree: tree.update(metric="val/accuracy"),
+        lambda tree: tree.pop("seal"),
+    ],
+)
+def test_an_edited_plan_is_refused_by_every_reader(
+    tmp_path: Path, change: Callable[[dict], object]
+) -> None:
+    """Otherwise the result of one cell would be shown as that of another."""
+    given = grid()
+    path = tmp_path / "plan.json"
+    Grid(given, GridFolder(tmp_path), plan_of(given)).save()
+    assert read_plan(path)["name"] == given.name
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="seal"):
+        read_plan(path)
+    with pytest.raises(DamagedPlan, match="seal"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize("name", ["../../..", "/tmp/x", "a/b", "", "..", "a\nb"])
+def test_a_plan_names_no_folder_elsewhere(tmp_path: Path, name: str) -> None:
+    """A plan of an earlier version has no seal, and may come from somebody else."""
+    given = grid()
+    path = tmp_path / "plan.json"
+    Grid(given, GridFolder(tmp_path), plan_of(given)).save()
+    whole = json.loads(path.read_text())
+    del whole["seal"]
+    first, *others = whole["cells"]
+    for tree in (
+        {**whole, "schema": 2, "name": name},
+        {**whole, "schema": 2, "cells": [{**first, "name": name}, *others]},
+    ):
+        path.write_text(json.dumps(tree))
+        with pytest.raises(UserError, match="the name of a folder"):
+            read_plan(path)
+        with pytest.raises(DamagedPlan, match="the name of a folder"):
+            load_plan(path)
+    with pytest.raises(UserError, match="the name of a folder"):
+        GridFolder(tmp_path).run(name)
 
 
 def test_the_study_is_another_where_cells_or_metric_are(tmp_path: Path) -> None:

@@ -173,9 +173,10 @@ def test_seals_survive_publishing_restoring_and_publishing_again(
     publish(grid, tmp_path / "study")
     unpack(tmp_path / "study" / PACKED, runs.parent)  # beside the runs that it comes from
     restored = read_results(unpack(tmp_path / "study" / PACKED, tmp_path / "there").path)
-    assert {cell.name: cell.state for cell in restored.cells} == {
-        cell.name: cell.state for cell in grid.cells
-    }
+    states = [
+        {cell.name: cell.state for cell in of.cells if cell.finished} for of in (grid, restored)
+    ]
+    assert states[0] == states[1]
     assert all(is_sealed(cell.record) for cell in restored.finished)
     publish(restored, tmp_path / "again")
     again = read_results(unpack(tmp_path / "again" / PACKED, tmp_path / "elsewhere").path)
@@ -195,9 +196,11 @@ def test_an_edited_cell_of_a_published_study_is_damaged(
     table = pq.read_table(path)
     texts = table.column(name).to_pylist()
     place = next(k for k, text in enumerate(texts) if text and re.search(r"\d", text))
-    texts[place] = re.sub(
-        r"\d", lambda found: "7" if found[0] != "7" else "8", texts[place], count=1
-    )
+    last = [found.start() for found in re.finditer(r"\d", texts[place])][
+        20 if name == "result.json" else -1
+    ]
+    digit = "7" if texts[place][last] != "7" else "8"
+    texts[place] = texts[place][:last] + digit + texts[place][last + 1 :]
     column = table.column_names.index(name)
     pq.write_table(table.set_column(column, name, pa.array(texts, pa.string())), path)
     with found_results(tmp_path / "study", tmp_path) as found:

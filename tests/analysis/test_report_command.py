@@ -101,7 +101,7 @@ def test_a_taken_port_is_reported_before_any_work(grids: list[str]) -> None:
     "change",
     [
         lambda tree: tree["axes"].update({PRESET: ["pre_ln"]}),
-        lambda tree: tree["axes"].update({WARMUP: [0, 4000]}),
+        lambda tree: tree["axes"].update({WARMUP: [0, 60, 4000]}),
         lambda tree: tree["base_config"].setdefault("trainer", {}).update(max_steps=4000),
         lambda tree: tree.update(metric={"name": "val/accuracy", "mode": "max"}),
         lambda tree: tree.update(exclude=[{PRESET: "sas", WARMUP: 60}]),

@@ -1,6 +1,7 @@
 """`fit` trains what `ablate fit` trains, with its id, its folder and its numbers."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 import yaml
 
 from lightning_app import RunResult, UserError, fit
+from lightning_app.ablation.supervision.locks import run_lock
 from lightning_app.cli import main
 from lightning_app.module import TransformerModule
+from lightning_app.run_folder import RunFolder
 
 
 def test_it_equals_the_command(translation: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +52,9 @@ def test_a_mapping_and_its_file_are_one_run(translation: RunResult) -> None:
     """The folder holds this very run, so that another one would be refused."""
     config = translation.folder.parent / "config.yaml"
     tree = yaml.safe_load(config.read_text())
-    again = fit(tree, {"data.tokens_per_batch": 64})
+    with pytest.raises(UserError, match="holds the finished run"):
+        fit(tree)
+    again = fit(tree, {"data.tokens_per_batch": 64}, again=True)
     assert again.folder == translation.folder
     assert again.id == translation.id
     with pytest.raises(UserError, match="holds another run") as found:
@@ -126,3 +131,29 @@ def test_an_interrupt_is_one(translation: RunResult, monkeypatch: pytest.MonkeyP
 def test_a_folder_without_a_result_has_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the run has not finished"):
         _ = RunResult(tmp_path).status
+
+
+def test_a_folder_in_which_another_process_trains(
+    translation: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of two equal calls names the process of the first, and changes nothing."""
+    config, folder = translation.folder.parent / "config.yaml", tmp_path / "run"
+    words = ["fit", "--config", str(config), "--trainer.default_root_dir", str(folder), "--again"]
+    with run_lock(RunFolder(folder)):
+        before = sorted(folder.iterdir())
+        assert main(words) == 2
+        assert f"process {os.getpid()} on " in capsys.readouterr().err
+        assert sorted(folder.iterdir()) == before
+    with run_lock(RunFolder(folder)):
+        pass
+
+
+def test_a_finished_run_is_trained_again_when_it_is_asked_for(
+    translation: RunResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = translation.folder.parent / "config.yaml"
+    result = translation.folder / "result.json"
+    before = result.read_bytes()
+    assert main(["fit", "--config", str(config)]) == 2
+    assert "--again" in capsys.readouterr().err
+    assert result.read_bytes() == before

@@ -144,7 +144,9 @@ def test_they_are_named_after_the_run_and_the_own_files_stay() -> None:
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
     alone = fit(config(), "two")
     assert rows(folder / "metrics.csv")[0].keys() == rows(alone / "metrics.csv")[0].keys()
-    assert (Path("elsewhere") / "mine" / "one" / "1" / "metrics.csv").is_file()
+    # Below the folder of the cell: a grid file cannot write into the run of another grid.
+    assert (folder / "added" / "elsewhere" / "mine" / "one" / "1" / "metrics.csv").is_file()
+    assert not Path("elsewhere").exists()
     written = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
     assert written[0]["init_args"]["name"] is None  # the config stays as the user wrote it
     assert "dict_kwargs" not in written[0]

@@ -15,6 +15,7 @@ from lightning_app.commands.named_run import EVALUATION_FLAGS, evaluation_words,
 from lightning_app.commands.threads import VARIABLES
 from lightning_app.errors import UserError
 from lightning_app.parser import config_parser
+from tests.records import unseal
 
 pytestmark = pytest.mark.xdist_group("trained")
 ONE = Path("experiments/mine/runs/one")
@@ -183,6 +184,9 @@ def test_nothing_that_the_config_of_a_run_names_is_imported(
     tree = yaml.safe_load((run / "config.yaml").read_text())
     tree["trainer"]["callbacks"] = [callback]
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert main([command, "--run", str(run)]) == 2
+    assert "seal" in capsys.readouterr().err
+    unseal(run / "result.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert main([command, "--run", "copied"]) == 2

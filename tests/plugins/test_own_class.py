@@ -53,6 +53,18 @@ class Described(TextDataModule):
         self.description["protocol"] += f"; {self.word}"
 
 
+class Late(TransformerModule):
+    """Override a hook."""
+
+    def on_validation_epoch_end(self):
+        super().on_validation_epoch_end()
+        self.log("val/late", 1.0)
+
+
+class Same(TextDataModule):
+    pass
+
+
 class Apart(torch.nn.Module):
     pass
 '''
@@ -142,9 +154,23 @@ def test_the_objects_are_of_the_classes(tree: dict[str, Any]) -> None:
     assert data.config.root == complete["data"]["root"]
 
 
+def test_classes_without_arguments_of_their_own(tree: dict[str, Any]) -> None:
+    given = of(tree, {"class_path": "mine.Late"}, {"class_path": "mine.Same", "init_args": {}})
+    complete = resolve(given, "a test")
+    assert complete == parse(given, "a test")
+    assert type(transformer_module(complete["model"])).__name__ == "Late"
+    assert type(data_module(complete["data"])).__name__ == "Same"
+    assert fit(given).metrics["val/late"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("section", "fields", "said"),
     [
+        (
+            "model",
+            {"class_path": "mine.Late", "init_args": {"factor": 1.0}},
+            "unknown key 'model.init_args.factor'; the class has no arguments",
+        ),
         (
             "model",
             {"class_path": "yours.Scaled"},

@@ -16,6 +16,7 @@ from lightning_app.ablation.supervision.stopping import Interrupted
 from lightning_app.atomic_write import write_whole, writing_in
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder
+from lightning_app.run_folder import RunFolder
 
 _SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
 
@@ -88,6 +89,31 @@ def turn(lock: Path, stopping: Callable[[], bool], why: str) -> Iterator[None]:
 
 
 @contextmanager
+def run_lock(folder: RunFolder) -> Iterator[None]:
+    """Hold the lock of a run's folder, made if it is missing, as the process that trains the run.
+
+    Raises:
+        UserError: naming the process that trains it.
+    """
+    with writing_in(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        held = FileLock(folder.lock)
+        try:
+            held.acquire(timeout=0)
+        except Timeout:
+            other = _holder(folder.holder)
+            process = f"process {other.pid} on {other.host}" if other.pid else "another process"
+            raise UserError(f"{folder}: {process} is training this run") from None
+    try:
+        mine = {"host": socket.gethostname(), "pid": os.getpid(), "storage": ""}
+        write_whole(folder.holder, json.dumps(mine))
+        yield
+        folder.holder.unlink(missing_ok=True)
+    finally:
+        held.release()
+
+
+@contextmanager
 def if_free(lock: Path) -> Iterator[bool]:
     """Take a lock if it is free, and yield whether it was taken. If not, others do the work."""
     held = FileLock(lock)
@@ -108,7 +134,7 @@ def is_held(lock: Path) -> bool:
     try:
         file = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return False  # there is none, or it is another user's and cannot be read
+        return False  # it does not exist, or is another user's and cannot be read
     try:
         return not _flock(file, fcntl.LOCK_SH)
     finally:

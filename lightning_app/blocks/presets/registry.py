@@ -1,8 +1,11 @@
 """The class of presets, and the decorator that registers one, also from outside the package."""
 
+import inspect
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lightning_app.blocks.checked import check_spec
 from lightning_app.blocks.residual import Gain, ResidualSpec
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.registry import Registry
@@ -27,7 +30,36 @@ class Preset:
     """The axes of the block, in the form of a config, that train these parameters here too."""
 
     def __call__(self, stack: Stack) -> StackSpec:
-        return self.build(stack)
+        """Return the specification of a stack, checked like a section of a config.
+
+        Raises:
+            ValueError: for a combination without a meaning, and for a mistake in the preset of a
+                plug-in, with its file and line.
+        """
+        try:
+            spec = self.build(stack)
+            check_spec(spec, StackSpec, "its value")
+            if spec.depth != stack.depth:
+                raise ValueError(f"it has {spec.depth} blocks in a stack of {stack.depth}")
+        except (Exception, SystemExit) as error:
+            if self.build.__module__.startswith(__name__.partition(".")[0] + "."):
+                raise
+            is_said = isinstance(error, ValueError) or "UserError" in type(error).__name__
+            said = str(error) if is_said else f"{type(error).__name__}: {error}"
+            raise ValueError(f"preset '{self.name}' ({self._place(error)}): {said}") from error
+        return spec
+
+    def _place(self, error: BaseException) -> str:
+        """Return the file of the preset, and the line in it where an error arose."""
+        code = getattr(inspect.unwrap(self.build), "__code__", None)
+        if code is None:
+            return self.build.__module__
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == code.co_filename
+        ]
+        return f"{code.co_filename}, line {lines[-1] if lines else code.co_firstlineno}"
 
     @property
     def difference(self) -> str:
