@@ -1253,8 +1253,8 @@ MUTANTS = (
     mutant(
         "arms that train the same are planned",
         at("ablation/test_plan.py"),
-        "if one != two and place == elsewhere:",
-        "if True:",
+        "if any(arms[one][each] != arms[two][each] for each in both):",
+        "if both:",
     ),
     mutant(
         "two rates have one label",
