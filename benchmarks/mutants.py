@@ -1239,6 +1239,30 @@ MUTANTS = (
         "key=lambda axis: axis == SEED",
     ),
     mutant(
+        "a run of too few steps counts",
+        at("test_run_state.py"),
+        'result["steps"] < asked',
+        "False",
+    ),
+    mutant(
+        "a warm-up of all steps is accepted",
+        at("test_optim.py", "ablation/test_plan.py"),
+        "if 0 < total <= self.warmup_steps:",
+        "if 0 < total < self.warmup_steps:",
+    ),
+    mutant(
+        "arms that train the same are planned",
+        at("ablation/test_plan.py"),
+        "if any(arms[one][each] != arms[two][each] for each in both):",
+        "if both:",
+    ),
+    mutant(
+        "two rates have one label",
+        at("analysis/test_uneven_grids.py", "ablation/test_plan.py"),
+        "return short if float(short) == value and len(short) <= len(exact) else exact",
+        "return short",
+    ),
+    mutant(
         "the same experiment may occur twice in a plan",
         at("ablation/test_plan.py"),
         "if other is not cell:",
