@@ -176,7 +176,7 @@ def findings(grid: GridResults, scores: Sequence[Score]) -> list[str]:
 def _compared(grid: GridResults) -> list[str]:
     """What the comparisons of the grid's metric say, a sentence for each axis and slice.
 
-    Beside a label stands what else differs: what the runs have read, and how long they trained.
+    What else differs is beside a label: what the runs have read, and how long they trained.
     """
     read: dict[tuple[str, str, str, str], dict[str, list[MetricDifference]]] = {}
     for row in comparisons(grid):
