@@ -39,6 +39,7 @@ _SWITCHES: Mapping[str, tuple[Callable[[], Any], Any]] = {
     "cudnn.deterministic": (lambda: torch.backends.cudnn.deterministic, False),
     "cudnn.benchmark": (lambda: torch.backends.cudnn.benchmark, False),
     "mkldnn": (torch.backends.mkldnn.is_available, True),
+    "flush_denormal": (lambda: not torch.tensor([1e-40]).mul(1).any(), False),
     "default_dtype": (lambda: str(torch.get_default_dtype()), "torch.float32"),
 }
 """The switches of torch that change arithmetic, each with its default."""

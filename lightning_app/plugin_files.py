@@ -187,7 +187,11 @@ class Need(NamedTuple):
         if self.path is None:
             value = os.environ.get(self.name)
             return f"{self.name}={'unset' if value is None else repr(value)}\n"
-        return f"{self.name}\0{' '.join(self.files().values())}\n"
+        if not self.path.is_dir():
+            return f"{self.name}\0{sha256_of(self.path)}\n"
+        found = ((path.relative_to(self.path), sha256_of(path)) for path in files_below(self.path))
+        lines = [f"{name.as_posix()}\0{digest}" for name, digest in found]
+        return "\n".join([f"{self.name}/", *lines, ""])
 
 
 def with_needs(sha256: str, needs: Iterable[Need]) -> str:

@@ -37,8 +37,6 @@ _CODE = (".py", ".pyc", ".pyw", ".so", ".pyd", ".zip", ".egg")
 
 _EVENTS = ("open", "import", "ctypes.dlopen", "sqlite3.connect")
 
-_WRITES = os.O_WRONLY | os.O_CREAT
-
 _WHAT_TO_DO = (
     "put it into a package that --plugin names before this one, or install it (not as editable)"
 )
@@ -52,13 +50,11 @@ class Mentions:
         imports: The first names of the modules that they import, also inside of functions.
         words: The texts in them.
         patches: The attributes of imported modules or classes that they set, as written.
-        dynamic: Whether they import modules by names that are texts.
     """
 
     imports: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     patches: frozenset[str] = frozenset()
-    dynamic: bool = False
 
 
 def mentions_of(files: Iterable[bytes]) -> Mentions:
@@ -66,7 +62,6 @@ def mentions_of(files: Iterable[bytes]) -> Mentions:
     imports: set[str] = set()
     words: set[str] = set()
     patches: set[str] = set()
-    dynamic = False
     for content in files:
         try:
             nodes = list(ast.walk(ast.parse(content)))
@@ -83,23 +78,30 @@ def mentions_of(files: Iterable[bytes]) -> Mentions:
                 bound |= {each.asname or each.name: root for each in node.names}
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words.add(node.value)
-            elif isinstance(node, ast.Name | ast.Attribute):
-                name = node.id if isinstance(node, ast.Name) else node.attr
-                dynamic |= name in ("import_module", "__import__")
         theirs = {name for name, root in bound.items() if root in PATCHABLE}
         for node in nodes:
-            if target := _set_attribute(node):
-                start = target
-                while isinstance(start, ast.Attribute):
-                    start = start.value
-                if isinstance(start, ast.Name) and start.id in theirs:
-                    patches.add(ast.unparse(target))
+            if isinstance(node, ast.Assign) and _start_of(node.value) in theirs:
+                theirs |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+        for node in nodes:
+            if (target := _set_attribute(node)) and _start_of(target) in theirs:
+                patches.add(ast.unparse(target))
     return Mentions(
         imports=frozenset(imports),
         words=frozenset(words),
         patches=frozenset(patches),
-        dynamic=dynamic,
     )
+
+
+def _only_writes(flags: int) -> bool:
+    """Whether a file opened with these flags gives nothing that it held; mode `a+` can read it."""
+    return flags & (os.O_WRONLY | os.O_RDWR) == os.O_WRONLY or bool(flags & os.O_TRUNC)
+
+
+def _start_of(node: ast.expr) -> str:
+    """Return the name with which ``a`` or ``a.b.c`` begins; empty for another expression."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _set_attribute(node: ast.AST) -> ast.expr | None:
@@ -108,6 +110,10 @@ def _set_attribute(node: ast.AST) -> ast.expr | None:
         return node
     match node:
         case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]):
+            return target
+        case ast.Call(func=ast.Name(id="vars"), args=[target]):  # whose entries may be set
+            return target
+        case ast.Attribute(attr="__dict__", value=target):
             return target
         case _:
             return None
@@ -197,7 +203,7 @@ class Watch:
         """Refuse a file that is opened for a plug-in, and that no digest covers."""
         if not self.packages or event not in _EVENTS:
             return
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
+        if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
             return
         given = arguments[1] if event == "import" else arguments[0]
         given = os.fsdecode(given) if isinstance(given, bytes) else given
@@ -217,7 +223,11 @@ class Watch:
                 self._refuse(f"plug-in {plugin}: {path} has changed since it was loaded")
         elif path.endswith(_CODE):
             self._refuse(f"plug-in {plugin}: no digest covers the code {source}; {_WHAT_TO_DO}")
-        elif self.window and not path.startswith((*_SYSTEM, *self.read)):
+        elif (
+            self.window
+            and not path.startswith((*_SYSTEM, *self.read))
+            and os.path.getsize(path)  # as of a new temporary file, or one to lock
+        ):
             self._refuse(
                 f"plug-in {plugin}: no digest covers the file {path}, which it opens; declare it "
                 "in the plug-in: lightning_app.plugins.depends_on(FILE)"
@@ -318,7 +328,9 @@ def depends_on(*files: str | Path, environment: Iterable[str] = ()) -> None:
         path = folder / each
         if not path.exists():
             raise UserError(f"depends_on: there is no file {path}")
-        need = Need(Path(each).as_posix(), path)
+        # The place of the plug-in does not count.
+        name = os.path.relpath(path, folder)
+        need = Need(path.name if name.startswith("..") else Path(name).as_posix(), path)
         WATCH.needs.append(need)
         WATCH.files |= need.files()
     for name in [environment] if isinstance(environment, str) else environment:

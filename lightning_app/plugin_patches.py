@@ -13,10 +13,11 @@ OURS = __name__.partition(".")[0]
 
 _LIBRARIES = ("torch", "numpy", "math", "random", "builtins")
 
-PATCHABLE = (OURS, "lightning", "torchmetrics", *_LIBRARIES)
+PATCHABLE = (OURS, "lightning", "torchmetrics", "sacrebleu", "sentencepiece", *_LIBRARIES)
 """The packages whose functions, classes and constants a plug-in could replace for every run."""
 
 _NUMERIC = ("torch.nn", "torch.optim", "torch.autograd", "torch.functional", "torch._tensor")
+_NUMERIC += ("torch.utils.data", "torch.utils.checkpoint", "torch.amp", "torch.random", "torch.fft")
 """The parts of torch whose attributes are compared."""
 
 

@@ -234,13 +234,14 @@ def _loading(plugin: Plugin, place: Path) -> Iterator[None]:
         with registering(plugin.name):
             with window("load"):
                 yield
-            space = vars(sys.modules[plugin.name])
-            WATCH.check_names(plugin.shown, plugin.mentions.imports | origins_of(space))
+            imports = plugin.mentions.imports | origins_of(vars(sys.modules[plugin.name]))
+            WATCH.check_names(plugin.shown, imports)
             WATCH.check()
         needs = tuple(WATCH.needs)
         _LOADED[plugin.name] = replace(
             plugin,
             sha256=with_needs(plugin.sha256, needs),
+            mentions=replace(plugin.mentions, imports=imports),
             files={**plugin.files, **{k: v for need in needs for k, v in need.files().items()}},
             needs=needs,
             needed=with_needs("", needs),
@@ -348,7 +349,7 @@ def _uses(user: Plugin, plugin: Plugin) -> bool:
     mentions, package = user.mentions, plugin.package
     if user.package != package and package in mentions.imports:
         return True
-    named = {word.partition(".")[0] for word in mentions.words} if mentions.dynamic else set()
+    named = {word.partition(".")[0] for word in mentions.words}  # as for `import_module`
     return package in named or not mentions.words.isdisjoint(parts_by(plugin.name))
 
 

@@ -237,11 +237,14 @@ def check_schema(tree: Mapping[str, Any], newest: int = SCHEMA) -> None:
         raise Newer(schema)
 
 
-def check_plan(tree: Mapping[str, Any]) -> None:
-    """Refuse a plan of no known schema, or one that was changed. Raises `Unsound`, or `Newer`."""
+def check_plan(tree: Mapping[str, Any], folder: Path | None = None) -> None:
+    """Refuse a plan of no known schema, or one that was changed; with its folder also if
+    `grid.yaml`, which its seal covers, was changed. Raises `Unsound`, or `Newer`."""
     check_schema(tree, PLAN_SCHEMA)
-    if SEAL in tree or tree["schema"] == PLAN_SCHEMA:
-        _digests(tree)
+    files = _digests(tree) if SEAL in tree or tree["schema"] == PLAN_SCHEMA else {}
+    for name in files if folder is not None else ():
+        if sha256_of(bytes_of(folder / name)) != files[name]:
+            raise Unsound(f"its {SEAL} is of another {name}; `ablate run` writes both again")
 
 
 def check_result(tree: Mapping[str, Any], identity: str, metric: str | None = None) -> None:

@@ -21,7 +21,7 @@ from lightning_app.ablation.finished_checks import check_files
 from lightning_app.ablation.finished_elsewhere import FinishedElsewhere, find_finished
 from lightning_app.ablation.grid import Grid
 from lightning_app.ablation.grid_spec import read_spec
-from lightning_app.ablation.plan import expand, runs_with_plugins
+from lightning_app.ablation.plan import expand, load_plan, runs_with_plugins, save_plan
 from lightning_app.ablation.queue.queue import mend
 from lightning_app.ablation.queue.storages import storage_spec
 from lightning_app.ablation.supervision.locks import is_held, supervisor_lock
@@ -105,6 +105,8 @@ def doctor_command(
         findings = doctor.examine()
         if seal:
             findings += doctor.seal({each.path for each in findings})
+            if (held := load_plan(folder.plan)) is not None:
+                save_plan(folder.plan, held)
         if fix and not findings and (queue.kind != "journal" or folder.journal.exists()):
             for note in mend(planned, queue):
                 print(note, flush=True)

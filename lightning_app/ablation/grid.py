@@ -15,6 +15,7 @@ from lightning_app.errors import UserError
 from lightning_app.grid_axes import named_values, variant
 from lightning_app.grid_folder import GridFolder
 from lightning_app.parent import FIELD
+from lightning_app.records import Unsound, check_plan, read_json
 from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import DamagedRun, RunState, read_state
 
@@ -83,10 +84,11 @@ class Grid:
         return variant(cell.axes, self.spec.base_config, labels)
 
     def is_saved(self) -> bool:
-        """Whether `grid.yaml` has the content that `save` would write."""
+        """Whether `grid.yaml` has the content that `save` would write, and `plan.json` seals it."""
         try:
+            check_plan(read_json(self.folder.plan), self.folder.path)
             return self.folder.specification.read_text(encoding="utf-8") == self._text()
-        except (OSError, ValueError):
+        except (OSError, ValueError, Unsound):
             return False
 
     def save(self) -> None:

@@ -33,7 +33,7 @@ from lightning_app.ablation.plan_checks import (
     check_reported,
     long_warmups,
 )
-from lightning_app.archive import SEAL, with_seal
+from lightning_app.archive import SEAL, sha256_of, with_seal
 from lightning_app.atomic_write import write_whole
 from lightning_app.data.corpus import corpus_of
 from lightning_app.errors import UserError
@@ -307,11 +307,16 @@ def runs_with_plugins(folder: GridFolder) -> list[Path]:
 
 
 def save_plan(path: Path, plan: Plan) -> None:
-    """Write `plan.json`; what only a grid with a parent grid has, only for such a grid."""
+    """Write `plan.json`; what only a grid with a parent grid has, only for such a grid.
+
+    Its seal covers the `grid.yaml` beside it, which names the metric, its mode and the baseline.
+    """
+    beside = GridFolder(path.parent).specification
+    files = {beside.name: sha256_of(beside.read_bytes())} if beside.is_file() else {}
     tree = {"schema": PLAN_SCHEMA, **asdict(plan)}
     tree["cells"] = [_without_empty(cell, "parent") for cell in tree["cells"]]
     tree = _without_empty(tree, "waiting", "parents", "warnings", *_OF_PARENTS)
-    write_whole(path, json.dumps(with_seal(tree, {}), indent=1))
+    write_whole(path, json.dumps(with_seal(tree, files), indent=1))
 
 
 def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:

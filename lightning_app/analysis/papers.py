@@ -24,7 +24,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     """`plan.json`. Raises `UserError` naming the field that is wrong."""
     tree = read_mapping(path)
     try:
-        check_plan(tree)
+        check_plan(tree, path.parent)
     except Unsound as error:
         raise UserError(f"{path}: {error}") from error
     check = _Checker(path)

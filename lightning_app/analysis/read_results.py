@@ -24,7 +24,15 @@ from lightning_app.grid_axes import (
     variant,
 )
 from lightning_app.grid_folder import GridFolder
-from lightning_app.records import Newer, Unsound, read_pruned, read_result, read_yaml
+from lightning_app.records import (
+    SEAL,
+    Newer,
+    Unsound,
+    is_sealed,
+    read_pruned,
+    read_result,
+    read_yaml,
+)
 from lightning_app.rulers import ruler
 from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import cut_short
@@ -53,6 +61,11 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
     config, damaged = _config(paths, plan, grid)
     monitored = task_facts(lookup(config, TASKS.field)).monitored
     cells = [_cell(paths, entry, config, grid, plan["axes"]) for entry in plan["cells"]]
+    if SEAL not in plan and any(is_sealed(cell.result) for cell in cells if cell.result):
+        raise UserError(
+            f"{paths.plan}: has lost its {SEAL}: results of its cells have one; `ablate run` makes "
+            "the plan again"
+        )
     found = GridResults(
         folder=folder,
         name=plan["name"],

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.data import RandomSampler
 
 from lightning_app import plugins
 from lightning_app.blocks.feed_forward import ACTIVATIONS
@@ -237,6 +238,31 @@ def test_what_is_declared_is_part_of_the_digest(
         plugins.check_used(used)
 
 
+def test_the_names_in_a_declared_folder_count(write: Write, tmp_path: Path) -> None:
+    """And its place does not, however it is named."""
+    text = "from pathlib import Path\nfrom lightning_app.plugins import depends_on\n"
+    text += "depends_on(Path(__file__).parent / 'gains')\n"
+    found = []
+    for place, name in (("one", "relu.txt"), ("two", "relu.txt"), ("one", "gelu.txt")):
+        path = write(text, folder=place)
+        (path.parent / "gains").mkdir(exist_ok=True)
+        for each in (path.parent / "gains").iterdir():
+            each.unlink()
+        (path.parent / "gains" / name).write_text("2.0")
+        found.append(plugins.load(str(path)).sha256)
+        plugins.unload("some_parts")
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_file_that_is_opened_to_append_and_read(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "gain.txt").write_text("2.0")
+    read = f"with open({str(tmp_path / 'gain.txt')!r}, %r):\n    pass\n"
+    assert "gain.txt" in refused(write(read % "a+"))
+    (tmp_path / "empty.txt").touch()
+    plugins.load(str(write(read.replace("gain", "empty") % "a+")))
+    plugins.load(str(write(read % "w+", "more_parts")))
+
+
 def test_a_wrong_declaration(write: Write) -> None:
     assert "gain.json" in refused(write(DEPENDS))
     late = "from lightning_app.plugins import depends_on\ndef late():\n    depends_on('x')\n"
@@ -275,6 +301,12 @@ PATCHES = {
     "a table": "from lightning_app.blocks.norm import NORM_KINDS as n\n"
     "n._parts['layer_norm'] = n._parts['rms_norm']",
     "later": "import torch\ndef late():\n    torch.nn.functional.relu = abs",
+    "by another name": "import sacrebleu as s\nc = s.metrics.bleu.BLEU\n"
+    "c.nothing = 1\ndel c.nothing",
+    "of a module that it imports first": "import lightning_app.scores.squad as s\n"
+    "vars(s)['NOTHING'] = 1",
+    "the order of rows": "import sys\nc = sys.modules['torch.utils.data'].RandomSampler\n"
+    "c.__iter__ = sys.modules['torch.utils.data'].SequentialSampler.__iter__",
 }
 
 
@@ -285,6 +317,7 @@ def test_a_plugin_that_patches_counts_for_every_run(
     monkeypatch.setattr(functional, "relu", functional.relu)
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", torch.nn.LayerNorm.forward)
     monkeypatch.setattr(math, "tau", math.tau)
+    monkeypatch.setattr(RandomSampler, "__iter__", RandomSampler.__iter__)
     monkeypatch.setitem(NORM_KINDS._parts, "layer_norm", NORM_KINDS["layer_norm"])
     relu, code = functional.relu, functional.relu.__code__
     try:
@@ -333,6 +366,20 @@ def test_a_part_that_another_plugin_uses_by_its_name_counts(write: Write) -> Non
 def result(loaded: dict[str, str] | None, **used: str) -> dict[str, Any]:
     known = {} if loaded is None else {"plugins": loaded, "plugins_used": used}
     return {"provenance": {"code": "c", "classes": {}, **known}}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "import sys\nm = sys.modules['a_gain']",
+        "import importlib as i\nm = i.import_module('a_' + 'gain')",
+    ],
+)
+def test_another_plugin_counts_however_it_is_reached(write: Write, way: str) -> None:
+    inner = plugins.load(str(write("GAIN = 2.0\n", "a_gain")))
+    plugins.load(str(write(f"{way}\nGAIN = m.GAIN\n{USE}")))
+    used = named_by_content(config("model.architecture.activation", "mine"))["plugins"]
+    assert used["a_gain"] == inner.sha256
 
 
 def test_plugins_that_were_loaded_without_being_used_are_a_mixture() -> None:
