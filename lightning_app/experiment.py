@@ -153,7 +153,7 @@ def _plain(section: Tree) -> str:
 def _wired(text: str) -> str:
     """What is built of the sections `architecture` and `block`.
 
-    With `length`, the number of tokens of the longest text, a span that hides no key is none.
+    With `length`, the tokens of the longest text, a span that hides no key counts as absent.
     """
     architecture, block, length, plugins = json.loads(text)
     parts = {"architecture": architecture, "block": block}

@@ -26,7 +26,7 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def sha256_of(path: str | Path) -> str:
+def sha256_of_file(path: str | Path) -> str:
     """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -180,7 +180,7 @@ class Need(NamedTuple):
         if self.path is None:
             return {}
         found = files_below(self.path) if self.path.is_dir() else [self.path]
-        return {os.path.realpath(each): sha256_of(each) for each in found}
+        return {os.path.realpath(each): sha256_of_file(each) for each in found}
 
     def line(self) -> str:
         """Return the line of the digest: a value of the environment is not shown by it."""

@@ -23,7 +23,7 @@ from lightning_app.plugin_files import (
     file_of,
     is_known,
     place_of,
-    sha256_of,
+    sha256_of_file,
     with_needs,
 )
 from lightning_app.plugin_patches import PATCHABLE
@@ -58,7 +58,7 @@ class Mentions:
 
 
 def mentions_of(files: Iterable[bytes]) -> Mentions:
-    """Return what Python files name; a file that is none is left out."""
+    """Return what Python files name; a file that does not parse is left out."""
     imports: set[str] = set()
     words: set[str] = set()
     patches: set[str] = set()
@@ -219,7 +219,7 @@ class Watch:
         if source in self.files:
             if compiled:  # may be of another version of the source; Python then reads that
                 raise OSError(f"{path}: the source is read")
-            if path.endswith(".py") and sha256_of(path) != self.files[path]:
+            if path.endswith(".py") and sha256_of_file(path) != self.files[path]:
                 self._refuse(f"plug-in {plugin}: {path} has changed since it was loaded")
         elif path.endswith(_CODE):
             self._refuse(f"plug-in {plugin}: no digest covers the code {source}; {_WHAT_TO_DO}")
@@ -241,7 +241,7 @@ class Watch:
         """Return the plug-in for which something is opened now.
 
         What this package opens in a run, and what another package opens because it is imported, is
-        not the plug-in's, though that may stand further up.
+        not the plug-in's, though that may be further up.
         """
         frame = inspect.currentframe()
         while frame is not None:
@@ -249,7 +249,11 @@ class Watch:
             package = name.partition(".")[0]
             if package in self.packages:
                 return package
-            if name in ("warnings", "traceback", sha256_of.__module__):  # they show lines of code
+            if name in (
+                "warnings",
+                "traceback",
+                sha256_of_file.__module__,
+            ):  # they show lines of code
                 return None
             if package == OURS and name != __name__ and self.window != "load":
                 return None
@@ -356,7 +360,7 @@ def check_unchanged(plugin: Plugin) -> None:
         UserError: naming it.
     """
     for path, digest in plugin.files.items():
-        if not os.path.isfile(path) or sha256_of(path) != digest:
+        if not os.path.isfile(path) or sha256_of_file(path) != digest:
             raise UserError(
                 f"plug-in {plugin.name}: {path} has changed since it was loaded; put it back, or "
                 "start the command again"

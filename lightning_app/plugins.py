@@ -23,7 +23,7 @@ from lightning_app.plugin_files import (
     code_digest_of,
     compiled,
     package_files,
-    sha256_of,
+    sha256_of_file,
     with_needs,
 )
 from lightning_app.plugin_imports import (
@@ -211,7 +211,7 @@ def _load_module(name: str) -> Plugin:
         name=name,
         source=name,
         sha256=code_digest_of(files),
-        files={os.path.realpath(file): sha256_of(file) for file in files},
+        files={os.path.realpath(file): sha256_of_file(file) for file in files},
         mentions=mentions_of(file.read_bytes() for file in files if file.suffix == ".py"),
     )
     with _loading(plugin, files[0].parent):

@@ -1,9 +1,13 @@
-"""How many batches and steps the limits of a Trainer allow."""
+"""How many batches and steps the limits of a Trainer allow, and which of its ranks this is."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_only
+
+from lightning_app.errors import UserError
 
 
 def limited(batches: int, limit: float) -> int:
@@ -42,3 +46,28 @@ def training_steps(trainer: pl.Trainer) -> int:
 
 
 _LIMIT = "limit_train_batches"
+
+
+def check_ranks(trainer: pl.Trainer) -> None:
+    """Refuse a Trainer that is not the process which the environment says.
+
+    Raises:
+        UserError: naming the variable of the environment.
+    """
+    expected = {
+        "RANK": trainer.global_rank,
+        "WORLD_SIZE": trainer.world_size,
+        "LOCAL_RANK": trainer.local_rank,
+    }
+    for name, value in expected.items():
+        if name in os.environ and int(os.environ[name]) != value:
+            raise UserError(
+                f"{name}={os.environ[name]} is set, but trainer.devices, num_nodes and strategy "
+                f"make {trainer.world_size} processes, of which this is {trainer.global_rank}: "
+                f"unset {name}, or let the launcher start as many"
+            )
+    if rank_zero_only.rank != trainer.global_rank:  # pyright: ignore[reportFunctionMemberAccess]
+        raise UserError(
+            "SLURM_PROCID: the launcher has started several processes, but trainer.devices and "
+            f"num_nodes make {trainer.world_size}: start one, or set these"
+        )

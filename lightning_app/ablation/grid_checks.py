@@ -115,7 +115,7 @@ def check_cells(
     if (shapes := len({tuple(entry) for entry in exclude})) * count > 1_000 * CELLS:
         raise UserError(
             f"exclude: names {shapes:,} sets of axes, each looked for in {count:,} cells; at most "
-            f"{1_000 * CELLS // count:,} for so many cells"
+            f"{1_000 * CELLS // count:,} for that many cells"
         )
 
 

@@ -1,7 +1,6 @@
 """One run: LightningCLI with a run folder, for `ablate fit` and for the cells of a grid."""
 
 import math
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -56,7 +55,7 @@ from lightning_app.provenance import PACKAGES, foreign_classes
 from lightning_app.records import CUT_SHORT, SCHEMA, SIGNATURES
 from lightning_app.run_state import words_of_short
 from lightning_app.task_facts import Monitored
-from lightning_app.trainer_limits import steps_asked
+from lightning_app.trainer_limits import check_ranks, steps_asked
 
 
 class CutShort(UserError):
@@ -380,31 +379,6 @@ class Run(PreparedRun):
         self.trainer.predict(model, datamodule=datamodule, **kwargs)
         if self.trainer.is_global_zero:
             self.predictions = [text for _, text in sorted(model.predicted.items())]
-
-
-def check_ranks(trainer: pl.Trainer) -> None:
-    """Refuse a Trainer that is not the process which the environment says.
-
-    Raises:
-        UserError: naming the variable of the environment.
-    """
-    expected = {
-        "RANK": trainer.global_rank,
-        "WORLD_SIZE": trainer.world_size,
-        "LOCAL_RANK": trainer.local_rank,
-    }
-    for name, value in expected.items():
-        if name in os.environ and int(os.environ[name]) != value:
-            raise UserError(
-                f"{name}={os.environ[name]} is set, but trainer.devices, num_nodes and strategy "
-                f"make {trainer.world_size} processes, of which this is {trainer.global_rank}: "
-                f"unset {name}, or let the launcher start as many"
-            )
-    if rank_zero_only.rank != trainer.global_rank:  # pyright: ignore[reportFunctionMemberAccess]
-        raise UserError(
-            "SLURM_PROCID: the launcher has started several processes, but trainer.devices and "
-            f"num_nodes make {trainer.world_size}: start one, or set these"
-        )
 
 
 def checkpoints(folder: Path, monitored: Monitored) -> tuple[ModelCheckpoint, ModelCheckpoint]:

@@ -149,7 +149,7 @@ def _run(words: list[str], again: bool) -> "Run":
     except SystemExit as ending:
         # Lightning ends the process on Ctrl-C and on SIGTERM, which a caller does not expect.
         raise KeyboardInterrupt('interrupted; fit(..., ckpt_path="last") continues') from ending
-    finally:  # Lightning leaves there what it has told the processes that it started
+    finally:  # Lightning leaves the variables of the processes that it started
         for name in LAUNCH & os.environ.keys() - before.keys():
             del os.environ[name]
 

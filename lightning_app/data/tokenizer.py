@@ -243,7 +243,7 @@ def _is_long(line: str) -> bool:
 
 
 def _parts(line: str, *, inside_words: bool) -> Iterator[str]:
-    """Cut a long line behind spaces; where there is none, inside a word or at its end.
+    """Cut a long line behind spaces; without a space, inside a word or at its end.
 
     A mark such as `<s>` is never cut.
     """
