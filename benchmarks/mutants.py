@@ -668,8 +668,14 @@ MUTANTS = (
     mutant(
         "a number of a neighbour is not seen",
         PLUGINS,
-        "WATCH.check_names(plugin.shown, plugin.mentions.imports | origins_of(space))",
-        "WATCH.check_names(plugin.shown, origins_of(space))",
+        "imports = plugin.mentions.imports | origins_of(vars(sys.modules[plugin.name]))",
+        "imports = origins_of(vars(sys.modules[plugin.name]))",
+    ),
+    mutant(
+        "a grid file beside its plan may be edited",
+        at("analysis/test_packed_grid.py"),
+        "if folder is not None and sha256_of(bytes_of(folder / name)) != files[name]:",
+        "if folder is None:",
     ),
     mutant(
         "code that a plug-in opens need have no digest",

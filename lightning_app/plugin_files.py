@@ -188,8 +188,10 @@ class Need(NamedTuple):
             value = os.environ.get(self.name)
             return f"{self.name}={'unset' if value is None else repr(value)}\n"
         if not self.path.is_dir():
-            return f"{self.name}\0{sha256_of(self.path)}\n"
-        found = ((path.relative_to(self.path), sha256_of(path)) for path in files_below(self.path))
+            return f"{self.name}\0{sha256_of_file(self.path)}\n"
+        found = (
+            (path.relative_to(self.path), sha256_of_file(path)) for path in files_below(self.path)
+        )
         lines = [f"{name.as_posix()}\0{digest}" for name, digest in found]
         return "\n".join([f"{self.name}/", *lines, ""])
 

@@ -178,6 +178,7 @@ class Watch:
         read: Folders whose data a run may read, as its corpus.
         needs: What the plug-in that is loaded now has declared; None while none is loaded.
         loading: The thread that loads a plug-in, and the first name of its module.
+        written: Files that plug-ins have made, or emptied first: what they hold comes from code.
         refused: What was refused, also where a plug-in goes on after the error.
     """
 
@@ -186,6 +187,7 @@ class Watch:
     before: set[str] = field(default_factory=set)
     window: Literal["", "load", "run"] = ""
     read: tuple[str, ...] = ()
+    written: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
     needs: list[Need] | None = None
     loading: tuple[int, str] = (0, "")
@@ -203,13 +205,16 @@ class Watch:
         """Refuse a file that is opened for a plug-in, and that no digest covers."""
         if not self.packages or event not in _EVENTS:
             return
-        if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
-            return
+        flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else 0
         given = arguments[1] if event == "import" else arguments[0]
         given = os.fsdecode(given) if isinstance(given, bytes) else given
         if not isinstance(given, str) or (plugin := self._plugin_that_calls()) is None:
             return
         path = os.path.realpath(given)
+        if flags & os.O_TRUNC or (flags & os.O_CREAT and not os.path.exists(path)):
+            self.written.add(path)
+        if _only_writes(flags):
+            return
         if os.path.isfile(path) and not is_known(path):
             self._judge(plugin, path)
 
@@ -225,6 +230,7 @@ class Watch:
             self._refuse(f"plug-in {plugin}: no digest covers the code {source}; {_WHAT_TO_DO}")
         elif (
             self.window
+            and path not in self.written
             and not path.startswith((*_SYSTEM, *self.read))
             and os.path.getsize(path)  # as of a new temporary file, or one to lock
         ):

@@ -242,8 +242,8 @@ def check_plan(tree: Mapping[str, Any], folder: Path | None = None) -> None:
     `grid.yaml`, which its seal covers, was changed. Raises `Unsound`, or `Newer`."""
     check_schema(tree, PLAN_SCHEMA)
     files = _digests(tree) if SEAL in tree or tree["schema"] == PLAN_SCHEMA else {}
-    for name in files if folder is not None else ():
-        if sha256_of(bytes_of(folder / name)) != files[name]:
+    for name in files:
+        if folder is not None and sha256_of(bytes_of(folder / name)) != files[name]:
             raise Unsound(f"its {SEAL} is of another {name}; `ablate run` writes both again")
 
 

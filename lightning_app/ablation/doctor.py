@@ -104,9 +104,9 @@ def doctor_command(
         fixed = doctor.repair() if fix else 0
         findings = doctor.examine()
         if seal:
-            findings += doctor.seal({each.path for each in findings})
-            if (held := load_plan(folder.plan)) is not None:
+            if (held := load_plan(folder.plan)) is not None:  # first: sealed results need one
                 save_plan(folder.plan, held)
+            findings += doctor.seal({each.path for each in findings})
         if fix and not findings and (queue.kind != "journal" or folder.journal.exists()):
             for note in mend(planned, queue):
                 print(note, flush=True)

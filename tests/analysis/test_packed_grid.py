@@ -23,6 +23,7 @@ from lightning_app.analysis.packed_grid import PACKED, unpack
 from lightning_app.analysis.publish import publish
 from lightning_app.analysis.read_results import read_results
 from lightning_app.analysis.report import write_report
+from lightning_app.archive import sha256_of, with_seal
 from lightning_app.errors import UserError
 from lightning_app.records import is_sealed, sealed
 
@@ -162,6 +163,9 @@ def test_one_grid_is_published_at_a_time(runs: Path, tmp_path: Path) -> None:
 def seal_all(runs: Path) -> None:
     for path in (*runs.glob("runs/*/result.json"), *runs.glob("runs/*/pruned.json")):
         path.write_text(json.dumps(sealed(json.loads(path.read_text()), path.parent), indent=1))
+    plan, file = runs / "plan.json", runs / "grid.yaml"
+    digests = {file.name: sha256_of(file.read_bytes())}
+    plan.write_text(json.dumps(with_seal(json.loads(plan.read_text()), digests)))
 
 
 def test_seals_survive_publishing_restoring_and_publishing_again(
@@ -181,6 +185,28 @@ def test_seals_survive_publishing_restoring_and_publishing_again(
     publish(restored, tmp_path / "again")
     again = read_results(unpack(tmp_path / "again" / PACKED, tmp_path / "elsewhere").path)
     assert [cell.record for cell in again.cells] == [cell.record for cell in restored.cells]
+
+
+def test_an_edited_grid_file_or_plan_of_sealed_results_is_refused(runs: Path) -> None:
+    """Another direction or baseline would give another answer without a sign of it."""
+    seal_all(runs)
+    plan, file = runs / "plan.json", runs / "grid.yaml"
+    text = file.read_text()
+    assert "mode: min" in text
+    file.write_text(text.replace("mode: min", "mode: max"))
+    with pytest.raises(UserError, match=r"grid\.yaml"):
+        read_results(runs)
+    file.write_text(text)
+    assert read_results(runs).mode == "min"
+    tree = json.loads(plan.read_text())
+    tree["cells"][0]["axes"], tree["cells"][-1]["axes"] = (
+        tree["cells"][-1]["axes"],
+        tree["cells"][0]["axes"],
+    )
+    del tree["seal"]
+    plan.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=r"plan\.json.* seal"):
+        read_results(runs)
 
 
 @pytest.mark.parametrize("name", ["result.json", "metrics.csv", "config.yaml", "env.json"])

@@ -289,6 +289,17 @@ def test_a_file_that_a_run_opens(write: Write, tmp_path: Path) -> None:
         plugins.check_used({})
 
 
+def test_a_file_that_a_plugin_writes_it_may_read(write: Write, tmp_path: Path) -> None:
+    """Such as a temporary file; what it held before counts."""
+    late = "import tempfile\ndef late(path):\n    with open(path, 'w') as file:\n"
+    late += "        file.write('1')\n    with tempfile.NamedTemporaryFile('w+') as file:\n"
+    late += "        file.write('1')\n        file.flush()\n        open(file.name).close()\n"
+    plugins.load(str(write(late + "    with open(path) as file:\n        return file.read()\n")))
+    with window("run"):
+        assert sys.modules["some_parts"].late(tmp_path / "own.txt") == "1"
+    plugins.check_used({})
+
+
 PATCHES = {
     "assigned": "import torch, lightning_app.blocks.feed_forward as ff\n"
     "ff.F.relu = lambda x, inplace=False: torch.clamp(x, min=0) * 5.0",
