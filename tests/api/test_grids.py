@@ -269,11 +269,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     single = FakeGrid(tmp_path / "one", typical, {**AXES, PRESET: ["pre_ln"]}).folder
     with pytest.raises(UserError, match="has one value in one"):
         compare(single, axis=PRESET, baseline="pre_ln")
-    pruned = FakeGrid(tmp_path / "pruned", typical, AXES).folder
-    file = pruned / "grid.yaml"
-    file.write_text(file.read_text() + "pruner: median\n")
+    pruned = FakeGrid(tmp_path / "pruned", typical, AXES)
+    pruned.prune(0)
     with pytest.raises(UserError, match="pruner: median"):
-        compare(pruned, axis=PRESET, baseline="pre_ln")
+        compare(pruned.folder, axis=PRESET, baseline="pre_ln")
 
 
 def shown(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """A plug-in is part of the identity of the cells that use it, and of no others."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from lightning_app.mixtures import mixed
 from lightning_app.provenance import foreign_classes
 from lightning_app.run_folder import RunFolder
 from tests.plugins.conftest import PARTS, Write
+from tests.records import result as trained_result
 from tests.small import write_corpus
 
 CONFIG = """
@@ -84,13 +86,14 @@ def test_a_parent_with_another_version_of_a_part_is_refused(write: Write, tmp_pa
     run.checkpoints.mkdir(parents=True)
     for file in (run.checkpoint("last"), run.tokenizer, run.config):
         file.write_text("of the parent")
-    run.result.write_text('{"outcome": "trained"}')
     child = config("model.block.preset", "max_post")
     child = {**child, "model": {**child["model"], "init_from": str(run.path)}}
 
     def trained(used: Mapping[str, str]) -> None:
         fields = {f"plugins.{name}": digest for name, digest in used.items()}
         write_record(run.path, Record(config=fields, blocks={}, corpus=None))
+        identity = json.loads(run.identity.read_text())["id"]
+        run.result.write_text(json.dumps(trained_result(identity)))
 
     for used in ({"some_parts": plugin.sha256}, {}, {"others": "0" * 64}):
         trained(used)
