@@ -174,18 +174,18 @@ def test_a_number_of_a_grid_is_finite(tmp_path: Path, section: str, value: float
     ("text", "said"),
     [
         (f"axes: {{model.optimizer.lr: [{HUGE}]}}", "line 2: a value: a whole number of about 401"),
-        (f"axes: {{model.optimizer.lr: [{'9' * 5000}]}}", "not valid YAML: Exceeds the limit"),
+        (f"axes: {{model.optimizer.lr: [{'9' * 5000}]}}", "a number of 5000 digits is too large"),
         ("axes: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("axes: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
-        ("axes: " + "[" * 40 + "]" * 40, "nested 41 levels deep; at most 20"),
+        ("axes: {a: " + "[" * 110 + "]" * 110 + "}", "nested too deeply, more than"),
         ("axes: &a [*a]", "a value contains itself by its anchor"),
         (
             "x0: &x0 [1, 1]\n"
             + "\n".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]" for n in range(1, 19))
             + "\naxes: *x18",
-            "values by its anchors; at most 1,000,000",
+            "more than 1,000,000 values by its anchors",
         ),
-        ("axes: {? [a, b] : 1}", "unhashable key"),
+        ("axes: {? [a, b] : 1}", "a key must be a text or a number"),
         ('"\\e[2Jaxes": 1', r"unknown key '\x1b[2Jaxes'"),
     ],
     ids=["huge", "digits", "lists", "mappings", "levels", "itself", "laughs", "key", "escape"],

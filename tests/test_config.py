@@ -83,7 +83,7 @@ def test_another_experiment_has_another_id(key: str, value: Any) -> None:
         ("trainer.max_stepz", 3, ["trainer.max_stepz", "max_steps"]),
         ("modl", 3, ["modl", "model"]),
         ("model.optimizer.lr", "fast", ["model.optimizer.lr", "a number", "'fast'"]),
-        ("model.optimizer.lr", -1.0, ["lr -1.0", "above 0"]),
+        ("model.optimizer.lr", -1.0, ["lr -1.0", "1e-30"]),
         ("model.schedule.warmup_steps", 1.5, ["warmup_steps", "a whole number", "1.5"]),
         (
             "model.schedule",

@@ -24,6 +24,7 @@ def fit(
         "trainer.enable_progress_bar": "false",
         "trainer.default_root_dir": folder,
         "model.objective.evaluate_test": "true",
+        "model.schedule.warmup_steps": 0,
         **overrides,
     }
     for key, value in settings.items():

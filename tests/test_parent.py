@@ -415,7 +415,7 @@ def refused(
 
 def test_a_grid_may_name_a_parent(tmp_path: Path, tree: dict[str, Any], parents: Any) -> None:
     """Its cells have ids of their own; another path in `model` is still refused."""
-    tree["trainer"] = {"max_steps": 2, "val_check_interval": 2}
+    tree["trainer"] = {"max_steps": 4, "val_check_interval": 2}
     base = changed(tree, model__init_from=None)
     axes = {"model.init_from": [None, *map(str, parents.values())]}
     path = tmp_path / "children.yaml"
@@ -437,6 +437,7 @@ def test_skips_of_admin_stay_as_they_were_learned(tmp_path: Path, tree: dict[str
     run = fit(parent, tmp_path / "parent")
     child = changed(tree, model__block__preset="admin", model__init_from=str(run))
     child = changed(child, model__optimizer__lr=1e-12, trainer__max_steps=2)
+    child = changed(child, model__schedule__warmup_steps=0)
     after = weights(fit(child, tmp_path / "child", trainer__val_check_interval=2))
     for name, value in weights(run).items():
         if name.startswith(("embedding.", "encoder.")):

@@ -120,8 +120,8 @@ def _expand(
     spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
 ) -> tuple[Plan, list[dict[str, Any]], list[dict[str, Any]]]:
     """The plan, and the configs of its cells and of those that wait for their parents."""
-    check_axes(spec, resolve(dict(spec.base_config), spec.base_source or spec.source))
     chosen = list(combinations(spec))
+    check_axes(spec, _resolved_base(spec, resolve, chosen))
     if not chosen:
         raise UserError(f"{spec.source}: exclude: no cell is left")
     waiting: list[Waiting] = []
@@ -198,6 +198,20 @@ def _expand(
         warnings=(*long_warmups(whole), *alike),
     )
     return plan, configs, without_parent
+
+
+def _resolved_base(
+    spec: GridSpec, resolve: Resolve, chosen: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The resolved base; of a base that is no run by itself, the first cell, if that is one."""
+    try:
+        return resolve(dict(spec.base_config), spec.base_source or spec.source)
+    except UserError as error:
+        try:
+            # An axis may replace what is refused, such as a warm-up longer than the run.
+            return resolve(cell_tree(spec.base_config, dict(chosen[0])), spec.source)
+        except (UserError, IndexError):
+            raise error from None
 
 
 def _combined(spec: GridSpec) -> int:

@@ -260,8 +260,8 @@ def check_reported(spec: GridSpec, configs: list[dict[str, Any]]) -> None:
         kind = objective.get("kind", DEFAULT_TASK)
         reports = not known or spec.metric in GENERAL or kind in owners
         conditions = {
-            **_conditions(spec.metric, objective),
             f"kind: {' or '.join(owners)}": reports,
+            **_conditions(spec.metric, objective),
         }
         for condition, holds in conditions.items():
             if not holds:

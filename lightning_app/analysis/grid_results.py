@@ -25,6 +25,9 @@ from lightning_app.run_folder import METRICS
 from lightning_app.tables import CHECKS, Curve, read_curves
 from lightning_app.task_facts import TASKS, Monitored, QualityMetric, task_facts
 
+LEARNING_RATE = "train/lr"
+"""The curve of the learning rate in the logs of a run."""
+
 OTHER_DATA = "other_data"
 State = Literal[
     "ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged", "other_data"

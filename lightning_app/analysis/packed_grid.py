@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_app.analysis.frames import SUMS
-from lightning_app.analysis.grid_results import CellResult, GridResults
+from lightning_app.analysis.grid_results import LEARNING_RATE, CellResult, GridResults
 from lightning_app.analysis.papers import read_grid_file, read_plan
-from lightning_app.analysis.steps_saved import LEARNING_RATE
 from lightning_app.atomic_write import output_folder, write_whole
 from lightning_app.errors import UserError
 from lightning_app.grid_folder import GridFolder

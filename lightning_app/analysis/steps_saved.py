@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from lightning_app.analysis.grid_results import CellResult
+from lightning_app.analysis.grid_results import LEARNING_RATE, CellResult
 from lightning_app.analysis.pairing import (
     Arm,
     Paired,
@@ -15,8 +15,6 @@ from lightning_app.analysis.pairing import (
 )
 from lightning_app.analysis.score import Score, bound_of, join_notes
 from lightning_app.analysis.statistics import mean, t_interval
-
-LEARNING_RATE = "train/lr"
 
 
 def steps_saved(arm: Arm, lr: float, reference: int | None) -> list[Score]:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lightning_app.config import resolve
 from lightning_app.experiment import identity_of, stacks_of
 from lightning_app.grid_folder import GridFolder
 from lightning_app.identity.record import Record, write_record
+from lightning_app.optim import ScheduleConfig
 from lightning_app.project import read_project
 from lightning_app.records import is_sealed, read_result, sealed
 from lightning_app.run_folder import RunFolder
@@ -35,8 +36,16 @@ FORMER = Path(__file__).parent / "made_at_b91519c"
 Edit = Callable[[dict[str, Any]], object]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unchecked_warmups() -> Iterator[None]:
+    """The runs of that version have 2 steps, and warm-ups that are longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScheduleConfig, "check", lambda self, total: None)
+        yield
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+def made(unchecked_warmups: None, tmp_path_factory: pytest.TempPathFactory) -> Grid:
     """A grid of two cells that are finished: trained by an early version, with today's records."""
     root = tmp_path_factory.mktemp("made")
     tree = yaml.safe_load((FORMER / "former.yaml").read_text()) | {"name": "source"}

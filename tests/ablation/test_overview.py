@@ -15,6 +15,7 @@ from tests.records import pruned, result
 
 NAME = "small"
 CELLS = 12
+NONE = {"warmup_steps": 0}
 PARAMETERS = re.compile(r"pre_ln +\d+ +\d+ +([\d,]+)")
 
 
@@ -24,7 +25,7 @@ def write(root: Path, **changes: Any) -> Path:
         "name": NAME,
         "base_config": {
             "trainer": {"max_steps": 10},
-            "model": {"block": {"preset": "pre_ln"}, "architecture": sizes},
+            "model": {"block": {"preset": "pre_ln"}, "architecture": sizes, "schedule": NONE},
             "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": 100},
         },
         "axes": {"seed_everything": list(range(1, CELLS + 1))},
@@ -75,7 +76,7 @@ def test_disk_by_what_is_kept(
     wide = {"model_dim": 512, "ff_dim": 512, "encoder_depth": 1, "decoder_depth": 1}
     base = {
         "trainer": {"max_steps": 10},
-        "model": {"block": {"preset": "pre_ln"}, "architecture": wide},
+        "model": {"block": {"preset": "pre_ln"}, "architecture": wide, "schedule": NONE},
         "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": 100},
     }
     grid = write(tmp_path, checkpoints=policy, base_config=base)

@@ -45,6 +45,7 @@ def config(
         tree["model"]["schedule"] |= {"warmup_steps": 20, "reference_steps": 20}
         tree["data"] |= STREAMS
         trainer["limit_val_batches"] = 5
+    tree["model"]["schedule"]["warmup_steps"] = 20
     tree["trainer"] |= {"max_steps": STEPS, "val_check_interval": 15, "log_every_n_steps": 1}
     tree["trainer"] |= {"enable_progress_bar": False, "default_root_dir": str(folder), **trainer}
     tree["model"]["architecture"] |= {"dropout": dropout}

@@ -81,7 +81,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.S
 def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path, cache: str) -> None:
     results = []
     for attempt in (1, 2):
-        done = fit(tmp_path, cache, 4)
+        done = fit(tmp_path, cache, 4, *["--again"] * (attempt - 1))
         assert done.returncode == 0, done.stderr
         result = json.loads((tmp_path / "run" / "result.json").read_text())
         assert f"\n{tmp_path / 'run'}: " in done.stdout
