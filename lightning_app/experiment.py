@@ -51,7 +51,7 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
     found = identify(
         named_by_content(config), blocks=blocks, corpus=corpus_of(config["data"], fetch)
     )
-    return replace(found, effect=effect_of(config))
+    return replace(found, effect=effect_of(of_today(config)))
 
 
 def named_by_content(config: Tree) -> dict[str, Any]:
@@ -92,6 +92,11 @@ def cell_id(config: Tree) -> str:
 def stacks_of(config: Tree) -> dict[str, Any]:
     """Return the resolved specification of each stack, as plain values."""
     return _stacks(_wiring(config))
+
+
+def of_today(config: Tree) -> Tree:
+    """The config with every field; one of an earlier version lacks some."""
+    return config if "class_path" in config["model"] else completed(dict(config))
 
 
 def _wiring(config: Tree) -> str:

@@ -74,7 +74,7 @@ for said, *words in [
     ("no.yaml: there is no such file", "fit", "--config", "no.yaml"),
     ("broken.yaml: line 2", "fit", "--config", "broken.yaml"),
     ("list.yaml: expected a mapping", "fit", "--config", "list.yaml"),
-    ("latin.yaml: cannot be read as UTF-8", "fit", "--config=latin.yaml"),
+    ("latin.yaml: invalid UTF-8", "fit", "--config=latin.yaml"),
     ("did you mean 'max_steps'", "fit", "--config", "trainer.yaml"),
     ("did you mean 'model'", "fit", "--config", "section.yaml"),
     ("did you mean 'max_steps'", "fit", "--trainer.max_stepz=3"),

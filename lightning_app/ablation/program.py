@@ -18,7 +18,7 @@ from lightning_app.config import check_rows
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import find
 from lightning_app.data.prepare import prepare as prepare_corpus
-from lightning_app.experiment import Identity, identity_of
+from lightning_app.experiment import Identity, identity_of, of_today
 from lightning_app.parser import config_parser
 from lightning_app.provenance import software
 from lightning_app.sections import PARTS, parts_of
@@ -47,7 +47,7 @@ def _fitting_identity(config: dict[str, Any]) -> Identity:
     Raises:
         UserError: if rows of the corpus are longer than the positions.
     """
-    check_rows(config)
+    check_rows(of_today(config))
     return identity_of(config)
 
 

@@ -72,7 +72,7 @@ def test_plan_run_and_run_again(tmp_path: Path, cache: str) -> None:
     assert files(folder / "runs") == before  # nothing was trained
     lines = again.stdout.splitlines()
     assert lines[0] == "two_steps: 2 cells: 2 stalled"
-    assert re.fullmatch(r"pre_ln +- +- +- +- +- +1/1", lines[4])
+    assert re.fullmatch(r"pre_ln +- +- +- +- +1/1", lines[4])
     assert lines[-2:] == [
         "report: experiments/two_steps/report.html",
         "curves: tensorboard --logdir experiments/two_steps",
