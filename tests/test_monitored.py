@@ -39,7 +39,7 @@ def test_the_tasks_of_the_package_monitor_their_loss() -> None:
     for facts in TASKS.values():
         floor = "loss of the best constant output" if facts.labelled else "unigram entropy"
         assert facts.monitored == Monitored(
-            metric="val/nll", mode="min", loss="val/nll", floor=floor
+            metric="val/nll", mode="min", loss="val/nll", floor=floor, counts=facts.monitored.counts
         )
 
 

@@ -118,7 +118,7 @@ def test_a_corpus_from_outside_trains(
     try:
         assert main(["--plugin", "a_corpus.py", *SHORT, *words]) == 0, capsys.readouterr().err
         (meta,) = (outside / "cache").glob("counting-*/meta.json")
-        assert '"numbers: 120 pairs"' in meta.read_text()
+        assert '"numbers: 120 pairs' in meta.read_text()
         assert (outside / "run/checkpoints/last.ckpt").is_file()
         digest = corpus_digest(DataConfig(name="counting"))
         sys.modules["a_corpus"].LINES["target"][0] = "two one"

@@ -87,7 +87,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "my_blocks.py").write_text(BLOCK, encoding="utf-8")
     (folder / "ablate.yaml").write_text("plugins: [my_blocks.py]\n")
     base = config(folder)
-    wandb = {"project": "wiring", "offline": True, "save_dir": str(folder / "wandb")}
+    wandb = {"project": "wiring", "offline": True, "save_dir": "wandb"}
     logger = {"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": wandb}
     base["trainer"]["logger"] = [logger]
     write_grid(folder / "mine.yaml", base, [1, 2])
@@ -95,6 +95,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     installed = packages / "wandb-1.0.dist-info"  # Lightning asks for the version of the package
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: wandb\nVersion: 1.0\n")
+    files = [f"{path.relative_to(packages)},," for path in packages.rglob("*.py")]
+    (installed / "RECORD").write_text("\n".join([*files, "wandb-1.0.dist-info/METADATA,,"]))
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.syspath_prepend(packages)
@@ -166,7 +168,8 @@ def test_3_runs_and_grids_from_python(frame: Any, trained: Path) -> None:
 
 
 def test_4_wandb_beside_tensorboard(frame: Any, project: Path) -> None:
-    lines = (project / "wandb" / "recorded.jsonl").read_text(encoding="utf-8").splitlines()
+    logs = sorted(project.glob("experiments/mine/runs/*/added/wandb/recorded.jsonl"))
+    lines = [line for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
     recorded: dict[str, dict[str, list[Any]]] = {}
     for line in map(json.loads, lines):
         recorded.setdefault(line["run"], {}).setdefault(line["call"], []).append(line["given"])

@@ -37,10 +37,10 @@ Make = Callable[..., Any]
 
 
 def deeper(grid: Any) -> dict[str, Any]:
-    """The base of a grid with other layers and more steps."""
+    """The base of a grid with other layers and fewer steps."""
     base = copy.deepcopy(grid.base)
     base["model"]["architecture"]["encoder_depth"] = 12
-    base["trainer"]["max_steps"] = 300
+    base["trainer"]["max_steps"] = 150
     return base
 
 
@@ -114,7 +114,7 @@ def test_a_cell_takes_the_result_of_the_grid_that_has_one(make_grid: Make, outco
 
 def test_settings_that_differ_are_listed_and_hold_for_none(pair: tuple[Any, Any]) -> None:
     grid = joined(*pair)
-    assert differing_settings(grid) == {"trainer.max_steps": [200, 300], DEPTH: [3, 12]}
+    assert differing_settings(grid) == {"trainer.max_steps": [200, 150], DEPTH: [3, 12]}
     assert grid.setting(DEPTH) is None
     assert grid.setting("trainer.max_steps") is None
     assert grid.setting("model.architecture.model_dim") == 64

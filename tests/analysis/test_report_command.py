@@ -146,7 +146,8 @@ def test_a_page_is_current_by_what_it_is_made_from(grids: list[str]) -> None:
     assert not is_current(read_results(folder), page)
     result.write_text(before)
     assert is_current(read_results(folder), page)
-    (folder / "grid.yaml").write_text((folder / "grid.yaml").read_text() + "question: Why?\n")
+    tree = yaml.safe_load((folder / "grid.yaml").read_text()) | {"question": "Why?"}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(tree))
     assert not is_current(read_results(folder), page)
 
 

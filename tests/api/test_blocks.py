@@ -232,7 +232,7 @@ def test_penalties_of_a_stack_are_offered() -> None:
             "dynamic_bias: belongs to a whole stack",
         ),
         (lambda: Decoder("pre_ln", depth=2, memory={"length": 4}, **SIZES), "memory: belongs to"),
-        (lambda: Encoder("pre_ln", depth=0, **SIZES), "encoder_depth 0: a stack has at least"),
+        (lambda: Encoder("pre_ln", depth=0, **SIZES), "depth 0: at least 1"),
         (
             lambda: Encoder("pre_ln", depth=1, positions="learned", **SIZES),
             "are added to the embedding",

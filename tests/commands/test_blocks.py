@@ -239,7 +239,7 @@ def test_a_count_of_batches_stays_a_count() -> None:
         (["sas", "--config", "ablations/base/lm.yaml"], "leave out NAME"),
         (["--svg-dir", "x", "--config", "ablations/base/lm.yaml"], "leave out --svg-dir"),
         (["sas", "--model.block.share", "all"], "--model.block.share: an override needs --config"),
-        (["--config", "nothing.yaml"], "--config nothing.yaml: cannot be read"),
+        (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
         (["--config", "ablations/base/lm.yaml", "--model.block.shape", "all"], "shape"),
     ],
 )
