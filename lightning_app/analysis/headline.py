@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from lightning_app.analysis.comparison import (
     BETTER,
+    EQUAL,
     SAME,
     UNLIKE,
     WORSE,
@@ -64,6 +65,7 @@ COMPARED = {
     WORSE: "{name} {} is worse than {baseline}",
     SAME: "no difference is shown between {name} {} and {baseline}",
     UNLIKE: "{name} {} is not comparable with {baseline}",
+    EQUAL: "{name} {} changes nothing: its runs end with the very numbers of {baseline}",
     "": "no test is possible between {name} {} and {baseline}",
 }
 VERSUS = {
