@@ -38,7 +38,7 @@ from lightning_app.ablation import program, run, run_cell
 from lightning_app.ablation.cells import cell_tree, combinations
 from lightning_app.ablation.grid_spec import GridSpec, read_spec
 from lightning_app.ablation.run import Run
-from lightning_app.ablation.supervision.process import Job, prepare_data, run_rank
+from lightning_app.ablation.supervision.process import Job, run_rank
 from lightning_app.ablation.supervision.slots import Slot
 from lightning_app.ablation.supervision.workers import cell_environment, share_cores
 from lightning_app.callbacks.csv_logger import Curves
@@ -197,7 +197,7 @@ def children() -> float:
 def planned(tree: dict[str, Any], sender: Any) -> None:
     """Prepare the corpus of a cell, and send its id."""
     config = program.resolve(tree, "demo")
-    prepare_data(program.__name__, (config["data"],))
+    program.prepare(config["data"])
     sender.send(program.identify(config).id)
 
 

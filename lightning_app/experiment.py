@@ -30,10 +30,13 @@ from lightning_app.parent import FIELD, find_parent, with_parent
 from lightning_app.plugins import KEY, digests, used_by, with_plugins
 from lightning_app.sections import ModelConfig, arguments, hints_of
 from lightning_app.task_facts import TASKS
+from lightning_app.trainer_arguments import TRAINER_DEFAULTS
 
 Tree = Mapping[str, Any]
 _DENSE = 20_000
 """Steps from 1 of which each rate is compared; after them about as many are, evenly spread."""
+_PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
+"""The short names that Lightning takes for a precision."""
 
 
 def identity_of(config: Tree, fetch: bool = True) -> Identity:
@@ -194,6 +197,10 @@ def _built(spec: StackSpec, *, cross: bool, causal: bool, to: int | None) -> dic
     plain = asdict(spec)
     if spec.memory is not None:
         plain["memory"]["evaluation_length"] = spec.memory.lengths[1]
+    if len(spec.blocks) == 1:  # no other layer shares its parameters, or takes its scores
+        del plain["share"]
+        for kind in ("self_attention", "cross_attention"):
+            plain["blocks"][0][kind].pop("carry", None)
     for block, found in zip(spec.blocks, plain["blocks"], strict=True):
         found["around_ff"] = asdict(block.built_around_ff)
         if block.layout == "parallel":
@@ -305,8 +312,13 @@ def _fed(text: str, known: bool) -> str:
 def _trained(text: str) -> str:
     """The fields of the Trainer that can change a number."""
     tree = json.loads(text)
-    if tree["gradient_clip_val"] is None:
-        del tree["gradient_clip_algorithm"]
+    if not tree["gradient_clip_val"]:  # null and 0 clip nothing
+        del tree["gradient_clip_val"], tree["gradient_clip_algorithm"]
+    precision = str(tree["precision"] or TRAINER_DEFAULTS["precision"])
+    tree["precision"] = _PRECISIONS.get(precision, precision)
+    for split in ("train", "val", "test"):  # null is all of it
+        limit = f"limit_{split}_batches"
+        tree[limit] = 1.0 if tree[limit] is None else tree[limit]
     for name in ("min_steps", "min_epochs", "detect_anomaly"):  # no run ends before its last step
         tree.pop(name, None)
     return _plain({k: v for k, v in tree.items() if not is_irrelevant(f"trainer.{k}")})

@@ -57,6 +57,12 @@ EVALUATION = (
 )
 """The fields that change what is evaluated and nothing that is trained: no treatment."""
 
+BUDGET = (
+    *("trainer.max_steps", "trainer.max_epochs", "trainer.limit_train_batches"),
+    "data.tokens_per_batch",
+)
+"""The fields that change how much a run reads."""
+
 Setting = Callable[[str], Any]
 """Gives the value of a dotted field of a resolved config."""
 

@@ -129,6 +129,7 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": {
         *MODEL,
         *("data", "identity", "parent", "plugins", "sections", "task_facts"),
+        "trainer_arguments",
     },
     "analysis": {
         *("task_facts", "scores", "atomic_write", "identity", "mixtures", "rulers", "version"),

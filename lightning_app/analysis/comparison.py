@@ -57,12 +57,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BETTER, WORSE, SAME, UNLIKE = "better", "worse", "no difference shown", "not comparable"
+EQUAL = "changes nothing"
 
 MORE = 1.05
 """From this factor on, other numbers of tokens are said: fewer come from the ends of batches."""
 LONGER = 1.25
 """From this factor on, another time of training is said, if every run of one arm took longer than
 every run of the other. Two runs of one config that share a machine differ by up to a fifth."""
+_SPEED = "train/tokens_per_second"  # counts the tokens that are read
 FREE, OPTIMIZER = ("model.schedule.", "model.optimizer."), "model.optimizer.kind"
 """The axes that cannot change the time of a step, except for the kind of the optimizer."""
 
@@ -74,7 +76,8 @@ class MetricDifference:
     """One row of `comparisons.csv`: `value` of an `axis` less its `baseline`, in one slice.
 
     `where` names the values of the other axes that vary, `all` if none does. `values` holds seed
-    and difference. `reading` is `better`, `worse`, `no difference shown` or `not comparable`, and
+    and difference. `reading` is `better`, `worse`, `no difference shown`, `not comparable`, or
+    `changes nothing` where every run ends with the very numbers of the one at the baseline, and
     empty without a p value; the metric's `mode` decides the direction. `note` says what is missing,
     and `withheld` whether the seeds are too few for a p value. `why_unlike` says why the metric of
     the grid cannot compare the two, and `comparable` whether `metric` can. `tokens_ratio` and
@@ -99,6 +102,7 @@ class MetricDifference:
     note: str = ""
     withheld: bool = False
     comparable: bool = True
+    equal: bool = False
     why_unlike: str = ""
     tokens_ratio: float = math.nan
     seconds_ratio: float = math.nan
@@ -113,6 +117,8 @@ class MetricDifference:
     def reading(self) -> str:
         if not self.comparable:
             return UNLIKE
+        if self.equal:
+            return EQUAL
         if math.isnan(self.p_holm):
             return ""
         if self.p_holm >= 1 - LEVEL:
@@ -168,7 +174,7 @@ def comparisons_frame(rows: Sequence[MetricDifference]) -> "pd.DataFrame":
 def comparison_document(row: MetricDifference) -> dict[str, Any]:
     """A comparison for scripts."""
     tree = asdict(row) | {"reading": row.reading}
-    del tree["values"], tree["withheld"]
+    del tree["values"], tree["withheld"], tree["equal"]
     return tree
 
 
@@ -289,6 +295,7 @@ def _compared(
         seeds=len(seeds),
         note=note,
         withheld=few,
+        equal=all(_quality(own[s]) == _quality(other[s]) for s in seeds),
         values=tuple(zip(seeds, values, strict=True)),
     )
 
@@ -304,6 +311,11 @@ def _known(cell: CellResult, measure: QualityMetric) -> bool:
 
 def _metric(cell: CellResult, measure: QualityMetric) -> float:
     return float(cell.metrics[measure.metric] or 0.0)
+
+
+def _quality(cell: CellResult) -> dict[str, float | None]:
+    """All that was measured of a run, without its speed."""
+    return {tag: v for tag, v in cell.metrics.items() if not tag.startswith("train/")}
 
 
 def _budget(
@@ -329,7 +341,9 @@ def _budget(
     if apart and len(machines) == 1 and (axis == OPTIMIZER or not axis.startswith(FREE)):
         longer = _ratio(own, other, _seconds)
     said = []
-    if _differs(tokens, MORE):
+    if read is _tokens and unlike(every, _SPEED):
+        said.append(f"has read {_times(tokens)} the {what}, which are those of another tokenizer")
+    elif _differs(tokens, MORE):
         said.append(f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}")
     if _differs(longer, LONGER):
         said.append(f"has trained {_times(longer)} as long")
@@ -362,7 +376,7 @@ def _bytes(cell: CellResult) -> float:
 
 def _seconds(cell: CellResult) -> float:
     """The seconds of the training steps alone, without evaluations."""
-    speed = as_number(cell.metrics.get("train/tokens_per_second"))
+    speed = as_number(cell.metrics.get(_SPEED))
     return _tokens(cell) / speed if speed else math.nan
 
 

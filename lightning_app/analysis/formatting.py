@@ -3,6 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
+from lightning_app.grid_axes import label
+
 if TYPE_CHECKING:
     from lightning_app.analysis.score import Score
 
@@ -31,8 +33,8 @@ def interval(low: float, high: float) -> str:
 
 
 def rate(value: float) -> str:
-    """A learning rate as short as it can be, a dash for NaN."""
-    return DASH if math.isnan(value) else f"{value:g}"
+    """A learning rate as short as it can be, other rates otherwise; a dash for NaN."""
+    return DASH if math.isnan(value) else label(value)
 
 
 def p_value(value: float) -> str:

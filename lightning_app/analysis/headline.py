@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from lightning_app.analysis.comparison import (
     BETTER,
+    EQUAL,
     SAME,
     UNLIKE,
     WORSE,
@@ -64,6 +65,7 @@ COMPARED = {
     WORSE: "{name} {} is worse than {baseline}",
     SAME: "no difference is shown between {name} {} and {baseline}",
     UNLIKE: "{name} {} is not comparable with {baseline}",
+    EQUAL: "{name} {} changes nothing: its runs end with the very numbers of {baseline}",
     "": "no test is possible between {name} {} and {baseline}",
 }
 VERSUS = {
@@ -250,7 +252,9 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
             kind, words = "own", f"{test.variant} ({own} runs, {other} {second})"
         shown.setdefault(kind, []).append(words)
     most = {
-        kind: p_value(max(t.p_holm for t in tests if _is_clear(t) and (t.difference < 0) == less))
+        kind: p_value(
+            max(t.p_holm for t in tests if t.p_holm < 1 - LEVEL and (t.difference < 0) == less)
+        )
         for kind, less in (("base", True), ("own", False))
         if kind in shown
     }
@@ -269,10 +273,6 @@ def _failing(tests: Sequence[FailureTest]) -> list[str]:
     if "none" in shown and axis == WARMUP:
         found.append(f"no run of {_listed(shown['none'])} failed, {second} or {first}")
     return found
-
-
-def _is_clear(test: FailureTest) -> bool:
-    return test.p_holm < 1 - LEVEL
 
 
 def _scores_moved(grid: GridResults) -> list[str]:

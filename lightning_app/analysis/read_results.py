@@ -33,7 +33,7 @@ from lightning_app.records import (
     read_result,
     read_yaml,
 )
-from lightning_app.rulers import ruler
+from lightning_app.rulers import BUDGET, ruler
 from lightning_app.run_folder import RunFolder
 from lightning_app.run_state import cut_short
 from lightning_app.task_facts import TASKS, glue_task_of, task_facts
@@ -135,12 +135,13 @@ def _cell(
     result, state, error = _outcome(run, entry["id"], metric, grid.get("pruner") is not None)
     facts = task_facts(axes.get(TASKS.field) or lookup(config, TASKS.field))
     # An axis that follows from another one says nothing more, unless losses count other things at
-    # its values and that one is no part of a group's name: then two variants are of two groups.
+    # its values, or runs have other budgets, and that one is no part of a group's name: then two
+    # variants are of two groups.
     counts = ruler(cell_setting(axes, config), facts.monitored.loss)
     followed = [
         key
         for key, other in _linked(grid).items()
-        if key not in counts or not (other in SCORED or other.startswith(BLOCK))
+        if key not in (*counts, *BUDGET) or not (other in SCORED or other.startswith(BLOCK))
     ]
     others = [
         key

@@ -262,7 +262,9 @@ KNOWN = [
     {"class_path": f"{CALLBACKS}.LearningRateMonitor"},
     {"class_path": "DeviceStatsMonitor"},
     known("callbacks.GradientAccumulationScheduler", scheduling={0: 1, 4: 1}),
-    known("callbacks.ModelCheckpoint", monitor="val/nll", filename="step-{step}", dirpath="a/b.c"),
+    known(
+        "callbacks.ModelCheckpoint", every_n_train_steps=1, filename="step-{step}", dirpath="a/b.c"
+    ),
 ]
 
 

@@ -308,6 +308,8 @@ def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) ->
         ("model.optimizer.kind", ["adam", "adamw"], {}),  # without a decay
         ("model.block.residual_temperature", [None, 1.0], {}),
         ("model.block.norm_placement", [None, "pre"], {}),
+        ("model.block.residual_attention", [None, "sum"], {}),  # of one layer
+        ("model.block.share", [None, "all"], {}),
         ("model.block.shaped_attention", [SHAPED, {**SHAPED, "per_head": False}], {}),
         ("model.block.localised_span", spans(200, 300), LM),
         ("model.schedule.reference_steps", [10, 20], {"model.schedule.coupling": "paper"}),
@@ -325,6 +327,11 @@ def planned(axes: dict[str, list[Any]], fields: dict[str, Any] | None = None) ->
         ("data.evaluation_stride", [None, 128], LM),
         ("data.context_stride", [64, 128], MLM),
         ("trainer.gradient_clip_algorithm", ["norm", "value"], {}),
+        ("trainer.gradient_clip_val", [None, 0], {}),
+        ("trainer.precision", [None, "32-true"], {}),
+        ("trainer.precision", ["32-true", "32"], {}),
+        ("trainer.limit_train_batches", [None, 1.0], {}),
+        ("trainer.limit_val_batches", [None, 1.0], {}),
         ("trainer.min_steps", [1, 2], {}),
     ],
 )
@@ -343,6 +350,8 @@ def test_an_axis_that_changes_nothing_is_refused(
         ("model.optimizer.kind", ["adam", "adamw"], {"model.optimizer.weight_decay": 0.1}),
         ("model.optimizer.lr", [0.004, 0.00400000001], {}),
         ("model.block.residual_temperature", [1.0, 2.0], {PRESET: "realformer"}),
+        ("model.block.residual_attention", [None, "sum"], {f"{MODEL}decoder_depth": 2}),
+        ("model.block.share", [None, "all"], {f"{MODEL}encoder_depth": 2}),
         ("model.block.localised_span", spans(3, 8), LM),
         (f"{MODEL}activation_slope", [0.01, 0.1], {f"{MODEL}activation": "leaky_relu"}),
         (f"{MODEL}max_positions", [256, 512], {ORDER: "learned"}),
@@ -351,6 +360,9 @@ def test_an_axis_that_changes_nothing_is_refused(
         ("data.window", [64, 128], LM),
         ("data.max_length", [64, 128], {}),
         ("data.mask_probability", [0.1, 0.2], MLM),
+        ("trainer.gradient_clip_val", [0, 1.0], {}),
+        ("trainer.precision", ["32-true", "bf16-mixed"], {}),
+        ("trainer.limit_train_batches", [1, 0.5], {}),
     ],
 )
 def test_an_axis_that_changes_something_is_planned(

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import World  # pyright: ignore[reportMissingImports]
@@ -117,7 +118,8 @@ def test_other_cells_than_those_of_the_file_are_refused(world: World) -> None:
     world.write(seeds=1, delay=0)
     assert world.run().returncode == 0
     text = world.grid.read_text()
-    for changes in ({"axes": {"data.behaviour": ["ok"]}}, {"steps": 9}):
+    changed: list[dict[str, Any]] = [{"axes": {"data.behaviour": ["ok"]}}, {"steps": 9}]
+    for changes in changed:
         world.write(seeds=1, delay=0, **changes)
         with pytest.raises(UserError, match="holds another grid"):
             status_command(world.grid, world.folder.parent)

@@ -16,12 +16,13 @@ from scipy import stats
 from lightning_app.ablation.compare_axis import compare_axis
 from lightning_app.ablation.grid_checks import check_compare
 from lightning_app.analysis.comparison import (
+    EQUAL,
     WORSE,
     MetricDifference,
     comparisons,
     comparisons_frame,
 )
-from lightning_app.analysis.formatting import p_value
+from lightning_app.analysis.formatting import p_value, rate
 from lightning_app.analysis.grid_results import GridResults
 from lightning_app.analysis.headline import findings
 from lightning_app.analysis.limits import urgent
@@ -123,6 +124,33 @@ def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: 
     table = (fake.folder / "comparisons.csv").read_text()
     assert table.count("\n") == 5
     assert comparisons_frame(comparisons(grid))["reading"].tolist().count("worse") == 2
+
+
+def test_a_value_whose_runs_end_with_the_numbers_of_the_baseline_changes_nothing(
+    make_grid: Any,
+) -> None:
+    length, seeds = "data.max_length", [1, 2, 3]
+    axes = {length: [100, 200, 8], SEED: seeds}
+    fake = make_grid(lambda of: 2.0 + of[SEED] / 9 + (of[length] == 8) / of[SEED], axes)
+    grid = read(fake, compare={length: 100})
+    readings = {row.value: row.reading for row in comparisons(grid)}
+    assert readings["200"] == EQUAL
+    assert readings["8"] != EQUAL
+    (said,) = findings(grid, sensitivity_scores(grid))
+    assert "max_length 200 changes nothing" in said
+
+
+def test_tokens_of_two_tokenizers_are_not_counted_as_one(make_grid: Any) -> None:
+    """Of a task without bits per byte nothing says how much text they spell."""
+    axes = {"data.tokenizer": ["word", "char"], SEED: [1, 2]}
+    fake = make_grid(loss, axes | {PRESET: ["sas"], WIDTH: [64]}, curves=False)
+    grid = read(fake, compare={"data.tokenizer": "word"})
+    (row,) = comparisons(grid)
+    assert "of another tokenizer" in row.budget
+
+
+def test_rates_that_differ_have_different_names() -> None:
+    assert [rate(value) for value in (4e-3, 0.00400000001)] == ["0.004", "0.00400000001"]
 
 
 def test_a_grid_about_warmup_compares_only_what_it_names(make_grid: Any) -> None:
@@ -272,7 +300,7 @@ def test_losses_that_count_other_things_have_no_label(
     assert not {"better", "worse"} & set(said.split())
     assert comparisons_frame([row])["reading"].tolist() == [UNLIKE]
     assert any(axis in text for text in urgent(grid))
-    assert compare_axis(grid, axis, values[0])["estimate"].isna().all()
+    assert np.isnan(compare_axis(grid, axis, values[0])["estimate"].to_numpy()).all()
 
 
 def test_an_axis_of_the_evaluation_is_no_treatment(make_grid: Any) -> None:

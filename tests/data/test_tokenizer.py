@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.data import tokenizer
+from lightning_app.data.config import TokenizerKind
 from lightning_app.data.tokenizer import (
     BOS,
     EOS,
@@ -128,7 +129,7 @@ def test_flatten_keeps_rows(rows: list[list[int]]):
     assert [ids[a:b].tolist() for a, b in itertools.pairwise(offsets)] == rows
 
 
-def tokenizer_of(lines: list[str], kind: str, size: int | None, folder: Path) -> Pieces:
+def tokenizer_of(lines: list[str], kind: TokenizerKind, size: int | None, folder: Path) -> Pieces:
     path = folder / f"{kind}.model"
     path.write_bytes(train(lambda: iter(lines), kind, size))
     return Pieces(path)
