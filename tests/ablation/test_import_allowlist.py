@@ -271,7 +271,7 @@ KNOWN = [
 def test_known_classes_stay_possible(capsys, folder: Path) -> None:
     base = trainer(
         callbacks=KNOWN,
-        max_steps=2,
+        max_steps=8000,
         logger=[
             known("loggers.CSVLogger", save_dir="./logs"),
             known("loggers.TensorBoardLogger", save_dir="x"),
