@@ -295,7 +295,7 @@ def _compared(
         seeds=len(seeds),
         note=note,
         withheld=few,
-        equal=all(_quality(own[s]) == _quality(other[s]) for s in seeds),
+        equal=all(_measured(own[s]) == _measured(other[s]) for s in seeds),
         values=tuple(zip(seeds, values, strict=True)),
     )
 
@@ -313,9 +313,10 @@ def _metric(cell: CellResult, measure: QualityMetric) -> float:
     return float(cell.metrics[measure.metric] or 0.0)
 
 
-def _quality(cell: CellResult) -> dict[str, float | None]:
-    """All that was measured of a run, without its speed."""
-    return {tag: v for tag, v in cell.metrics.items() if not tag.startswith("train/")}
+def _measured(cell: CellResult) -> tuple[Any, dict[str, float | None]]:
+    """What a run has read, and all that was measured of it but its speed."""
+    metrics = {tag: v for tag, v in cell.metrics.items() if not tag.startswith("train/")}
+    return cell.record.get("tokens"), metrics
 
 
 def _budget(

@@ -193,8 +193,7 @@ def _compared(grid: GridResults) -> list[str]:
             said = [f"{row.value} {row.budget}" for row in kinds[kind] if row.budget]
             beside = f" ({'; '.join(said)})" if said else ""
             if kind == UNLIKE:
-                whys = dict.fromkeys(row.why_unlike for row in kinds[kind])
-                beside = f", because {'; '.join(whys)}"
+                beside = f", because {'; '.join({row.why_unlike: 0 for row in kinds[kind]})}"
             parts.append(COMPARED[kind].format(values, name=name, baseline=baseline) + beside)
         at = "" if where == "all" else f", {where}"
         found.append(f"Within {budget_of(grid)}, by {metric}{at}: {'; '.join(parts)}.")

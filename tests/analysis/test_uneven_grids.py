@@ -120,6 +120,18 @@ def test_what_follows_from_the_variant_or_the_warm_up_makes_no_group(make_grid: 
         assert found["delta", "post_ln"].seeds == found["interaction", "post_ln"].seeds == 3
 
 
+@pytest.mark.parametrize("axis", ["trainer.max_steps", "data.tokens_per_batch"])
+def test_runs_of_other_budgets_are_of_another_group(make_grid: Any, axis: str) -> None:
+    """No warm-up helps because the runs with it are twice as long."""
+    axes = {WARMUP: [0, 60], axis: [400, 800], SEED: [1, 2, 3]}
+    fake = make_grid(lambda of: 2.0 + of[SEED] / 9 - of[axis] / 999, axes, curves=False)
+    link(fake, axis, WARMUP, {0: 400, 60: 800})
+    grid = read_results(fake.folder)
+    assert len({cell.group for cell in grid.cells}) == 2
+    found = [score for score in sensitivity_scores(grid) if score.score == "delta"]
+    assert all(math.isnan(score.estimate) for score in found)
+
+
 def test_comparisons_use_the_names_of_the_grid_file(make_grid: Any) -> None:
     fake = make_grid(loss, {**AXES, WIDTH: [64, 128]}, curves=False)
     names = {PRESET: ["Pre-LN", "Post-LN"], WIDTH: ["narrow", "wide"]}
@@ -132,7 +144,7 @@ def test_comparisons_use_the_names_of_the_grid_file(make_grid: Any) -> None:
 def test_equal_runs_have_no_spread_and_did_not_fail(make_grid: Any) -> None:
     fake = make_grid(lambda axes: 2.0, {PRESET: ["pre_ln", "post_ln"], SEED: [1, 2]}, curves=False)
     (row,) = comparisons(read_results(fake.folder))
-    assert row.note == "no spread"
+    assert (row.note, row.reading) == ("no spread", "changes nothing")
 
 
 def test_a_rerun_is_no_value_to_compare(make_grid: Any) -> None:
