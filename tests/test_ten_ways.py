@@ -251,6 +251,7 @@ def test_10_a_finished_cell_under_another_grids_name(
     for name, folder in found["folder"].items():
         copy, source = record(folder), record(Path("../first", theirs["folder"][name]))
         assert Path(copy["taken_from"]).resolve() == project / "experiments/mine/runs" / name
+        assert copy.pop("seal") != source.pop("seal")  # the config names the corpus of this folder
         assert {k: v for k, v in copy.items() if k != "taken_from"} == source
     # Another version of the block is another experiment, and `pre_ln` does not use it.
     shutil.rmtree("experiments")

@@ -140,7 +140,7 @@ LONG = " ".join(random.Random(1).choices(["ab", "ba", "é", "<s>", "cab", "  x"]
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("word", None), ("bpe", 20)])
 def test_a_line_above_the_limit_is_read_as_if_there_were_none(
-    kind: str, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: TokenizerKind, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = tokenizer_of([LONG, "a line"], kind, size, tmp_path)
     unseen = LONG.replace("x", "é ü ö").replace("cab", "unknown")
@@ -153,7 +153,9 @@ def test_a_line_above_the_limit_is_read_as_if_there_were_none(
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_a_long_line_without_a_space(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_line_without_a_space(
+    kind: TokenizerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     line = "".join(random.Random(1).choices(["a", "b", "a<s>b", "é"], k=3000))
     monkeypatch.setattr(tokenizer, "_LONGEST", 400)
     found = tokenizer_of([line, "a b"], kind, None if kind == "char" else 15, tmp_path)
@@ -186,7 +188,7 @@ def test_a_word_that_no_model_can_have_is_refused():
 
 @pytest.mark.parametrize("kind", ["char", "word"])
 def test_every_character_is_trained_on_where_sentencepiece_would_leave_one_out(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: TokenizerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Of a large text it does, since it adds up shares in 32 bits; here by a smaller share."""
     trainer = sentencepiece.SentencePieceTrainer
