@@ -82,6 +82,12 @@ def check(tree: dict[str, Any], *, trains: bool = True) -> None:
     trainer = tree["trainer"]
     if trainer["val_check_interval"] == 0:
         raise UserError("trainer.val_check_interval: 0 is no interval; at least 1 step")
+    interval = trainer["val_check_interval"]
+    if isinstance(interval, float) and trainer["check_val_every_n_epoch"] is None:
+        raise UserError(
+            f"trainer.val_check_interval: expected a whole number of steps, found {interval}; a "
+            "share of an epoch needs trainer.check_val_every_n_epoch"
+        )
     if trainer["max_steps"] == -1 and not (trainer["max_epochs"] or trainer["max_time"]):
         raise UserError("trainer.max_steps: -1 never ends; set it, max_epochs or max_time")
     if trainer["use_distributed_sampler"]:

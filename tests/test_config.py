@@ -258,6 +258,14 @@ LEARNED = {
 }
 
 
+def test_a_share_of_an_epoch_needs_epochs(tmp_path: Path) -> None:
+    config = pairs(tmp_path)
+    trainer = config["trainer"] | {"val_check_interval": 0.5}
+    with pytest.raises(UserError, match=r"trainer\.val_check_interval.*0\.5"):
+        resolve({**config, "trainer": trainer}, "x")
+    resolve({**config, "trainer": trainer | {"check_val_every_n_epoch": 1}}, "x")
+
+
 def pairs(folder: Path, **longest: int) -> dict[str, Any]:
     """Write a corpus of short pairs, with one longer line in the files that are named."""
     for split in ("train", "valid", "test"):

@@ -1,5 +1,6 @@
 """The position-wise feed-forward sub-layer."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -35,9 +36,20 @@ ACTIVATIONS: Registry[Nonlinearity] = Registry("model.architecture.activation")
 
 
 def activation(name: str, *, gated: bool = False) -> Callable[[Function], Function]:
-    """Return the decorator that makes a function the activation `name`."""
+    """Return the decorator that makes a function of inner states and slope the activation `name`.
+
+    Raises:
+        ValueError: by the decorator, for a function that takes other arguments than these two.
+    """
 
     def add(function: Function) -> Function:
+        try:
+            inspect.signature(function).bind(None, 0.0)
+        except TypeError as error:
+            raise ValueError(
+                f"model.architecture.activation: '{name}' is called with two arguments, the inner "
+                f"states and the slope; {error}"
+            ) from error
         ACTIVATIONS.add(name, Nonlinearity(function, gated))
         return function
 

@@ -74,6 +74,15 @@ def test_a_name_that_is_registered_twice(write: Write) -> None:
     assert task_class("translation").__module__ == "lightning_app.tasks.translation"
 
 
+@pytest.mark.parametrize("arguments", ["x", "x, y, z", "x, *, slope"])
+def test_an_activation_takes_the_inner_states_and_a_slope(arguments: str, write: Write) -> None:
+    head = "from lightning_app.blocks.feed_forward import ACTIVATIONS, activation\n"
+    path = write(f"{head}\n\n@activation('one')\ndef one({arguments}):\n    return x\n")
+    assert f"{path}, line 4: ValueError: model.architecture.activation: 'one'" in refused(path)
+    plugins.load(str(write(head + "@activation('one')\ndef one(x, slope=1):\n    return x\n")))
+    assert plugins.loaded()
+
+
 def test_a_file_that_ends_the_program(write: Write) -> None:
     path = write("import sys\nsys.exit(0)\n")
     assert refused(path) == f"{path}, line 2: SystemExit: 0"
