@@ -35,7 +35,7 @@ from chaos_checks import attempts_of, grid_problems, planned
 from chaos_faults import Faults, draw, kinds_for, sample_listeners, tear
 from chaos_hosts import SERVER, Host, Job, has_namespaces, open_hosts, wait_until_gone
 
-PRESETS = ("post_ln", "pre_ln", "realformer", "rezero")
+PRESETS = ("post_ln", "pre_ln", "normformer", "rezero")
 WORKERS = 2
 LOST_AFTER = 8  # seconds
 TICK = 0.05  # seconds
