@@ -11,6 +11,7 @@ from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import PreparedCorpus, find
 from lightning_app.data.sources import require_test
 from lightning_app.errors import UserError, named
+from lightning_app.identity.relevant import without_removed
 from lightning_app.names import check_names, check_once
 from lightning_app.own_class import CLASS_FIELDS
 from lightning_app.parent_weights import check_parent
@@ -46,6 +47,7 @@ def _checked(tree: dict[str, Any], source: str, *, by_parser: bool) -> dict[str,
     if not isinstance(tree, dict):
         raise UserError(f"{source}: expected a mapping of sections, found {tree!r}")
     with named(source):
+        tree = without_removed(tree)
         check_names(tree)
         check_once(tree)
         complete = None if by_parser else complete_plain(tree)

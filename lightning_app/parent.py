@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.errors import UserError
-from lightning_app.records import Unsound, outcome, read_result
+from lightning_app.records import Unsound, read_result
 from lightning_app.run_folder import RunFolder
 
 FIELD = "model.init_from"
@@ -103,7 +103,7 @@ def _check_beside(folder: RunFolder) -> None:
 def _is_non_finite(file: Path, identity: str) -> bool:
     try:
         result = read_result(file, identity)
-        return result is not None and outcome(result) == "non_finite"
+        return result is not None and result["outcome"] == "non_finite"
     except Unsound as error:
         raise UserError(f"{FIELD}: {file}: {error}") from error
 

@@ -22,7 +22,7 @@ from lightning_app.data.corpus import resolved_data
 from lightning_app.datamodule import TextDataModule
 from lightning_app.errors import UserError, nearest
 from lightning_app.grid_axes import lookup
-from lightning_app.identity.relevant import leaves
+from lightning_app.identity.relevant import leaves, without_removed
 from lightning_app.importing import no_foreign_imports
 from lightning_app.module import TransformerModule
 from lightning_app.names import SECTIONS
@@ -70,7 +70,7 @@ def _load(text: str) -> Any:
     if isinstance(value, dict) and not any(each is not None for each in value.values()):
         usual = get_loader("yaml")(text)
         return usual if isinstance(usual, str) else value
-    return value
+    return without_removed(value) if isinstance(value, dict) else value
 
 
 set_loader(_MODE, _load, (YAMLError,))
@@ -160,7 +160,9 @@ class RunCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         is_tree = isinstance(args, dict)
-        self.config = parser.parse_object(args) if is_tree else parser.parse_args(args)
+        self.config = (
+            parser.parse_object(without_removed(args)) if is_tree else parser.parse_args(args)
+        )
         command = self.config.get("subcommand")
         section = self.config[command] if command else self.config
         # Checked here, since Lightning later replaces true by a random number.

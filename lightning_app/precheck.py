@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from lightning_app import strict_yaml
 from lightning_app.errors import UserError, named
-from lightning_app.identity.relevant import leaves
+from lightning_app.identity.relevant import leaves, without_removed
 from lightning_app.names import SECTIONS, check_names, check_once
 from lightning_app.plugin_copies import require
 from lightning_app.trainer_arguments import trainer_arguments
@@ -162,7 +162,8 @@ def read_tree(file: str | Path) -> dict[str, Any]:
     tree, _ = strict_yaml.read_yaml_file(Path(file))
     if not isinstance(tree, dict | None):
         raise UserError(f"{file}: expected a mapping of sections, found {tree!r}")
-    return tree or {}
+    with named(file):
+        return without_removed(tree or {})
 
 
 def options_of(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:

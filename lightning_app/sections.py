@@ -26,7 +26,6 @@ class ModelConfig(OwnClass):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     compile: Literal["none", "blocks"] = "none"
-    rounding: int = 0
     init_from: str | None = None
 
 

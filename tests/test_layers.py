@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": {"plugin_files", "plugin_imports", "plugin_patches", "project", "registry"},
     "plugin_copies": {"atomic_write", "identity", "plugins", "run_folder"},
     "task_facts": {"registry", "scores"},
-    "records": {"archive", "run_folder", "strict_yaml", "task_facts"},
+    "records": {"archive", "run_folder", "strict_yaml", "task_facts", "version"},
     "tables": {"records", "run_folder"},
     "grid_axes": set(),
     "rulers": {"grid_axes", "task_facts"},
@@ -105,6 +105,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "config": {
         "callbacks",
+        "identity",
         "bounds",
         "completion",
         "data",
@@ -125,7 +126,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "catalogue": {"blocks", "models", "atomic_write"},
     "shipped": set(),
-    "identity": {"atomic_write", "run_folder"},
+    "identity": {"atomic_write", "run_folder", "version"},
     "experiment": {
         *MODEL,
         *("data", "identity", "parent", "plugins", "sections", "task_facts"),

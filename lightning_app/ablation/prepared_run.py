@@ -124,8 +124,7 @@ class PreparedRun(RunCLI):
         self._find_checkpoint()
         self._open_data()
         if self.subcommand == "fit":  # a cell has its own folder and checkpoint
-            checksum = self.corpus.meta["checksum"]
-            there = check_folder(self.folder, self.record, self.tree, checksum, self.resumed)
+            there = check_folder(self.folder, self.record, self.tree, self.resumed)
             if self._checkpoint is not None:
                 path = self._checkpoint.path
                 self.record = with_checkpoint(self.record, there, path, self.folder)
@@ -180,12 +179,6 @@ class PreparedRun(RunCLI):
             trained = ("optimizer",) if self._trains else ()
             parts = ("block", "architecture", *trained)
             self._checkpoint = check_checkpoint(path, model, parts, evaluates=not self._trains)
-            own = path.resolve().is_relative_to(self.folder.path.resolve())
-            if self._trains and model["rounding"] and not own:
-                raise UserError(
-                    f"--ckpt_path {path}: model.rounding {model['rounding']} changes initial "
-                    "values, which this checkpoint of another run replaces; 0 is right"
-                )
             self.config[str(self.subcommand)]["ckpt_path"] = str(path)
         elif self._checkpoint is None and not self._trains:
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")

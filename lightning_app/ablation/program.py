@@ -18,7 +18,8 @@ from lightning_app.config import check_rows
 from lightning_app.data.corpus import resolved_data
 from lightning_app.data.prepare import find
 from lightning_app.data.prepare import prepare as prepare_corpus
-from lightning_app.experiment import Identity, identity_of, of_today
+from lightning_app.experiment import Identity, identity_of
+from lightning_app.identity.relevant import completed
 from lightning_app.parser import config_parser
 from lightning_app.provenance import software
 from lightning_app.sections import PARTS, parts_of
@@ -42,12 +43,13 @@ def prepare(config: dict[str, Any]) -> bool:
 
 
 def _fitting_identity(config: dict[str, Any]) -> Identity:
-    """Return the identity of a resolved config; refuse one that its prepared corpus does not fit.
+    """Return the identity of the config of a run; refuse one that its prepared corpus does not fit.
 
     Raises:
         UserError: if rows of the corpus are longer than the positions.
     """
-    check_rows(of_today(config))
+    config = completed(config)  # it may come from an earlier version
+    check_rows(config)
     return identity_of(config)
 
 

@@ -43,7 +43,6 @@ def limits(grid: GridResults) -> list[str]:
     elif rates:
         items.append(f"Learning rates {_rates(grid)}; other rates were not tried.")
     seeds = len({cell.seed for cell in grid.finished})
-    # Runs of older versions have no digest.
     corpora = len({cell.data.get("digest") for cell in grid.finished} - {None})
     one = f"{f'{corpora} corpora' if corpora > 1 else 'One corpus'}, "
     over = "intervals are over seeds only, not over" if seeds > 1 else "nothing is said about other"

@@ -70,7 +70,7 @@ def inputs_digest(grid: GridResults) -> str:
     for part in grid.parts or (grid,):
         folder = GridFolder(part.folder)
         files = [folder.plan, folder.specification]
-        for cell in part.cells + part.reruns:
+        for cell in part.cells:
             files += [cell.folder / name for name in (RESULT, PRUNED, *VOUCHED)]
             digest.update(f"{cell.name} {cell.state} {cell.error}\n".encode())
         for path in filter(Path.is_file, files):

@@ -105,7 +105,7 @@ class FakeGrid:
             "sensitivity": sensitivity,
         }
         plan = {
-            "schema": 1,
+            "schema": 2,
             "name": folder.name,
             "hash": "abcd",
             "axes": axes,
@@ -175,10 +175,11 @@ class FakeGrid:
         diverged = loss is None or loss >= ENTROPY - 0.05
         rule = "val/nll >= unigram entropy - 0.05"
         record = {
-            "schema": 1,
+            "schema": 2,
             "id": cell["id"],
             "name": cell["name"],
             "status": "diverged" if diverged else "ok",
+            "outcome": "trained" if not diverged else "non_finite" if loss is None else "stalled",
             "diverged": {"step": 200, "rule": rule, "last_finite_loss": loss} if diverged else None,
             "metrics": {
                 "val/nll": loss,

@@ -265,12 +265,22 @@ def test_a_run_that_is_ok_without_a_finite_loss(make_grid):
     assert not re.search(r"\bnan\b|\bNone\b(?!:)|<NA>|\binf\b", page.text)
 
 
-def test_a_run_of_an_older_schema(make_grid, outcome):
-    """Values that an earlier version did not write are shown as not recorded; scores are equal."""
+def test_values_that_no_result_needs(make_grid, outcome):
+    """Those that are missing are shown as not recorded; scores are equal."""
     grid = make_grid(outcome, SIX, curves=False)
     write_report(grid.folder)
     before = pd.read_csv(grid.folder / "sensitivity.csv")
-    kept = {"schema", "id", "name", "status", "diverged", "metrics", "unigram_entropy", "steps"}
+    kept = {
+        "schema",
+        "id",
+        "name",
+        "status",
+        "outcome",
+        "diverged",
+        "metrics",
+        "unigram_entropy",
+        "steps",
+    }
     kept |= {"seconds", "attempt", "started", "finished"}
 
     def forget(record: dict[str, Any]) -> None:

@@ -26,7 +26,6 @@ from lightning_app.ablation.queue.storages import StorageSpec, close_storage, op
 from lightning_app.ablation.reports import read_reports
 from lightning_app.atomic_write import move, write_whole
 from lightning_app.errors import UserError
-from lightning_app.records import outcome
 from lightning_app.run_state import RunState
 from lightning_app.task_facts import LOSS
 
@@ -277,7 +276,7 @@ class Study:
 
 def attributes(result: Mapping[str, Any]) -> dict[str, Any]:
     """The user attributes of a complete trial."""
-    marks = {"diverged": result["status"] == "diverged", "outcome": outcome(result)}
+    marks = {"diverged": result["status"] == "diverged", "outcome": result["outcome"]}
     return {
         **marks,
         "seconds": result["seconds"],

@@ -12,7 +12,6 @@ FILES = {
     "validations.csv, validations.parquet": "a row for each cell and validation",
     "sensitivity.csv": "a row for each variant and score, with interval, p value and note",
     "effects.csv": "a row for each effect of the factors of the grid",
-    "reruns.csv": "a row for each arm of which runs were repeated under perturbed rounding",
     "text_sampling.csv": "a row for each difference, with its standard errors over texts and seeds",
     "comparisons.csv": "a row for each comparison of the grid's metric",
     "failed_runs.csv": "a row for each arm: failed runs by each definition, medians and means",

@@ -32,7 +32,6 @@ from lightning_app.analysis.page.parts import (
     section,
     stalled_share,
 )
-from lightning_app.analysis.page.reruns import rerun_table
 from lightning_app.analysis.page.text_sampling import sampling_note
 from lightning_app.analysis.score import Score
 from lightning_app.analysis.statistics import LEVEL, POWER
@@ -58,7 +57,6 @@ def need(contents: Contents) -> Markup:
         by_rate,
         sampling_note(contents),
         comparison_table(contents),
-        rerun_table(contents),
         metric_table(contents),
         figures(contents, "need"),
     )
@@ -78,7 +76,6 @@ def _by_score(contents: Contents) -> list[Markup]:
         element("h3", "The loss"),
         element("p", text),
         sampling_note(contents),
-        rerun_table(contents),
     ]
 
 
