@@ -143,6 +143,15 @@ def test_a_checkpoint_without_a_seal_has_the_sums_of_its_parts(tmp_path: Path) -
         read_checkpoint(path)
 
 
+def test_a_checkpoint_that_was_edited_and_saved_again_is_found(sealed: Path) -> None:
+    """`torch.save` writes sound sums, so only the lost seal tells it from what a run wrote."""
+    edited = torch.load(sealed, weights_only=True)
+    edited["state_dict"]["a"].zero_()
+    torch.save(edited, sealed)
+    with pytest.raises(UserError, match=r"last\.ckpt: damaged: .*lost its seal"):
+        read_checkpoint(sealed)
+
+
 @pytest.mark.parametrize("cut", [0, 1, 3, 70, 93, 94, 500])
 def test_a_checkpoint_that_is_cut_short_is_found(sealed: Path, cut: int) -> None:
     whole = sealed.read_bytes()
