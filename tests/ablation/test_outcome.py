@@ -12,6 +12,7 @@ import yaml
 
 from lightning_app.ablation.run import Run
 from lightning_app.api.fit import RunResult
+from lightning_app.cli import main
 from lightning_app.commands.recorded import described_run, read_run
 from lightning_app.config import resolve
 from lightning_app.errors import UserError
@@ -167,6 +168,21 @@ def test_a_callback_may_not_change_what_a_run_reads(
     with pytest.raises(UserError, match=said):
         ended.fit(ended.model, ended.datamodule)
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its result would name the fewer steps, with the weights of more."""
+    folder = RunFolder(tmp_path / "run")
+    ended = run(folder.path, cache)
+    ended.fit(ended.model, ended.datamodule)
+    before = folder.result.read_bytes()
+    words = ["fit", "--config", str(folder.config), "--ckpt_path", "last"]
+    words += ["--trainer.default_root_dir", str(folder), "--trainer.max_steps", "5"]
+    assert main(words) == 2
+    assert "is of step 12, after which trainer.max_steps 5" in capsys.readouterr().err
+    assert folder.result.read_bytes() == before
 
 
 def test_epochs_that_end_early_are_cut_short(tmp_path: Path, cache: str) -> None:
