@@ -253,7 +253,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         options = re.findall(r"--[a-z-]+", args.parser.format_help())
         hint = nearest(unread[0], options)
         if first == "submit":
-            hint += "; options of sbatch belong after --: ablate submit GRID -- --partition gpu"
+            hint += " (options of sbatch belong after --: ablate submit GRID -- --partition gpu)"
         raise UserError(f"{first}: unknown argument '{unread[0]}'{hint}")
     return args
 
