@@ -143,7 +143,7 @@ SEEN = {
     "--sharpness": Seen(r"sharpness \d.*numbers: ", "experiments/probe/post_ln-*/probes.csv"),
     # Many workers and hosts
     "ablate run demo --workers 4": replace(DEMO, fresh="experiments/demo"),
-    "ablate run demo --storage sqlite:////tmp/queue.db": replace(DEMO, fresh="experiments/demo"),
+    "ablate run demo --storage sqlite:///queue.db": replace(DEMO, fresh="experiments/demo"),
     "ablate submit demo --array 8 -- --partition gpu --time 12:00:00": Seen(
         "job 4242: tasks 0-7 of ", "experiments/demo/submit.sh"
     ),

@@ -250,7 +250,6 @@ ATTACKS = [
         "--wrap",
     ),
     Case("run demo --storage postgresql://u:secret@host/db", "password"),
-    Case("run demo --storage nowhere/queue", "--storage: expected 'journal', a path, or a URL"),
 ]
 
 

@@ -141,7 +141,7 @@ class Journal(JournalStorage):
 class _JournalLock(JournalFileOpenLock):
     """A lock that the kernel releases when its process is killed, unlike Optuna's.
 
-    Whoever takes it removes the last line of a writer that was killed in the middle of it.
+    The next holder removes the last line of a writer that was killed in the middle of it.
     """
 
     def __init__(self, path: Path) -> None:
