@@ -48,7 +48,9 @@ STUDIES = {
 }
 _EXPECTED = Path(__file__).with_name("expected.json.xz")
 _BOOKS = "A book. It has two sentences.\nA line.\n-------\nAnother book. It has a line.\n" * 2
-_MOST = 400_000  # the bytes of a table; the curves of validations, which `report` copies, are longer
+_MOST = (
+    400_000  # the bytes of a table; the curves of validations, which `report` copies, are longer
+)
 
 
 @cache
@@ -129,9 +131,7 @@ def differences(
         for key in wanted.keys() ^ found.keys():
             yield f"{where}/{key}: only in what {'is found' if key in found else 'was frozen'}"
         for key in wanted.keys() & found.keys():
-            yield from differences(
-                found[key], wanted[key], exactly=exactly, where=f"{where}/{key}"
-            )
+            yield from differences(found[key], wanted[key], exactly=exactly, where=f"{where}/{key}")
     elif isinstance(wanted, list) and isinstance(found, list):
         if len(found) != len(wanted):
             yield f"{where}: {len(found)} entries, not {len(wanted)}"
