@@ -75,7 +75,14 @@ def test_the_files_of_a_report(make_grid, outcome):
     grid = make_grid(outcome)
     assert write_report(grid.folder) == grid.folder / "report.html"
     left = {path.name for path in grid.folder.iterdir()}
-    assert left >= {"results.csv", "results.parquet", "sensitivity.csv", "report.html", "figures"}
+    assert left >= {
+        "results.csv",
+        "results.parquet",
+        "sensitivity.csv",
+        "report.html",
+        "figures",
+        "recompute_study.py",
+    }
     figures = {path.name for path in (grid.folder / "figures").iterdir()}
     names = ("warmup_effect", "loss_by_warmup", "training", "resources")
     assert figures >= {f"{name}.{kind}" for name in names for kind in ("svg", "pdf", "csv")}
@@ -103,7 +110,7 @@ def test_the_page(make_grid, outcome):
     assert all(attributes.get("role") == "group" for attributes in page.all("svg"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    questions = ["need", "cost", "stable", "inside", "explore", "run", "appendix"]
+    questions = ["need", "cost", "stable", "inside", "run", "appendix"]
     assert [attributes["id"] for attributes in page.all("section")] == questions
 
 
