@@ -180,6 +180,12 @@ class PreparedRun(RunCLI):
             trained = ("optimizer",) if self._trains else ()
             parts = ("block", "architecture", *trained)
             self._checkpoint = check_checkpoint(path, model, parts, evaluates=not self._trains)
+            most, step = self.tree["trainer"]["max_steps"], self._checkpoint.step
+            if self._trains and 0 < most < step:
+                raise UserError(
+                    f"--ckpt_path {path}: is of step {step}, after which trainer.max_steps {most} "
+                    f"trains nothing; {step + 1} or more is right"
+                )
             own = path.resolve().is_relative_to(self.folder.path.resolve())
             if self._trains and model["rounding"] and not own:
                 raise UserError(
