@@ -69,7 +69,7 @@ def test_pictures_and_histograms_change_no_bit_of_a_loss(
     assert tags(tmp_path / "plain")["images"] == []
     assert not (tmp_path / "plain" / "block.svg").exists()
     svg = (tmp_path / "drawn" / "block.svg").read_text(encoding="utf-8")
-    stacks = right.architecture.stacks(right.block)
+    stacks: Any = right.architecture.stacks(right.block)
     assert svg == picture("sas", [stack_drawing(spec, side) for side, spec in stacks.items()])
     found = tags(tmp_path / "drawn")
     assert found["images"] == ["attention"]

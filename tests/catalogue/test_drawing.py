@@ -376,6 +376,7 @@ def test_drawings_know_no_preset() -> None:
         "draw_attention",
         "folding",
         "text",
+        "sheet",
         "svg",
     ):
         source = Path(f"lightning_app/catalogue/{name}.py").read_text(encoding="utf-8")
