@@ -171,9 +171,6 @@ class TransformerModule(pl.LightningModule):
         if self._has_terms and not (self.global_step and self.total_steps):
             self.total_steps = training_steps(self.trainer)
 
-    def on_train_epoch_start(self) -> None:
-        check_accumulation(self.trainer.accumulate_grad_batches)
-
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the batch's draws; profile the skips that require it (Admin), once, on all ranks.
 
@@ -181,6 +178,7 @@ class TransformerModule(pl.LightningModule):
         checkpoint draws the same numbers as an uninterrupted run.
         """
         assert self.model is not None
+        check_accumulation(self.trainer.accumulate_grad_batches)  # a callback may have changed it
         seed_draws(self.device, mix(self._seed, self.global_step, batch_idx, self.global_rank))
         if not self.profiled and needs_profiling(self.model):
             strategy = self.trainer.strategy

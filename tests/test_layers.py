@@ -133,8 +133,8 @@ ALLOWED: dict[str, set[str]] = {
         "trainer_arguments",
     },
     "analysis": {
-        *("task_facts", "scores", "atomic_write", "identity", "mixtures", "rulers", "version"),
-        *FOLDERS,
+        *("task_facts", "scores", "atomic_write", "identity", "mixtures", "rulers", "shipped"),
+        *("version", *FOLDERS),
     },
     "ablation": {
         *RUN,

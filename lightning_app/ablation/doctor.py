@@ -107,7 +107,7 @@ def doctor_command(
             if (held := load_plan(folder.plan)) is not None:  # first: sealed results need one
                 save_plan(folder.plan, held)
             findings += doctor.seal({each.path for each in findings})
-        if fix and not findings and (queue.kind != "journal" or folder.journal.exists()):
+        if fix and not findings and (queue.journal is None or queue.journal.exists()):
             for note in mend(planned, queue):
                 print(note, flush=True)
     for each in findings:

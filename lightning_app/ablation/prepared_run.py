@@ -179,6 +179,12 @@ class PreparedRun(RunCLI):
             trained = ("optimizer",) if self._trains else ()
             parts = ("block", "architecture", *trained)
             self._checkpoint = check_checkpoint(path, model, parts, evaluates=not self._trains)
+            most, step = self.tree["trainer"]["max_steps"], self._checkpoint.step
+            if self._trains and 0 < most < step:
+                raise UserError(
+                    f"--ckpt_path {path}: is of step {step}, after which trainer.max_steps {most} "
+                    f"trains nothing; {step + 1} or more is right"
+                )
             self.config[str(self.subcommand)]["ckpt_path"] = str(path)
         elif self._checkpoint is None and not self._trains:
             raise UserError(f"{self.subcommand}: --ckpt_path is needed: a file, 'last' or 'best'")

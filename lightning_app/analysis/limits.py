@@ -47,8 +47,8 @@ def limits(grid: GridResults) -> list[str]:
     one = f"{f'{corpora} corpora' if corpora > 1 else 'One corpus'}, "
     over = "intervals are over seeds only, not over" if seeds > 1 else "nothing is said about other"
     items.append(
-        f"{one}{range_of(grid, 'parameters')} parameters: {over} corpora, languages, depths or "
-        "widths."
+        f"{one}{range_of(grid, 'parameters')} parameters: {over} validation "
+        "texts, corpora, languages, depths or widths."
     )
     if seeds < 2:
         items.append(

@@ -90,7 +90,7 @@ def test_a_run_in_its_folder_twice_is_the_same_run_twice(tmp_path: Path, cache: 
         made = result["provenance"]
         assert made["code"] == software()["code"]
         assert made["command"][:3] == ["lightning_app", "fit", "--config"]
-        assert made["data"] == result["data"].get("digest", result["data"]["checksum"])
+        assert made["data"] == result["data"]["digest"]
         assert made["resumed_from"] == []
         for path in ("env.json", f"attempts/{attempt}/provenance.json"):
             written = json.loads((tmp_path / "run" / path).read_text())

@@ -60,7 +60,7 @@ DATA = {
     "sizes": {"train": 30000, "valid": 500, "test": 500},
     "vocab_size": 900,
     "tokenizer_sha256": "0" * 64,
-    "checksum": "1" * 64,
+    "digest": "1" * 64,
 }
 
 Outcome = float | str | None  # final val/nll (stalled near the entropy), a state, or not finite

@@ -211,7 +211,7 @@ def test_files_are_listed_that_there_are(make_grid: Any) -> None:
     shown = page.split("Files beside this page")[1].split("</ul>")[0]
     for name in ("results.csv", "sensitivity.csv", "references.bib", "figures/"):
         assert name in shown
-    for name in ("effects.csv", "text_sampling.csv", "comparisons.csv"):
+    for name in ("effects.csv", "comparisons.csv"):
         assert name not in shown
         assert not (fake.folder / name).exists()
 
