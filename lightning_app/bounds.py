@@ -1,5 +1,6 @@
 """Refuse values with which a run cannot train: bad seeds, no steps, non-finite numbers."""
 
+from lightning_app.strict_yaml import check_size
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +10,6 @@ from typing import Any
 from lightning_app.errors import UserError
 
 LARGEST_SEED = (1 << 32) - 1  # of NumPy's generator, which Lightning seeds too
-_LARGEST = (1 << 63) - 1
 _PACKAGES = {  # imported by the constructors of Lightning's loggers
     "CometLogger": "comet_ml",
     "LitLogger": "litlogger",
@@ -76,11 +76,6 @@ def check_numbers(tree: Mapping[str, Any]) -> None:
         check_size(field, value)
 
 
-def check_size(field: str, value: Any) -> None:
-    """Refuse an integer of more than 64 bits."""
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        digits = math.ceil(value.bit_length() * math.log10(2))
-        raise UserError(f"{field}: a whole number of about {digits} digits is too large")
 
 
 def check_seed(seed: Any) -> None:

@@ -5,6 +5,7 @@ given twice, a value that contains itself, and a file that its anchors or merge 
 write out beyond a limit are refused before anything of it is in memory. Fast to import.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lightning_app.bounds import check_size
+
 from lightning_app.errors import UserError, named
 
 _LEVELS = 100  # of nesting, far more than a config has; some more would crash the C parser
@@ -218,3 +219,13 @@ def _check_keys(loader: Any, mapping: Any) -> None:
             line = node.start_mark.line + 1
             raise UserError(f"line {line}: key '{node.value}' is given twice")
         seen.add(key)
+
+
+_LARGEST = (1 << 63) - 1
+
+
+def check_size(field: str, value: Any) -> None:
+    """Refuse an integer of more than 64 bits."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        digits = math.ceil(value.bit_length() * math.log10(2))
+        raise UserError(f"{field}: a whole number of about {digits} digits is too large")

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.hparams import metadata as hparams_metadata
 
 from lightning_app.analysis.grid_results import CellResult, GridResults
 from lightning_app.analysis.metric import titled
@@ -93,7 +94,7 @@ def experiment(grid: GridResults, tags: Sequence[str], question: str) -> Summary
         if tag == grid.metric:
             info.display_name = f"{titled(grid)} (the grid's metric)"
     return _hparams(
-        metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=described)
+        hparams_metadata.EXPERIMENT_TAG, plugin_data_pb2.HParamsPluginData(experiment=described)
     )
 
 
@@ -110,7 +111,7 @@ def started(grid: GridResults, cell: CellResult) -> Summary:
     if cell.finished:
         start.hparams["outcome"].string_value = cell.word
     data = plugin_data_pb2.HParamsPluginData(session_start_info=start)
-    return _hparams(metadata.SESSION_START_INFO_TAG, data)
+    return _hparams(hparams_metadata.SESSION_START_INFO_TAG, data)
 
 
 def ended(cell: CellResult) -> Summary:
@@ -120,7 +121,7 @@ def ended(cell: CellResult) -> Summary:
         end_time_secs=finished_at(cell),
     )
     data = plugin_data_pb2.HParamsPluginData(session_end_info=end)
-    return _hparams(metadata.SESSION_END_INFO_TAG, data)
+    return _hparams(hparams_metadata.SESSION_END_INFO_TAG, data)
 
 
 def final_metrics(
@@ -144,8 +145,8 @@ def finished_at(cell: CellResult) -> float:
 
 
 def _hparams(tag: str, data: plugin_data_pb2.HParamsPluginData) -> Summary:
-    data.version = metadata.PLUGIN_DATA_VERSION
-    return tensor(tag, metadata.PLUGIN_NAME, b"", data.SerializeToString(deterministic=True))
+    data.version = hparams_metadata.PLUGIN_DATA_VERSION
+    return tensor(tag, hparams_metadata.PLUGIN_NAME, b"", data.SerializeToString(deterministic=True))
 
 
 def _seconds(time: str | None) -> float:
